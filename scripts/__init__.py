@@ -1,0 +1,1 @@
+"""Command-line programs; `tfaccel NAME` runs `scripts/NAME.py`."""

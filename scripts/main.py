@@ -1,0 +1,50 @@
+"""The `tfaccel` command: finds the program of a subcommand and runs it.
+
+Nothing heavy is imported before the subcommand is known, so `tfaccel --help` answers at once.
+"""
+
+import difflib
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "env": "print what this machine and installation are, to paste into a bug report",
+    "doctor": "prove what works: imports, every device, XLA; names the remedy for what does not",
+    "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
+    "recipes": "list the ready training recipes",
+    "train": "train a recipe or a workload of your own",
+    "test": "prove parity: N replicas give what one device gives",
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: tfaccel COMMAND [--flag=value ...]", "", "commands:"]
+    lines += [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "`tfaccel COMMAND --help` lists the flags of a command."])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one subcommand; returns its exit status (2 for a command that does not exist)."""
+    argv = list(sys.argv if argv is None else argv)
+    if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if len(argv) > 1 else 2
+    if argv[1] == "--version":
+        import tfaccel
+
+        print(f"tfaccel {tfaccel.__version__}")
+        return 0
+    name = argv[1]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    program = import_module(f"tfaccel.scripts.{name}")
+    status: int = program.run([f"tfaccel {name}", *argv[2:]])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

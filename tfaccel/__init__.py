@@ -1,0 +1,37 @@
+"""tfaccel: train Keras 3 models correctly and fast on every TensorFlow strategy.
+
+Importing this package does not import TensorFlow; the names below load their module when first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it.
+_PUBLIC_NAMES = {
+    "Hardware": "tfaccel.hardware.hardware",
+    "detect_hardware": "tfaccel.hardware.detect",
+    "Plan": "tfaccel.planning.plan",
+    "Workload": "tfaccel.planning.workload",
+    "candidate_plans": "tfaccel.planning.candidates",
+    "default_plan": "tfaccel.planning.candidates",
+    "Runtime": "tfaccel.training.runtime",
+    "fit": "tfaccel.training.fit",
+    "evaluate": "tfaccel.training.evaluate",
+    "predict": "tfaccel.training.predict",
+    "train": "tfaccel.training.train",
+    "TrainResult": "tfaccel.training.result",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_NAMES:
+        return getattr(import_module(_PUBLIC_NAMES[name]), name)
+    raise AttributeError(f"module 'tfaccel' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Data for training: what users pass, as datasets of global batches."""

@@ -1,0 +1,1 @@
+"""Starting several processes on this machine as one cluster."""

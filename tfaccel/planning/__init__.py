@@ -1,0 +1,1 @@
+"""What to do: plans, the rules that propose them, and the workloads they are for."""
