@@ -1,0 +1,253 @@
+"""The noun `Hardware`: what a machine is. A fact that can be detected, written as JSON, or made up in one line."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import HardwareError
+from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
+
+DEVICE_KINDS = ("CPU", "GPU", "TPU")
+CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device, numbered as TensorFlow numbers it.
+
+    Arguments:
+        kind: "CPU", "GPU" or "TPU".
+        index: position among the devices of its kind that this process may use, from 0.
+        model: the maker's name, such as "NVIDIA H100 80GB HBM3"; empty where it is not known.
+        memory_bytes: total memory; None where it is not known.
+        compute_capability: NVIDIA's (major, minor), such as (9, 0); None where it is not known.
+        driver_version: the driver's version; None where it is not known.
+
+    Raises:
+        HardwareError: if a field cannot be true of a device.
+
+    Example:
+        >>> Device(kind="GPU", index=0, model="NVIDIA H100", compute_capability=(9, 0)).name
+        'GPU:0'
+    """
+
+    kind: str
+    index: int
+    model: str = ""
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    driver_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise HardwareError(
+                f"A device's kind must be one of {', '.join(DEVICE_KINDS)}. Received: kind={self.kind!r}."
+            )
+        check_count(self, "index", minimum=0)
+        check_text(self, "model")
+        if self.memory_bytes is not None:
+            check_count(self, "memory_bytes", minimum=1)
+        if self.driver_version is not None:
+            check_text(self, "driver_version")
+        if self.compute_capability is not None:
+            object.__setattr__(self, "compute_capability", _capability(self.compute_capability))
+
+    @property
+    def name(self) -> str:
+        """TensorFlow's short name of the device, such as "GPU:0"."""
+        return f"{self.kind}:{self.index}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        data = asdict(self)
+        data["compute_capability"] = None if self.compute_capability is None else list(self.compute_capability)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The device that `to_json` wrote; fields left out have their defaults."""
+        return record_from_json(cls, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The cluster that this process is a part of.
+
+    Arguments:
+        source: what told of it: "tf_config", "slurm", "kubernetes" or "cloud_tpu".
+        num_workers: number of processes that train together (the chief counts; evaluators and others do not).
+        task_index: this process's place, from 0 within its task type.
+        task_type: TensorFlow's name of this process's role: "worker", "chief", "ps" or "evaluator".
+        addresses: the workers' addresses in order, as far as the source names them; it may be empty.
+
+    Raises:
+        HardwareError: if a field cannot be true of a cluster.
+
+    Example:
+        >>> Cluster(source="slurm", num_workers=4, task_index=0).task_type
+        'worker'
+    """
+
+    source: str
+    num_workers: int
+    task_index: int
+    task_type: str = "worker"
+    addresses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.source not in CLUSTER_SOURCES:
+            raise HardwareError(
+                f"A cluster's source must be one of {', '.join(CLUSTER_SOURCES)}. Received: source={self.source!r}."
+            )
+        check_count(self, "num_workers", minimum=1)
+        check_count(self, "task_index", minimum=0)
+        check_text(self, "task_type")
+        object.__setattr__(self, "addresses", texts_from_json(self, "addresses"))
+        if self.task_type == "worker" and self.task_index >= self.num_workers:
+            raise HardwareError(
+                "A worker's task_index must be smaller than num_workers. "
+                f"Received: task_index={self.task_index}, num_workers={self.num_workers}."
+            )
+        if self.addresses and len(self.addresses) != self.num_workers:
+            raise HardwareError(
+                "A cluster names one address for each worker, or none. "
+                f"Received: num_workers={self.num_workers}, addresses={list(self.addresses)}."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "addresses": list(self.addresses)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The cluster that `to_json` wrote; fields left out have their defaults."""
+        return record_from_json(cls, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What a machine is: its processor, memory, accelerators, and its place in a cluster.
+
+    `detect_hardware()` describes this machine. The defaults describe a small machine without accelerators, so that
+    another one can be made up in one line.
+
+    Arguments:
+        cpu_model: the processor's name.
+        num_physical_cores: cores of the whole machine, hardware threads not counted.
+        num_usable_cores: hardware threads that this process may use (affinity and cgroup quota respected).
+        cpu_features: instruction sets that matter here, such as "AVX2", "AVX512F", "AVX512_BF16", "AMX_BF16".
+        memory_bytes: memory that this process may use (RAM, or the cgroup's limit where that is lower).
+        devices: accelerators only: GPUs and TPUs.
+        cluster: this process's place in a cluster; None where it works alone.
+        tpu_environment: where TPUs are reached: "colab", "kaggle", "cloud" or "local"; None where no mark was found.
+
+    Raises:
+        HardwareError: if a field cannot be true of a machine.
+
+    Example:
+        >>> node = Hardware(devices=tuple(Device(kind="GPU", index=i) for i in range(8)))
+        >>> len(node.gpus), Hardware.from_json(node.to_json()) == node
+        (8, True)
+    """
+
+    cpu_model: str = "unknown"
+    num_physical_cores: int = 1
+    num_usable_cores: int = 1
+    cpu_features: tuple[str, ...] = ()
+    memory_bytes: int = 16 * 2**30
+    devices: tuple[Device, ...] = ()
+    cluster: Cluster | None = None
+    tpu_environment: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text(self, "cpu_model")
+        for name in ("num_physical_cores", "num_usable_cores", "memory_bytes"):
+            check_count(self, name, minimum=1)
+        object.__setattr__(self, "cpu_features", tuple(sorted(set(texts_from_json(self, "cpu_features")))))
+        object.__setattr__(self, "devices", _accelerators(self.devices))
+        if self.cluster is not None and not isinstance(self.cluster, Cluster):
+            raise HardwareError(f"cluster must be a Cluster or None. Received: cluster={self.cluster!r}.")
+        if self.tpu_environment is not None:
+            check_text(self, "tpu_environment")
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The GPUs, in TensorFlow's order."""
+        return tuple(device for device in self.devices if device.kind == "GPU")
+
+    @property
+    def tpus(self) -> tuple[Device, ...]:
+        """The TPUs, in TensorFlow's order."""
+        return tuple(device for device in self.devices if device.kind == "TPU")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            **asdict(self),
+            "cpu_features": list(self.cpu_features),
+            "devices": [device.to_json() for device in self.devices],
+            "cluster": None if self.cluster is None else self.cluster.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The hardware that `to_json` wrote; fields left out have their defaults.
+
+        Raises:
+            HardwareError: for a field that is unknown, or whose value cannot be true of a machine.
+        """
+        if isinstance(data, Mapping):
+            data = dict(data)
+            if isinstance(data.get("devices"), (list, tuple)):
+                data["devices"] = [Device.from_json(device) for device in data["devices"]]
+            if data.get("cluster") is not None:
+                data["cluster"] = Cluster.from_json(data["cluster"])
+        return record_from_json(cls, data)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Reads the hardware from a JSON file.
+
+        Raises:
+            HardwareError: if the file cannot be read, is not JSON, or does not describe a machine; it names the file.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
+        except json.JSONDecodeError as error:
+            raise HardwareError(
+                f"The hardware file {str(path)!r} is not JSON: {error}. `tfaccel env --json` prints an example under "
+                '"hardware".'
+            ) from error
+        except UnicodeDecodeError as error:
+            raise HardwareError(f"The hardware file {str(path)!r} is not UTF-8 text: {error}.") from error
+        except HardwareError as error:
+            raise HardwareError(f"In the hardware file {str(path)!r}: {error}") from error
+
+
+def _accelerators(devices: Any) -> tuple[Device, ...]:
+    if not isinstance(devices, (list, tuple)) or not all(isinstance(device, Device) for device in devices):
+        raise HardwareError(f"devices must be a sequence of Device. Received: devices={quoted(devices)}.")
+    check_known(
+        [device.kind for device in devices],
+        ("GPU", "TPU"),
+        "Hardware.devices lists accelerators only (the CPU has fields of its own)",
+    )
+    names = [device.name for device in devices]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise HardwareError(f"Each device needs an index of its own. Received more than once: {', '.join(twice)}.")
+    return tuple(devices)
+
+
+def _capability(value: Any) -> tuple[int, int]:
+    parts = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(parts) != 2 or not all(type(part) is int and part >= 0 for part in parts):
+        raise HardwareError(
+            f"compute_capability must be two whole numbers, such as [9, 0]. Received: compute_capability={value!r}."
+        )
+    return parts[0], parts[1]
