@@ -1,0 +1,186 @@
+"""The noun `Plan`: how to train, down to the last setting. Flat and explicit: no field says "auto"."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import PlanError
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.plan_checks import check_plan
+from tfaccel.planning.plan_fields import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to train: where, in which number format, in which portions.
+
+    `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Values that cannot run
+    together are refused here, so that every plan which exists is at least free of contradictions. The reasons are no
+    part of a plan's identity: plans that differ only there are equal.
+
+    Arguments:
+        strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
+        devices: this process's devices, one per replica, such as ("CPU:0",), ("GPU:0", "GPU:1") or, for logical
+            CPUs, ("CPU:0", "CPU:1").
+        num_logical_cpus: number of logical devices that the CPU is divided into.
+        num_workers: number of processes that train together, each with as many devices as this one.
+        dtype_policy: Keras's policy: "float32", "mixed_float16" or "mixed_bfloat16".
+        jit_compile: whether XLA compiles forward and backward pass. False under "tpu", which compiles by itself.
+        global_batch_size: examples per optimizer step, over all replicas of all workers.
+        accumulation_steps: micro-batches that each replica's share of the global batch is divided into; their
+            gradients are summed before the one optimizer step.
+        steps_per_execution: optimizer steps in one call of the training function.
+        intra_op_threads: threads inside one operation; None leaves the number to TensorFlow (all usable cores).
+        inter_op_threads: operations that may run side by side; None leaves the number to TensorFlow.
+        gpu_memory_growth: take GPU memory as it is needed, not all of it at the start.
+        gpu_memory_limit_bytes: the most memory to use on each GPU; None for no limit.
+        communication: how replicas sum gradients: "tensorflow_default", "nccl" (GPUs), "ring" (several workers) or
+            "hierarchical_copy" (GPUs of one machine).
+        bytes_per_pack: gradients are summed in packs of about this many bytes; 0 leaves the size to TensorFlow.
+        sum_duplicate_indices: sum the gradients of repeated embedding indices before the optimizer sees them. Keras
+            does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
+        data_threads: threads of the input pipeline; None shares the operations' threads.
+        prefetch_batches: global batches that the input pipeline prepares ahead; 0 for none.
+        cache_data: keep the examples in memory after the first epoch.
+        tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
+        reasons: pairs of a field's name and why it has its value.
+
+    Raises:
+        PlanError: if a value is not allowed, or cannot run together with another one; the message says what can.
+
+    Example:
+        >>> plan = Plan(strategy="mirrored", devices=("GPU:0", "GPU:1"), global_batch_size=128, accumulation_steps=4)
+        >>> plan.num_replicas, plan.replica_batch_size, plan.micro_batch_size
+        (2, 64, 16)
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    strategy: str
+    devices: tuple[str, ...]
+    num_logical_cpus: int = 1
+    num_workers: int = 1
+    dtype_policy: str = "float32"
+    jit_compile: bool = False
+    global_batch_size: int
+    accumulation_steps: int = 1
+    steps_per_execution: int = 1
+    intra_op_threads: int | None = None
+    inter_op_threads: int | None = None
+    gpu_memory_growth: bool = False
+    gpu_memory_limit_bytes: int | None = None
+    communication: str = "tensorflow_default"
+    bytes_per_pack: int = 0
+    sum_duplicate_indices: bool = False
+    data_threads: int | None = None
+    prefetch_batches: int = 2
+    cache_data: bool = False
+    tpu: str | None = None
+    reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.devices, list):
+            object.__setattr__(self, "devices", tuple(self.devices))
+        object.__setattr__(self, "reasons", _pairs(self.reasons))
+        check_fields(self)
+        check_plan(self)
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Copies of the model in this process."""
+        return len(self.devices)
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model in all processes."""
+        return self.num_local_replicas * self.num_workers
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples per optimizer step and replica."""
+        return self.global_batch_size // self.num_replicas
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples that one replica holds at once."""
+        return self.replica_batch_size // self.accumulation_steps
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "devices": list(self.devices), "reasons": [list(pair) for pair in self.reasons]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The plan that `to_json` wrote; fields left out have their defaults.
+
+        Raises:
+            PlanError: for an unknown or missing field, or values that `Plan` refuses.
+        """
+        if not isinstance(data, Mapping):
+            raise PlanError(f"A plan must be a JSON object. Received: {data!r:.200}.")
+        check_field_names(data)
+        missing = [name for name in ("strategy", "devices", "global_batch_size") if name not in data]
+        if missing:
+            raise PlanError(f"A plan needs {', '.join(missing)}. Received only: {', '.join(data) or 'nothing'}.")
+        return cls(**data)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the plan as a JSON file: to a temporary name in the same folder, then renamed.
+
+        Raises:
+            PlanError: if the file cannot be written.
+        """
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise PlanError(f"Cannot write the plan file {str(path)!r}: {error.strerror or error}.") from error
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Reads a plan from a JSON file.
+
+        Raises:
+            PlanError: if the file cannot be read, is not JSON, or does not hold a plan; the message names the file.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise PlanError(f"Cannot read the plan file {str(path)!r}: {error.strerror or error}.") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise PlanError(
+                f"The plan file {str(path)!r} is not JSON: {error}. `tfaccel plan --write=FILE` writes one."
+            ) from error
+        except PlanError as error:
+            raise PlanError(f"In the plan file {str(path)!r}: {error}") from error
+
+
+def plan_field_names() -> tuple[str, ...]:
+    """The names of the fields that can be set, in order (all but `reasons`)."""
+    return tuple(f.name for f in fields(Plan) if f.name != "reasons")
+
+
+def check_field_names(names: Mapping[str, Any]) -> None:
+    """Raises PlanError for a name that is not a field of `Plan`, with the nearest one."""
+    known = {f.name for f in fields(Plan)}
+    for name in names:
+        if name not in known:
+            hint = near_name(str(name), known) or f" Fields: {', '.join(plan_field_names())}."
+            raise PlanError(f"Plan has no field {name!r}.{hint}")
+
+
+def _pairs(reasons: Any) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(reasons.items()) if isinstance(reasons, Mapping) else reasons
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        for pair in pairs
+    ):
+        raise PlanError(f"reasons must be pairs of a field's name and a text. Received: reasons={reasons!r:.200}.")
+    return tuple((name, text) for name, text in pairs)

@@ -1,0 +1,171 @@
+"""What may stand together in a `Plan`: a list of small checks, each naming the fix."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tfaccel.errors import PlanError
+from tfaccel.planning.plan_fields import parse_device
+
+if TYPE_CHECKING:
+    from tfaccel.planning.plan import Plan
+
+
+def check_plan(plan: "Plan") -> None:
+    """Raises PlanError at the first combination of fields that cannot run."""
+    for check in CHECKS:
+        check(plan)
+
+
+def kind_of(plan: "Plan") -> str:
+    """The kind of the plan's devices (they all have the same): "CPU", "GPU" or "TPU"."""
+    return parse_device(plan.devices[0])[0]
+
+
+def batch_size_error(global_batch_size: int, num_replicas: int, accumulation_steps: int = 1) -> PlanError:
+    """The error for a global batch that does not divide, with the sizes next to it that do."""
+    divisor = num_replicas * accumulation_steps
+    below = global_batch_size // divisor * divisor
+    neighbours = f"{below} or {below + divisor}" if below else f"{divisor}"
+    by, received, fewer = "the number of replicas", f"num_replicas={num_replicas}", "fewer devices"
+    if accumulation_steps > 1:
+        by += " times `accumulation_steps`"
+        received += f", accumulation_steps={accumulation_steps}"
+        fewer = "fewer devices or accumulation steps" if num_replicas > 1 else "fewer accumulation steps"
+    return PlanError(
+        f"`global_batch_size` must be divisible by {by}. Received: global_batch_size={global_batch_size}, {received}. "
+        f"Use {neighbours}, or {fewer}."
+    )
+
+
+def _check_batch(plan: "Plan") -> None:
+    if plan.global_batch_size % (plan.num_replicas * plan.accumulation_steps):
+        raise batch_size_error(plan.global_batch_size, plan.num_replicas, plan.accumulation_steps)
+
+
+def _check_single_device(plan: "Plan") -> None:
+    if plan.strategy in ("none", "one_device") and len(plan.devices) > 1:
+        raise PlanError(
+            f"strategy={plan.strategy!r} runs on one device. Received: devices={','.join(plan.devices)}. "
+            f"Name one device, or use strategy='mirrored'."
+        )
+
+
+def _check_logical_cpus(plan: "Plan") -> None:
+    highest = max(index for _, index in map(parse_device, plan.devices))
+    if kind_of(plan) == "CPU" and highest >= plan.num_logical_cpus:
+        raise PlanError(
+            f"`devices` names CPU:{highest}, but there are logical CPUs up to CPU:{plan.num_logical_cpus - 1} only. "
+            f"Received: devices={','.join(plan.devices)}, num_logical_cpus={plan.num_logical_cpus}. "
+            f"Set num_logical_cpus={highest + 1}."
+        )
+
+
+def _check_workers(plan: "Plan") -> None:
+    several = plan.strategy == "multi_worker_mirrored"
+    if several and plan.num_workers == 1:
+        raise PlanError(
+            "strategy='multi_worker_mirrored' needs at least two workers. Received: num_workers=1. "
+            "Use strategy='mirrored' for several devices of one process, or 'none' for one device."
+        )
+    if not several and plan.num_workers > 1:
+        raise PlanError(
+            f"strategy={plan.strategy!r} trains in one process. Received: num_workers={plan.num_workers}. "
+            "Use strategy='multi_worker_mirrored', or num_workers=1."
+        )
+    if several and kind_of(plan) == "CPU" and len(plan.devices) > 1:
+        raise PlanError(
+            "MultiWorkerMirroredStrategy uses one CPU device in each worker, whatever the logical CPUs. "
+            f"Received: devices={','.join(plan.devices)}. Use one, and more workers instead."
+        )
+
+
+def _check_tpu(plan: "Plan") -> None:
+    if (plan.strategy == "tpu") != (kind_of(plan) == "TPU"):
+        raise PlanError(
+            "strategy='tpu' and TPU devices go together. "
+            f"Received: strategy={plan.strategy!r}, devices={','.join(plan.devices)}. "
+            + ("Use TPU devices." if plan.strategy == "tpu" else "Use strategy='tpu'.")
+        )
+    if (plan.strategy == "tpu") != (plan.tpu is not None):
+        raise PlanError(
+            f"`tpu` names the TPU under strategy='tpu', and is None under others. Received: tpu={plan.tpu!r}, "
+            f"strategy={plan.strategy!r}. "
+            + ("Use tpu='local' for this machine's." if plan.tpu is None else "Drop it.")
+        )
+    if plan.strategy == "tpu" and plan.jit_compile:
+        raise PlanError(
+            "TPUStrategy compiles with XLA by itself; jit_compile=True would ask for a compilation for the host's CPU. "
+            "Received: jit_compile=True, strategy='tpu'. Use jit_compile=False."
+        )
+    if plan.strategy == "tpu" and plan.dtype_policy == "mixed_float16":
+        raise PlanError(
+            "TPUs calculate in bfloat16, not in float16. Received: dtype_policy='mixed_float16', strategy='tpu'. "
+            "Use dtype_policy='mixed_bfloat16'."
+        )
+
+
+def _check_gpu_memory(plan: "Plan") -> None:
+    given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
+    if given and kind_of(plan) != "GPU":
+        raise PlanError(
+            "`gpu_memory_growth` and `gpu_memory_limit_bytes` are for GPUs. "
+            f"Received: gpu_memory_growth={plan.gpu_memory_growth}, "
+            f"gpu_memory_limit_bytes={plan.gpu_memory_limit_bytes}, devices={','.join(plan.devices)}. "
+            "Use gpu_memory_growth=False and gpu_memory_limit_bytes=None."
+        )
+    if plan.gpu_memory_growth and plan.gpu_memory_limit_bytes is not None:
+        raise PlanError(
+            "TensorFlow cannot both let a GPU's memory grow and limit it. Received: gpu_memory_growth=True, "
+            f"gpu_memory_limit_bytes={plan.gpu_memory_limit_bytes}. Use gpu_memory_growth=False with a limit, or no limit."
+        )
+
+
+def _check_communication(plan: "Plan") -> None:
+    way, strategy = plan.communication, plan.strategy
+    received = f"Received: communication={way!r}, strategy={strategy!r}, devices={','.join(plan.devices)}."
+    use_default = "Use communication='tensorflow_default'"
+    if way == "tensorflow_default":
+        return
+    if strategy not in ("mirrored", "multi_worker_mirrored"):
+        raise PlanError(
+            f"`communication` is for the strategies 'mirrored' and 'multi_worker_mirrored'. {received} {use_default}."
+        )
+    if way in ("nccl", "hierarchical_copy") and kind_of(plan) != "GPU":
+        raise PlanError(f"communication={way!r} works between GPUs only. {received} {use_default}, or GPU devices.")
+    if way == "ring" and strategy == "mirrored":
+        raise PlanError(
+            "communication='ring' can be chosen for several workers only: MirroredStrategy takes it by itself on CPUs, "
+            f"and NCCL on GPUs. {received} {use_default}."
+        )
+    if way == "hierarchical_copy" and strategy == "multi_worker_mirrored":
+        raise PlanError(
+            f"communication='hierarchical_copy' works between the GPUs of one machine. {received} "
+            f"Use 'nccl', 'ring' or 'tensorflow_default'."
+        )
+
+
+def _check_packs(plan: "Plan") -> None:
+    if not plan.bytes_per_pack:
+        return
+    if plan.strategy not in ("mirrored", "multi_worker_mirrored"):
+        raise PlanError(
+            "`bytes_per_pack` is for the strategies 'mirrored' and 'multi_worker_mirrored'. "
+            f"Received: bytes_per_pack={plan.bytes_per_pack}, strategy={plan.strategy!r}. Use bytes_per_pack=0."
+        )
+    if plan.communication == "hierarchical_copy":
+        raise PlanError(
+            "HierarchicalCopyAllReduce divides gradients into a number of packs, not by bytes. "
+            f"Received: bytes_per_pack={plan.bytes_per_pack}, communication='hierarchical_copy'. Use bytes_per_pack=0."
+        )
+
+
+CHECKS: tuple[Callable[["Plan"], None], ...] = (
+    _check_tpu,
+    _check_workers,
+    _check_single_device,
+    _check_logical_cpus,
+    _check_batch,
+    _check_gpu_memory,
+    _check_communication,
+    _check_packs,
+)

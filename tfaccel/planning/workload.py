@@ -1,0 +1,70 @@
+"""The noun `Workload`: what to train, a value made of functions. Another process can build it from its import path."""
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from tfaccel.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to train: a model, how to compile it, and its data.
+
+    Each function makes a fresh object at every call; none is called when the workload is made, so that a workload can
+    be planned for without importing TensorFlow.
+
+    Arguments:
+        name: a short name, such as "image_classification".
+        build_model: `build_model()` returns an uncompiled Keras model. It is called inside the strategy's scope.
+        compile_args: `compile_args()` returns the keyword arguments of `Model.compile`, with a fresh optimizer, loss
+            and metrics. It is called inside the strategy's scope too.
+        train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
+            of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly.
+        validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
+            the same at every call; None if there is none.
+        global_batch_size: the recommended number of examples per optimizer step, over all replicas.
+        num_train_examples: examples in one epoch; None if it is not known.
+        flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
+            known. A multiplication followed by an addition counts as two.
+        num_parameters: trainable numbers in the model; None if it is not known.
+
+    Raises:
+        WorkloadError: if an argument is not what is said above.
+
+    Example:
+        >>> Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=32).name
+        'made_up'
+    """
+
+    name: str
+    build_model: Callable[[], Any]
+    compile_args: Callable[[], dict[str, Any]]
+    train_data: Callable[..., Any]
+    validation_data: Callable[..., Any] | None = None
+    _: KW_ONLY
+    global_batch_size: int
+    num_train_examples: int | None = None
+    flops_per_example: float | None = None
+    num_parameters: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
+        for field in ("build_model", "compile_args", "train_data", "validation_data"):
+            value = getattr(self, field)
+            if not callable(value) and not (field == "validation_data" and value is None):
+                raise WorkloadError(f"A workload's {field} must be a function. Received: {field}={value!r:.200}.")
+        for field in ("global_batch_size", "num_train_examples", "num_parameters"):
+            value = getattr(self, field)
+            optional = field != "global_batch_size"
+            if not (optional and value is None) and (type(value) is not int or value < 1):
+                raise WorkloadError(
+                    f"A workload's {field} must be a whole number of at least 1{' or None' if optional else ''}. "
+                    f"Received: {field}={value!r}."
+                )
+        flops = self.flops_per_example
+        if flops is not None and (type(flops) not in (int, float) or not 0 < flops < float("inf")):
+            raise WorkloadError(
+                f"A workload's flops_per_example must be a number above 0 or None. Received: flops_per_example={flops!r}."
+            )
