@@ -209,13 +209,14 @@ class Hardware:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Reads the hardware from a JSON file.
+        """Reads the hardware from a JSON file: what `to_json` wrote, or the whole output of `tfaccel env --json`.
 
         Raises:
             HardwareError: if the file cannot be read, is not JSON, or does not describe a machine; it names the file.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(data["hardware"] if isinstance(data, dict) and "hardware" in data else data)
         except OSError as error:
             raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
         except json.JSONDecodeError as error:

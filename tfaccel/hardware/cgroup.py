@@ -1,0 +1,78 @@
+"""The limits that containers and job schedulers set through Linux's control groups, version 1 and 2.
+
+A limit may stand on the process's own group or on any group above it, so all of them are read and the lowest counts.
+See https://docs.kernel.org/admin-guide/cgroup-v2.html and https://docs.kernel.org/admin-guide/cgroup-v1/.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from tfaccel.hardware.machine import Machine
+
+
+def cpu_quota(machine: Machine) -> float | None:
+    """CPUs' worth of time that this process may use, such as 1.5; None where there is no limit."""
+    quotas = []
+    for folder in _group_folders(machine, controller=None):
+        quota, _, period = (machine.read(f"{folder}/cpu.max") or "").strip().partition(" ")
+        quotas.append(_ratio(quota, period))
+    for folder in _group_folders(machine, controller="cpu"):
+        quota = (machine.read(f"{folder}/cpu.cfs_quota_us") or "").strip()
+        period = (machine.read(f"{folder}/cpu.cfs_period_us") or "").strip()
+        quotas.append(_ratio(quota, period))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_limit_bytes(machine: Machine) -> int | None:
+    """Bytes of memory that this process's groups may use together; None where there is no limit."""
+    limits = [machine.read(f"{folder}/memory.max") for folder in _group_folders(machine, controller=None)]
+    limits += [
+        machine.read(f"{folder}/memory.limit_in_bytes") for folder in _group_folders(machine, controller="memory")
+    ]
+    numbers = [int(limit) for limit in limits if limit is not None and limit.strip().isdigit()]
+    return min((number for number in numbers if number > 0), default=None)
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    # No limit is written "max" in version 2 and "-1" in version 1.
+    if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _group_folders(machine: Machine, *, controller: str | None) -> Iterator[str]:
+    """The folders of this process's group and of those above it; `controller` None means version 2's one tree."""
+    group = _group_path(machine, controller)
+    if group is None:
+        return
+    for mount_root, mount_point in _mounts(machine, controller):
+        path = PurePosixPath(group)
+        # Inside a container the mount may show only a part of the tree, and then begins at the container's own group.
+        inside = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
+        folder = PurePosixPath(mount_point) / inside
+        yield str(folder)
+        for parent in folder.parents:
+            if not parent.is_relative_to(mount_point):
+                break
+            yield str(parent)
+
+
+def _group_path(machine: Machine, controller: str | None) -> str | None:
+    for line in (machine.read("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (number == "0" and not controllers) if controller is None else (controller in controllers.split(",")):
+            return path
+    return None
+
+
+def _mounts(machine: Machine, controller: str | None) -> Iterator[tuple[str, str]]:
+    """Root within the tree, and mount point, of each mounted tree of that controller."""
+    for line in (machine.read("/proc/self/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        before, after = left.split(), right.split()
+        if len(before) < 5 or len(after) < 3:
+            continue
+        is_wanted = after[0] == "cgroup2" if controller is None else controller in after[2].split(",")
+        if is_wanted and after[0] in ("cgroup", "cgroup2"):
+            yield before[3], before[4]

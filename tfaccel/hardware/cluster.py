@@ -1,0 +1,141 @@
+"""The cluster that this process is a part of, as TF_CONFIG, Cloud TPU, Slurm or Kubernetes tell it."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tfaccel.errors import HardwareError
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.hardware.json_fields import quoted
+from tfaccel.hardware.machine import Machine
+from tfaccel.hardware.slurm_lists import expand_counts, expand_hosts
+
+_TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def find_cluster(machine: Machine) -> Cluster | None:
+    """The cluster of this process; None where it works alone.
+
+    TF_CONFIG counts first, since TensorFlow itself obeys it, and is taken at its word even with one worker. The other
+    sources count only where they tell of several processes.
+
+    Raises:
+        HardwareError: if a source is there but broken; the message quotes it.
+    """
+    for find in (_from_tf_config, _from_cloud_tpu, _from_slurm, _from_kubernetes):
+        cluster = find(machine)
+        if cluster is not None:
+            return cluster
+    return None
+
+
+def _from_tf_config(machine: Machine) -> Cluster | None:
+    text = machine.environ.get("TF_CONFIG", "").strip()
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _tf_config_error(text, f"is not JSON ({error})") from error
+    if not isinstance(config, Mapping):
+        raise _tf_config_error(text, "is not a JSON object")
+    if not config.get("cluster"):
+        return None
+    addresses = _tf_config_addresses(text, config["cluster"])
+    task = config.get("task")
+    if not isinstance(task, Mapping) or "type" not in task or "index" not in task:
+        raise _tf_config_error(text, 'has no "task" with "type" and "index"')
+    workers = (*addresses.get("chief", ()), *addresses.get("worker", ()))
+    if not workers:
+        raise _tf_config_error(text, "names no worker")
+    task_type, task_index = task["type"], _index(task["index"])
+    if task_index is None:
+        raise _tf_config_error(text, f"has the task index {task['index']!r}, which is not a whole number")
+    # An evaluator stands apart from the cluster and is often not listed in it.
+    if task_type != "evaluator" and task_index >= len(addresses.get(str(task_type), ())):
+        raise _tf_config_error(text, f"does not list its own task, {task_type} {task_index}")
+    return Cluster(
+        source="tf_config", num_workers=len(workers), task_index=task_index, task_type=task_type, addresses=workers
+    )
+
+
+def _tf_config_addresses(text: str, cluster: Any) -> dict[str, tuple[str, ...]]:
+    """Addresses by task type; TensorFlow takes a list, or an object with the index as key."""
+    if not isinstance(cluster, Mapping):
+        raise _tf_config_error(text, '"cluster" is not a JSON object')
+    found = {}
+    for task_type, tasks in cluster.items():
+        listed = list(tasks.values()) if isinstance(tasks, Mapping) else tasks
+        if not isinstance(listed, list) or not all(isinstance(address, str) for address in listed):
+            raise _tf_config_error(text, f"does not list the addresses of {task_type!r}")
+        found[task_type] = tuple(listed)
+    return found
+
+
+def _tf_config_error(text: str, fault: str) -> HardwareError:
+    return HardwareError(
+        f"The environment variable TF_CONFIG {fault}. Received: TF_CONFIG={quoted(text)}. "
+        f"Expected something like {_TF_CONFIG_EXAMPLE}. Correct it, or unset it to work alone."
+    )
+
+
+def _from_cloud_tpu(machine: Machine) -> Cluster | None:
+    text = machine.environ.get("TPU_WORKER_HOSTNAMES", "")
+    hosts = tuple(host.strip() for host in text.split(",") if host.strip())
+    if len(hosts) < 2:
+        return None
+    index = _variable_index(machine, "TPU_WORKER_ID", len(hosts), f"TPU_WORKER_HOSTNAMES={quoted(text)}")
+    return Cluster(source="cloud_tpu", num_workers=len(hosts), task_index=index, addresses=hosts)
+
+
+def _from_slurm(machine: Machine) -> Cluster | None:
+    # Only `srun` sets the step's variables. The batch script has SLURM_NTASKS and SLURM_PROCID too, but is alone.
+    count = _index(machine.environ.get("SLURM_STEP_NUM_TASKS"))
+    if count is None or count < 2 or "SLURM_STEP_NODELIST" not in machine.environ:
+        return None
+    index = _variable_index(machine, "SLURM_PROCID", count, f"SLURM_STEP_NUM_TASKS={count}")
+    hosts = expand_hosts(machine.environ["SLURM_STEP_NODELIST"])
+    tasks = expand_counts(machine.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    addresses = tuple(host for host, num_tasks in zip(hosts, tasks, strict=False) for _ in range(num_tasks))
+    known = addresses if len(addresses) == count else ()
+    return Cluster(source="slurm", num_workers=count, task_index=index, addresses=known)
+
+
+def _from_kubernetes(machine: Machine) -> Cluster | None:
+    """An indexed job's pod knows its index; the number of pods it must be told, as JOB_COMPLETIONS."""
+    if "JOB_COMPLETION_INDEX" not in machine.environ:
+        return None
+    count = _index(machine.environ.get("JOB_COMPLETIONS"))
+    if count is None or count < 2:
+        return None
+    index = _variable_index(machine, "JOB_COMPLETION_INDEX", count, f"JOB_COMPLETIONS={count}")
+    addresses = _pod_addresses(machine, index, count)
+    return Cluster(source="kubernetes", num_workers=count, task_index=index, addresses=addresses)
+
+
+def _pod_addresses(machine: Machine, index: int, count: int) -> tuple[str, ...]:
+    """JOB-INDEX.SERVICE... for each pod, where /etc/hosts shows that the job has a headless service; else nothing."""
+    pod = (machine.read("/etc/hostname") or "").strip()
+    own = re.search(rf"\s({re.escape(pod)})\.(\S+)", machine.read("/etc/hosts") or "") if pod else None
+    if own is None or not pod.endswith(f"-{index}"):
+        return ()
+    job = pod.removesuffix(f"-{index}")
+    return tuple(f"{job}-{i}.{own[2]}" for i in range(count))
+
+
+def _variable_index(machine: Machine, name: str, count: int, source: str) -> int:
+    value = machine.environ.get(name)
+    index = _index(value)
+    if index is None or index >= count:
+        raise HardwareError(
+            f"{name} must be this process's place among {count} workers, 0 to {count - 1}, since {source}. "
+            f"Received: {name}={value!r}. Set both, or unset both to work alone."
+        )
+    return index
+
+
+def _index(value: Any) -> int | None:
+    if type(value) is int and value >= 0:
+        return value
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else None

@@ -1,0 +1,90 @@
+"""The processor and the memory that this process may use, from /proc, /sys and the process's cgroups."""
+
+from tfaccel.errors import HardwareError
+from tfaccel.hardware.cgroup import cpu_quota, memory_limit_bytes
+from tfaccel.hardware.machine import Machine
+
+# Linux's names of the instruction sets that decide how fast TensorFlow computes. Ours are the same in capitals.
+_FEATURES = frozenset(
+    [
+        "avx",
+        "avx2",
+        "fma",
+        "avx_vnni",
+        "avx512f",
+        "avx512_bf16",
+        "avx512_fp16",
+        "avx512_vnni",
+        "amx_tile",
+        "amx_bf16",
+        "amx_fp16",
+        "amx_int8",
+    ]
+    + ["asimd", "sve", "sve2", "bf16", "i8mm"]
+)
+
+
+def cpu_model(machine: Machine) -> str:
+    """The processor's name; "unknown" where the kernel does not tell it."""
+    for block in _cpuinfo(machine):
+        for key in ("model name", "Processor", "cpu model", "cpu"):
+            if block.get(key):
+                return block[key]
+    model = machine.read("/sys/firmware/devicetree/base/model")
+    return (model or "").strip("\0\n ") or "unknown"
+
+
+def cpu_features(machine: Machine) -> tuple[str, ...]:
+    """The instruction sets that matter here, such as "AVX512_BF16"; only those that every core has."""
+    blocks = [block.get("flags") or block.get("Features") for block in _cpuinfo(machine)]
+    flags = [set(text.split()) for text in blocks if text]
+    if not flags:
+        return ()
+    return tuple(sorted(name.upper() for name in set.intersection(*flags) & _FEATURES))
+
+
+def num_physical_cores(machine: Machine) -> int:
+    """Cores of the whole machine; two hardware threads of one core count once."""
+    blocks = _cpuinfo(machine)
+    if blocks and all("core id" in block for block in blocks):
+        return len({(block.get("physical id"), block["core id"]) for block in blocks})
+    siblings = {
+        machine.read(path) for path in machine.glob("/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list")
+    }
+    return len(siblings) or len(blocks) or len(machine.cpu_affinity)
+
+
+def num_usable_cores(machine: Machine) -> int:
+    """Hardware threads that this process may use: its affinity, and no more than its cgroup's quota (at least 1)."""
+    allowed = len(machine.cpu_affinity)
+    quota = cpu_quota(machine)
+    return max(1, allowed if quota is None else min(allowed, int(quota)))
+
+
+def memory_bytes(machine: Machine) -> int:
+    """Memory that this process may use: RAM, or its cgroup's limit where that is lower.
+
+    Raises:
+        HardwareError: if the kernel does not tell the size of the RAM.
+    """
+    for line in (machine.read("/proc/meminfo") or "").splitlines():
+        words = line.split()
+        if words[:1] == ["MemTotal:"] and len(words) >= 2 and words[1].isdigit():
+            limit = memory_limit_bytes(machine)
+            ram = int(words[1]) * 1024
+            return ram if limit is None else min(ram, limit)
+    raise HardwareError(
+        "Cannot tell how much memory this machine has: /proc/meminfo has no MemTotal. tfaccel detects hardware on "
+        "Linux; elsewhere describe the machine in a JSON file and read it with Hardware.load."
+    )
+
+
+def _cpuinfo(machine: Machine) -> list[dict[str, str]]:
+    """The blocks of /proc/cpuinfo, one for each logical CPU."""
+    blocks = []
+    for text in (machine.read("/proc/cpuinfo") or "").split("\n\n"):
+        pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+        block = {key.strip(): value.strip() for key, _, value in pairs}
+        if "processor" in block:
+            blocks.append(block)
+    return blocks

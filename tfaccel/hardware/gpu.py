@@ -1,0 +1,142 @@
+"""NVIDIA GPUs, asked of the driver and never of TensorFlow, so that nothing is initialised or reserved."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfaccel.hardware.hardware import Device
+from tfaccel.hardware.machine import Machine
+
+_QUERY = ("uuid", "name", "memory.total", "driver_version", "compute_cap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverGpu:
+    """A GPU as the driver shows it: the device, numbered in the driver's order, and its identifier."""
+
+    device: Device
+    uuid: str = ""
+
+
+def find_gpus(machine: Machine) -> tuple[Device, ...]:
+    """The GPUs that TensorFlow may use, in its order: the driver's, chosen by CUDA_VISIBLE_DEVICES.
+
+    CUDA numbers GPUs of different models fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID; here they stay in the
+    bus's order.
+    """
+    return visible_gpus(driver_gpus(machine), machine.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def driver_gpus(machine: Machine) -> tuple[DriverGpu, ...]:
+    """All GPUs that the driver shows: by its library, else by `nvidia-smi`, else by its files under /proc."""
+    for ask in (_ask_nvml, _ask_nvidia_smi, _ask_proc):
+        found = ask(machine)
+        if found:
+            return tuple(found)
+    return ()
+
+
+def visible_gpus(gpus: Sequence[DriverGpu], selection: str | None) -> tuple[Device, ...]:
+    """Those of `gpus` that CUDA_VISIBLE_DEVICES names, numbered anew.
+
+    As in CUDA, the list ends at the first entry that names no GPU, so "" and "-1" hide all; an identifier may be cut
+    short. A slice of a GPU ("MIG-...") counts as a device of unknown memory.
+    See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables.
+    """
+    if selection is None:
+        return tuple(gpu.device for gpu in gpus)
+    chosen: list[Device] = []
+    for entry in (text.strip() for text in selection.split(",")):
+        device = _named_gpu(gpus, entry)
+        if device is None:
+            break
+        chosen.append(dataclasses.replace(device, index=len(chosen)))
+    return tuple(chosen)
+
+
+def _named_gpu(gpus: Sequence[DriverGpu], entry: str) -> Device | None:
+    if entry.isdigit():
+        return gpus[int(entry)].device if int(entry) < len(gpus) else None
+    if entry.startswith("MIG-") and gpus:
+        models = {gpu.device.model for gpu in gpus}
+        model = f"{models.pop()} (MIG)" if len(models) == 1 else "MIG"
+        return dataclasses.replace(gpus[0].device, model=model, memory_bytes=None)
+    matches = [gpu.device for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _ask_nvml(machine: Machine) -> list[DriverGpu]:
+    nvml = machine.import_nvml()
+    if nvml is None:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        return [_nvml_gpu(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return []
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_gpu(nvml: Any, index: int, driver: str) -> DriverGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total) or None
+    except nvml.NVMLError:  # GPUs that share the machine's memory do not tell
+        memory_bytes = None
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    device = Device(
+        kind="GPU",
+        index=index,
+        model=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=memory_bytes,
+        compute_capability=(int(major), int(minor)),
+        driver_version=driver,
+    )
+    return DriverGpu(device=device, uuid=_text(nvml.nvmlDeviceGetUUID(handle)))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _ask_nvidia_smi(machine: Machine) -> list[DriverGpu]:
+    # Drivers before 2021 do not know compute_cap and then answer nothing at all.
+    for fields in (_QUERY, _QUERY[:-1]):
+        text = machine.output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if text is not None:
+            rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+            return [_nvidia_smi_gpu(index, row) for index, row in enumerate(rows) if len(row) == len(fields)]
+    return []
+
+
+def _nvidia_smi_gpu(index: int, row: list[str]) -> DriverGpu:
+    uuid, model, mebibytes, driver = row[:4]
+    capability = re.fullmatch(r"(\d+)\.(\d+)", row[4]) if len(row) > 4 else None
+    device = Device(
+        kind="GPU",
+        index=index,
+        model=model,
+        memory_bytes=int(mebibytes) * 2**20 if mebibytes.isdigit() and int(mebibytes) else None,
+        compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
+        driver_version=driver,
+    )
+    return DriverGpu(device=device, uuid=uuid)
+
+
+def _ask_proc(machine: Machine) -> list[DriverGpu]:
+    version = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", machine.read("/proc/driver/nvidia/version") or "")
+    found = []
+    for index, path in enumerate(machine.glob("/proc/driver/nvidia/gpus/*/information")):
+        pairs = (line.partition(":") for line in (machine.read(path) or "").splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in pairs}
+        driver = version[0] if version else None
+        device = Device(kind="GPU", index=index, model=fields.get("Model", ""), driver_version=driver)
+        found.append(DriverGpu(device=device, uuid=fields.get("GPU UUID", "")))
+    return found

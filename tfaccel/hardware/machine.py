@@ -1,0 +1,130 @@
+"""The one seam to the outside: files, environment, commands and packages of the machine that is looked at.
+
+Everything that detects or examines hardware reads through a `Machine`, so that tests can make one up from a folder.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+# Windows' Linux subsystem keeps NVIDIA's tools outside PATH.
+_EXTRA_COMMAND_FOLDERS = ("usr/lib/wsl/lib",)
+
+
+def import_nvml() -> Any | None:
+    """NVIDIA's management library for Python (`nvidia-ml-py`); None where it is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an old package of the same import name warns of itself
+            import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A machine to look at; `Machine.here()` is this one.
+
+    Arguments:
+        root: the folder that stands for "/": /proc, /sys, /dev and /etc are read below it.
+        environ: the environment variables; commands and child processes run with them.
+        cpu_affinity: the logical CPUs that this process may run on.
+        home: the user's home folder.
+        site_folders: where installed packages are looked for, in order.
+        import_nvml: returns NVIDIA's management library for Python, or None.
+        python: the interpreter that child processes run.
+
+    Example:
+        >>> import tempfile
+        >>> Machine(root=Path(tempfile.mkdtemp()), environ={}).read("/proc/meminfo") is None
+        True
+    """
+
+    root: Path
+    environ: Mapping[str, str]
+    cpu_affinity: frozenset[int] = frozenset({0})
+    home: Path = Path("/nonexistent")
+    site_folders: tuple[str, ...] = ()
+    import_nvml: Callable[[], Any | None] = lambda: None
+    python: str = sys.executable
+
+    @classmethod
+    def here(cls) -> Self:
+        """This machine, as this process sees it now."""
+        if hasattr(os, "sched_getaffinity"):
+            affinity = frozenset(os.sched_getaffinity(0))
+        else:
+            affinity = frozenset(range(os.cpu_count() or 1))
+        return cls(
+            root=Path("/"),
+            environ=dict(os.environ),
+            cpu_affinity=affinity,
+            home=Path(os.path.expanduser("~")),
+            site_folders=tuple(dict.fromkeys(path or os.getcwd() for path in sys.path)),
+            import_nvml=import_nvml,
+        )
+
+    def path(self, absolute: str) -> Path:
+        """Where the file that the machine calls `absolute` lies."""
+        return self.root / absolute.lstrip("/")
+
+    def read(self, absolute: str) -> str | None:
+        """The file's text; None where it is not there or cannot be read."""
+        try:
+            return self.path(absolute).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def glob(self, pattern: str) -> list[str]:
+        """The machine's names of the files that match, in natural order (accel2 before accel10)."""
+        found = (f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
+        return sorted(
+            found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+        )
+
+    def output_of(self, *command: str, timeout_seconds: float = 20) -> str | None:
+        """What the command prints; None where it is missing, fails, or takes longer than the limit."""
+        folders = [self.environ.get("PATH", ""), *(str(self.path(folder)) for folder in _EXTRA_COMMAND_FOLDERS)]
+        program = shutil.which(command[0], path=os.pathsep.join(filter(None, folders)))
+        if program is None:
+            return None
+        try:
+            done = subprocess.run(
+                [program, *command[1:]],
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_seconds,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    def package_version(self, name: str) -> str | None:
+        """The installed version of a package, from its metadata alone; None where it is not installed."""
+        for distribution in metadata.distributions(name=name, path=list(self.site_folders)):
+            version: str | None = distribution.metadata["Version"]
+            if version:
+                return version
+        return None
+
+    def package_versions(self, prefix: str) -> dict[str, str]:
+        """Version by name of the installed packages whose name starts with `prefix`."""
+        start = prefix.replace("-", "_")
+        found: dict[str, str] = {}
+        for folder in self.site_folders:
+            for path in sorted(Path(folder).glob(f"{start}*.dist-info")):
+                name, _, version = path.name.removesuffix(".dist-info").partition("-")
+                found.setdefault(name.replace("_", "-"), version)
+        return found
