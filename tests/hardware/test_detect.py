@@ -42,3 +42,9 @@ def test_packages_are_found_in_the_first_folder_that_has_them(tmp_path):
     assert machine.package_version("nvidia-cudnn-cu12") == "9.10.2.21"
     assert machine.package_version("jax") is None
     assert machine.package_versions("nvidia-") == {"nvidia-cudnn-cu12": "9.10.2.21", "nvidia-nccl-cu12": "2.27.3"}
+
+
+def test_files_are_named_as_the_machine_names_them_in_natural_order(tmp_path):
+    machine = make_machine(tmp_path, files={"/dev/accel10": "", "/dev/accel2": ""})
+    assert machine.glob("/dev/accel[0-9]*") == ["/dev/accel2", "/dev/accel10"]
+    assert machine.read("/dev/none") is None

@@ -117,5 +117,5 @@ def test_load_names_the_file_and_the_fault(tmp_path, content, message):
 
 
 def test_load_names_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(HardwareError, match="Cannot read the hardware file .*none.json': No such file"):
+    with pytest.raises(HardwareError, match=r"Cannot read the hardware file .*none\.json': No such file"):
         Hardware.load(tmp_path / "none.json")

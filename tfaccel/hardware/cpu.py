@@ -5,23 +5,9 @@ from tfaccel.hardware.cgroup import cpu_quota, memory_limit_bytes
 from tfaccel.hardware.machine import Machine
 
 # Linux's names of the instruction sets that decide how fast TensorFlow computes. Ours are the same in capitals.
-_FEATURES = frozenset(
-    [
-        "avx",
-        "avx2",
-        "fma",
-        "avx_vnni",
-        "avx512f",
-        "avx512_bf16",
-        "avx512_fp16",
-        "avx512_vnni",
-        "amx_tile",
-        "amx_bf16",
-        "amx_fp16",
-        "amx_int8",
-    ]
-    + ["asimd", "sve", "sve2", "bf16", "i8mm"]
-)
+_X86_FEATURES = "AVX AVX2 FMA AVX_VNNI AVX512F AVX512_BF16 AVX512_FP16 AVX512_VNNI AMX_TILE AMX_BF16 AMX_FP16 AMX_INT8"
+_ARM_FEATURES = "ASIMD SVE SVE2 BF16 I8MM"
+_FEATURES = frozenset(f"{_X86_FEATURES} {_ARM_FEATURES}".split())
 
 
 def cpu_model(machine: Machine) -> str:
@@ -40,7 +26,7 @@ def cpu_features(machine: Machine) -> tuple[str, ...]:
     flags = [set(text.split()) for text in blocks if text]
     if not flags:
         return ()
-    return tuple(sorted(name.upper() for name in set.intersection(*flags) & _FEATURES))
+    return tuple(sorted(_FEATURES & {name.upper() for name in set.intersection(*flags)}))
 
 
 def num_physical_cores(machine: Machine) -> int:

@@ -87,9 +87,7 @@ class Machine:
     def glob(self, pattern: str) -> list[str]:
         """The machine's names of the files that match, in natural order (accel2 before accel10)."""
         found = (f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
-        return sorted(
-            found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-        )
+        return sorted(found, key=_natural_order)
 
     def output_of(self, *command: str, timeout_seconds: float = 20) -> str | None:
         """What the command prints; None where it is missing, fails, or takes longer than the limit."""
@@ -128,3 +126,7 @@ class Machine:
                 name, _, version = path.name.removesuffix(".dist-info").partition("-")
                 found.setdefault(name.replace("_", "-"), version)
         return found
+
+
+def _natural_order(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
