@@ -1,6 +1,6 @@
 """Fixtures that every test may use, and guards that fail a test which leaves global state changed.
 
-* `run_python` runs code or a module in a child process: for tests that need devices, settings or a TensorFlow of their own.
+* `run_python` runs code or a module in a child process: for tests that need devices or a TensorFlow of their own.
 * `logical_devices` gives the four logical CPU devices of this process; a test that starts TensorFlow here asks for it.
 * After every test, os.environ, Keras's global settings and the running threads must be as they were before it.
 """

@@ -1,0 +1,112 @@
+"""The guards and fixtures of tests/conftest.py do what they promise."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+
+
+def run_pytest(run_python, folder, tests, *options):
+    """Runs pytest with the project's conftest on a file of tests, in a child process; returns its output."""
+    shutil.copy(CONFTEST, folder)
+    (folder / "test_it.py").write_text(tests)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\nfilterwarnings = error\n")
+    return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False).stdout
+
+
+def test_leaks_fail_the_test_that_leaks(run_python, tmp_path):
+    output = run_pytest(
+        run_python,
+        tmp_path,
+        """
+import os, threading, time
+
+def test_clean():
+    thread = threading.Thread(target=time.sleep, args=(0.2,))
+    thread.start()
+
+def test_environment():
+    os.environ["LEFT"] = "1"
+
+def test_environment_is_put_back(monkeypatch):
+    assert "LEFT" not in os.environ
+    monkeypatch.setenv("MENDED", "1")
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(60,), name="left behind", daemon=True).start()
+""",
+    )
+    assert "4 passed, 2 errors" in output
+    assert "os.environ['LEFT'] was None and is '1'" in output
+    assert "thread 'left behind' still runs" in output
+
+
+def test_keras_and_devices_are_guarded(run_python, tmp_path):
+    output = run_pytest(
+        run_python,
+        tmp_path,
+        """
+def test_devices(logical_devices):
+    assert [device.name for device in logical_devices] == [f"/device:CPU:{i}" for i in range(4)]
+
+def test_policy():
+    import keras
+    keras.config.set_dtype_policy("mixed_bfloat16")
+
+def test_policy_is_put_back():
+    import keras
+    assert keras.config.dtype_policy().name == "float32"
+""",
+    )
+    assert "3 passed, 1 error" in output
+    assert "keras.config.dtype_policy() was float32 and is mixed_bfloat16" in output
+
+
+def test_starting_tensorflow_without_the_fixture_fails(run_python, tmp_path):
+    output = run_pytest(
+        run_python,
+        tmp_path,
+        """
+def test_starts():
+    import tensorflow as tf
+    tf.constant(1) + 1
+""",
+    )
+    assert "1 passed, 1 error" in output
+    assert "TensorFlow was started without the fixture logical_devices" in output
+
+
+def test_slow_tests_run_with_all_only(run_python, tmp_path):
+    tests = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_fast(): pass\n"
+    assert "1 passed, 1 deselected" in run_pytest(run_python, tmp_path, tests)
+    assert "2 passed" in run_pytest(run_python, tmp_path, tests, "--all")
+
+
+def test_foreign_environment_is_removed(run_python, tmp_path, monkeypatch):
+    for name in ("TF_CONFIG", "SLURM_PROCID", "TF_USE_LEGACY_KERAS", "TPU_NAME"):
+        monkeypatch.setenv(name, "1")
+    names = "TF_CONFIG SLURM_PROCID TF_USE_LEGACY_KERAS TPU_NAME"
+    tests = f"import os\ndef test_it(): assert not os.environ.keys() & set('{names}'.split())\n"
+    assert "1 passed" in run_pytest(run_python, tmp_path, tests)
+
+
+def test_child_shows_what_went_wrong(run_python):
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)ended with status 3.*said this.*and that"):
+        run_python("import sys; print('said this'); print('and that', file=sys.stderr); sys.exit(3)")
+
+
+def test_child_that_hangs_is_ended(run_python):
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)was ended after 0.5 seconds.*begun"):
+        run_python("import time; print('begun', flush=True); time.sleep(60)", timeout_seconds=0.5)
+
+
+def test_child_gets_environment_arguments_and_strict_warnings(run_python):
+    child = run_python("import os, sys; print(os.environ['A'], sys.argv[1:])", "x", env={"A": "1"})
+    assert child.stdout == "1 ['x']\n"
+    child = run_python("import os; print('TF_CPP_MIN_LOG_LEVEL' in os.environ)", env={"TF_CPP_MIN_LOG_LEVEL": None})
+    assert child.stdout == "False\n"
+    child = run_python("import warnings; warnings.warn('careful', DeprecationWarning)", check=False)
+    assert child.returncode == 1
+    assert "DeprecationWarning: careful" in child.stderr

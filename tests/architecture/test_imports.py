@@ -1,0 +1,223 @@
+"""Imports point one way; nouns never import TensorFlow; private parts of other libraries stand in one file."""
+
+import ast
+import re
+from collections.abc import Iterable
+
+import pytest
+from source_tree import Source, aliases, dotted_name, imports, sources
+
+# Package -> layer. An import may go to a lower layer, or sideways, but then not back again.
+LAYERS = {
+    "errors": 0,
+    "hardware": 1,
+    "data": 2,
+    "planning": 2,
+    "measuring": 3,
+    "training": 3,
+    "tuning": 4,
+    "compressing": 4,
+    "exporting": 4,
+    "launching": 4,
+    "reporting": 4,
+    "recipes": 5,
+    "scripts": 5,
+}
+# The package itself re-exports everything, so only the top may import names from it.
+FACADE_LAYER = 5
+LIGHT_NAMES = {"__version__"}
+
+NOUN_PACKAGES = ("tfaccel.hardware", "tfaccel.planning")
+NOUN_MODULES = {
+    "tfaccel",
+    "tfaccel.errors",
+    "tfaccel.training.result",
+    "tfaccel.measuring.measurement",
+    "tfaccel.measuring.report",
+}
+HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
+# Programs that run in a child process and prove that TensorFlow works there; nothing imports them.
+CHILD_PROGRAMS: set[str] = set()
+
+PRIVATE_API_FILES = {"tfaccel/training/private_api.py"}
+PRIVATE_MODULE = re.compile(
+    r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
+)
+
+
+def package_of(module: str) -> str:
+    """tfaccel.training.fit is in training; tfaccel itself in "" (the facade)."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def target_package(name: str) -> str | None:
+    """The package an imported name belongs to; "" for the facade, None for other libraries."""
+    if name.split(".")[0] != "tfaccel":
+        return None
+    package = package_of(name)
+    if package in LIGHT_NAMES:
+        return None
+    return package if package in LAYERS else ""
+
+
+def layer(package: str) -> int:
+    return LAYERS[package] if package else FACADE_LAYER
+
+
+def upward_imports(source: Source) -> list[str]:
+    own = package_of(source.module)
+    if own not in LAYERS:  # tfaccel/__init__.py loads the public names when they are first used.
+        return [] if own == "" else [f"{source.path}: package {own!r} has no layer; add it to LAYERS"]
+    return [
+        f"{source.path}:{found.line}: {own} imports {found.name}, which is above it"
+        for found in imports(source)
+        if (target := target_package(found.name)) is not None and layer(target) > layer(own)
+        if not (found.name == "tfaccel" and facade_uses(source) <= LIGHT_NAMES)
+    ]
+
+
+def facade_uses(source: Source) -> set[str]:
+    """The names a file takes from the package itself: {"fit"} for `import tfaccel` and `tfaccel.fit`."""
+    names = aliases(source)
+    used = [dotted_name(node, names) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    return {name.split(".")[1] for name in used if name.startswith("tfaccel.")}
+
+
+def sideways_cycles(all_sources: Iterable[Source]) -> list[str]:
+    """Pairs of packages that import each other."""
+    edges = {
+        (package_of(source.module), target)
+        for source in all_sources
+        for found in imports(source)
+        if (target := target_package(found.name)) and package_of(source.module) in LAYERS
+    }
+    return [f"{a} and {b} import each other" for a, b in sorted(edges) if a < b and (b, a) in edges]
+
+
+def heavy_imports(source: Source) -> list[str]:
+    """TensorFlow or Keras imported by a noun, anywhere in the file."""
+    is_noun = source.module in NOUN_MODULES or source.module.startswith(tuple(f"{p}." for p in NOUN_PACKAGES))
+    if source.module in CHILD_PROGRAMS or not (is_noun or source.module in NOUN_PACKAGES):
+        return []
+    return [
+        f"{source.path}:{found.line}: imports {found.name}"
+        for found in imports(source)
+        if found.name.split(".")[0] in HEAVY_LIBRARIES
+    ]
+
+
+def private_imports(source: Source) -> list[str]:
+    """Imports of private modules, and strings that name one."""
+    if source.path in PRIVATE_API_FILES:
+        return []
+    found = {(entry.line, entry.name) for entry in imports(source) if PRIVATE_MODULE.match(entry.name)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and PRIVATE_MODULE.match(node.value):
+            found.add((node.lineno, node.value))
+    return [f"{source.path}:{line}: uses {name}" for line, name in sorted(found)]
+
+
+@pytest.mark.parametrize("find", [upward_imports, heavy_imports, private_imports], ids=lambda find: find.__name__)
+def test_sources_keep_the_rule(find):
+    assert [problem for source in sources() for problem in find(source)] == []
+
+
+def test_packages_do_not_import_each_other():
+    assert sideways_cycles(sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tfaccel/hardware/gpu.py", "from tfaccel.planning.plan import Plan"),
+        ("tfaccel/hardware/gpu.py", "from tfaccel import planning"),
+        ("tfaccel/planning/plan.py", "def f():\n    import tfaccel.training.fit"),
+        ("tfaccel/training/fit.py", "from ..reporting import table"),
+        ("tfaccel/training/fit.py", "from tfaccel import Plan"),
+        ("tfaccel/training/fit.py", "import tfaccel\ntfaccel.train"),
+        ("tfaccel/training/fit.py", "import tfaccel as t\nt.train"),
+        ("tfaccel/training/fit.py", "import_module('tfaccel.recipes.digits')"),
+        ("tfaccel/tuning/search.py", "from tfaccel.scripts import train"),
+        ("tfaccel/data/pipeline.py", "from tfaccel.measuring import measure"),
+        ("tfaccel/errors.py", "from tfaccel.hardware.hardware import Hardware"),
+        ("tfaccel/newcomer/thing.py", ""),
+    ],
+)
+def test_upward_import_is_found(path, text):
+    assert upward_imports(Source(path, text))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (
+            "tfaccel/training/fit.py",
+            "from tfaccel.planning.plan import Plan\nfrom .step import Step\nimport tensorflow",
+        ),
+        ("tfaccel/training/train.py", "from tfaccel import __version__, errors"),
+        ("tfaccel/training/train.py", "import tfaccel\ntfaccel.__version__"),
+        ("tfaccel/planning/plan.py", "if TYPE_CHECKING:\n    from tfaccel.training.result import TrainResult"),
+        ("recipes/digits.py", "import tfaccel\nfrom tfaccel import train"),
+        ("scripts/train.py", "from tfaccel.scripts.command import run_command\nfrom tfaccel.recipes import digits"),
+    ],
+)
+def test_downward_import_is_allowed(path, text):
+    assert upward_imports(Source(path, text)) == []
+
+
+def test_packages_that_import_each_other_are_found():
+    there = Source("tfaccel/training/fit.py", "from tfaccel.measuring.measure import measure")
+    back = Source("tfaccel/measuring/measure.py", "from tfaccel.training.fit import fit")
+    assert sideways_cycles([there, back]) == ["measuring and training import each other"]
+    assert sideways_cycles([there]) == []
+
+
+@pytest.mark.parametrize("text", ["import tensorflow as tf", "def f():\n    from keras import layers"])
+@pytest.mark.parametrize(
+    "path", ["tfaccel/hardware/cpu.py", "tfaccel/planning/plan.py", "tfaccel/training/result.py", "tfaccel/__init__.py"]
+)
+def test_heavy_import_of_a_noun_is_found(path, text):
+    assert heavy_imports(Source(path, text))
+
+
+def test_heavy_import_elsewhere_or_for_types_is_allowed():
+    assert heavy_imports(Source("tfaccel/training/fit.py", "import tensorflow")) == []
+    assert heavy_imports(Source("tfaccel/planning/workload.py", "if TYPE_CHECKING:\n    import keras")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from keras.src.trainers import trainer",
+        "import tensorflow.python.eager.context",
+        "from tensorflow.python import eager",
+        "from keras import src",
+        "load('tensorflow.python.eager')",
+    ],
+)
+def test_private_import_is_found(text):
+    assert private_imports(Source("tfaccel/training/step.py", text))
+    assert private_imports(Source("tfaccel/training/private_api.py", text)) == []
+
+
+def test_noun_modules_exist():
+    existing = {source.module for source in sources()}
+    layers_present = {module for module in NOUN_MODULES if module.rsplit(".", 1)[0] in existing}
+    assert sorted(layers_present - existing) == []
+
+
+def test_nouns_load_without_tensorflow(run_python):
+    nouns = [s.module for s in sources() if s.module in NOUN_MODULES or s.module.startswith(NOUN_PACKAGES)]
+    nouns = [module for module in nouns if module not in CHILD_PROGRAMS]
+    assert len(nouns) > 5
+    code = """
+import importlib, sys
+heavy, *names = sys.argv[1:]
+for name in names:
+    importlib.import_module(name)
+    loaded = sorted(set(heavy.split()) & set(sys.modules))
+    if loaded:
+        sys.exit(f"importing {name} loads {loaded}")
+"""
+    run_python(code, " ".join(HEAVY_LIBRARIES), *nouns)

@@ -1,0 +1,24 @@
+"""The public names change on purpose only."""
+
+import tfaccel
+
+PUBLIC_NAMES = [
+    "Hardware",
+    "Plan",
+    "Runtime",
+    "TrainResult",
+    "Workload",
+    "__version__",
+    "candidate_plans",
+    "default_plan",
+    "detect_hardware",
+    "evaluate",
+    "fit",
+    "predict",
+    "train",
+]
+
+
+def test_public_names_are_these():
+    assert sorted(tfaccel.__all__) == PUBLIC_NAMES, "Changed on purpose? Change this list and CHANGELOG.md as well."
+    assert dir(tfaccel) == PUBLIC_NAMES
