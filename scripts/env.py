@@ -1,0 +1,79 @@
+"""Prints what this machine and installation are, to paste into a bug report.
+
+tfaccel env
+tfaccel env --json > machine.json     # `tfaccel plan --hardware=machine.json` plans for it elsewhere
+"""
+
+import json
+import sys
+from typing import Any
+
+from absl import flags
+from tfaccel.scripts.command import run_command
+
+from tfaccel.hardware.environment import describe_environment
+from tfaccel.hardware.machine import Machine
+
+_JSON = flags.DEFINE_bool("json", False, "print the same as JSON", allow_override=True)
+
+
+def run(argv: list[str]) -> int:
+    """Runs `tfaccel env`; returns its exit status."""
+    return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    data = describe_environment(Machine.here())
+    print(json.dumps(data, indent=2) if _JSON.value else as_text(data))
+    return 0
+
+
+def as_text(data: dict[str, Any]) -> str:
+    """The block for a bug report."""
+    backend = data["keras_backend"]
+    rows = [("tfaccel", data["tfaccel"]), ("Python", data["python"]), ("platform", data["platform"])]
+    rows += [(name, version or "not installed") for name, version in data["packages"].items()]
+    rows += [("CUDA packages", ", ".join(f"{n} {v}" for n, v in data["cuda_packages"].items()) or "none")]
+    rows += [("Keras backend", f"{backend['name']} (from {backend['source']})")]
+    rows += _hardware_rows(data["hardware"]) if data["hardware"] else []
+    rows += [("problem", text) for text in data["problems"]]
+    rows += [(name, "(set)" if value is None else value) for name, value in data["environment"].items()]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join(["Please copy this text into your report.", "", *lines])
+
+
+def _hardware_rows(hardware: dict[str, Any]) -> list[tuple[str, str]]:
+    cores = f"{hardware['num_physical_cores']} cores, {hardware['num_usable_cores']} threads usable"
+    rows = [
+        ("CPU", f"{hardware['cpu_model']}, {cores}"),
+        ("CPU features", ", ".join(hardware["cpu_features"]) or "none that matter"),
+        ("memory", _gibibytes(hardware["memory_bytes"])),
+    ]
+    rows += [(f"{device['kind']}:{device['index']}", _device_text(device)) for device in hardware["devices"]]
+    if not hardware["devices"]:
+        rows.append(("accelerators", "none"))
+    if hardware["tpu_environment"]:
+        rows.append(("TPU environment", hardware["tpu_environment"]))
+    cluster = hardware["cluster"]
+    if cluster:
+        place = f"{cluster['task_type']} {cluster['task_index']} among {cluster['num_workers']} workers"
+        rows.append(("cluster", f"{place} (from {cluster['source']})"))
+    return rows
+
+
+def _device_text(device: dict[str, Any]) -> str:
+    capability = device["compute_capability"]
+    parts = [device["model"] or "unknown model"]
+    parts += [_gibibytes(device["memory_bytes"])] if device["memory_bytes"] else []
+    parts += [f"compute capability {capability[0]}.{capability[1]}"] if capability else []
+    parts += [f"driver {device['driver_version']}"] if device["driver_version"] else []
+    return ", ".join(parts)
+
+
+def _gibibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv))
