@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
@@ -167,7 +167,7 @@ def plan_field_names() -> tuple[str, ...]:
     return tuple(f.name for f in fields(Plan) if f.name != "reasons")
 
 
-def check_field_names(names: Mapping[str, Any]) -> None:
+def check_field_names(names: Iterable[str]) -> None:
     """Raises PlanError for a name that is not a field of `Plan`, with the nearest one."""
     known = {f.name for f in fields(Plan)}
     for name in names:

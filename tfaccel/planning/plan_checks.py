@@ -116,7 +116,7 @@ def _check_gpu_memory(plan: "Plan") -> None:
     if plan.gpu_memory_growth and plan.gpu_memory_limit_bytes is not None:
         raise PlanError(
             "TensorFlow cannot both let a GPU's memory grow and limit it. Received: gpu_memory_growth=True, "
-            f"gpu_memory_limit_bytes={plan.gpu_memory_limit_bytes}. Use gpu_memory_growth=False with a limit, or no limit."
+            f"gpu_memory_limit_bytes={plan.gpu_memory_limit_bytes}. Drop one of them."
         )
 
 

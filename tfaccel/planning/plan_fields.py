@@ -1,6 +1,7 @@
 """What each field of a `Plan` may hold by itself. What may stand together is decided in `plan_checks`."""
 
 import re
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import PlanError
@@ -25,8 +26,10 @@ REFUSED_DTYPE_POLICIES = {
     "float64": "float64 is not accelerated on any of these devices; use float32",
 }
 
+_CHOICES = {"strategy": STRATEGIES, "dtype_policy": DTYPE_POLICIES, "communication": COMMUNICATIONS}
+_REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
 # Field -> the smallest value.
-_COUNTS = {
+COUNT_FIELDS = {
     "num_logical_cpus": 1,
     "num_workers": 1,
     "global_batch_size": 1,
@@ -35,26 +38,39 @@ _COUNTS = {
     "bytes_per_pack": 0,
     "prefetch_batches": 0,
 }
-_OPTIONAL_COUNTS = ("intra_op_threads", "inter_op_threads", "gpu_memory_limit_bytes", "data_threads")
-_SWITCHES = ("jit_compile", "gpu_memory_growth", "sum_duplicate_indices", "cache_data")
+OPTIONAL_COUNT_FIELDS = ("intra_op_threads", "inter_op_threads", "gpu_memory_limit_bytes", "data_threads")
+SWITCH_FIELDS = ("jit_compile", "gpu_memory_growth", "sum_duplicate_indices", "cache_data")
 
 
 def check_fields(plan: "Plan") -> None:
     """Raises PlanError for a field whose value has the wrong type or is not one of those allowed."""
-    _check_choice("strategy", plan.strategy, STRATEGIES, REFUSED_STRATEGIES)
-    _check_choice("dtype_policy", plan.dtype_policy, DTYPE_POLICIES, REFUSED_DTYPE_POLICIES)
-    _check_choice("communication", plan.communication, COMMUNICATIONS, {})
-    _check_devices(plan.devices)
-    for name, minimum in _COUNTS.items():
-        _check_count(name, getattr(plan, name), minimum)
-    for name in _OPTIONAL_COUNTS:
-        if getattr(plan, name) is not None:
-            _check_count(name, getattr(plan, name), 1, or_none=True)
-    for name in _SWITCHES:
-        if type(getattr(plan, name)) is not bool:
-            raise PlanError(f"`{name}` must be true or false. Received: {name}={getattr(plan, name)!r}.")
-    if plan.tpu is not None and (not isinstance(plan.tpu, str) or not plan.tpu):
-        raise PlanError(f"`tpu` must be a TPU's name or address, 'local', or None. Received: tpu={plan.tpu!r}.")
+    for field in fields(plan):
+        if field.name != "reasons":
+            check_value(field.name, getattr(plan, field.name))
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raises PlanError if this field cannot have this value in any plan.
+
+    Example:
+        >>> check_value("dtype_policy", "mixed_bfloat61")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.PlanError: `dtype_policy` must be one of float32, mixed_float16, mixed_bfloat16. Received: \
+        dtype_policy='mixed_bfloat61'. Did you mean 'mixed_bfloat16'?
+    """
+    if name in _CHOICES:
+        _check_choice(name, value)
+    elif name == "devices":
+        _check_devices(value)
+    elif name in COUNT_FIELDS:
+        _check_count(name, value, COUNT_FIELDS[name])
+    elif name in OPTIONAL_COUNT_FIELDS and value is not None:
+        _check_count(name, value, 1, or_none=True)
+    elif name in SWITCH_FIELDS and type(value) is not bool:
+        raise PlanError(f"`{name}` must be true or false. Received: {name}={value!r}.")
+    elif name == "tpu" and value is not None and (not isinstance(value, str) or not value):
+        raise PlanError(f"`tpu` must be a TPU's name or address, 'local', or None. Received: tpu={value!r}.")
 
 
 def parse_device(device: Any) -> tuple[str, int]:
@@ -68,9 +84,11 @@ def parse_device(device: Any) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...], refused: dict[str, str]) -> None:
-    if isinstance(value, str) and value in refused:
-        raise PlanError(f"`{name}` cannot be {value!r}: {refused[value]}. Choose one of: {', '.join(allowed)}.")
+def _check_choice(name: str, value: Any) -> None:
+    allowed = _CHOICES[name]
+    refusal = _REFUSALS.get(name, {}).get(value) if isinstance(value, str) else None
+    if refusal is not None:
+        raise PlanError(f"`{name}` cannot be {value!r}: {refusal}. Choose one of: {', '.join(allowed)}.")
     if not isinstance(value, str) or value not in allowed:
         hint = near_name(value, allowed) if isinstance(value, str) else ""
         raise PlanError(f"`{name}` must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")

@@ -66,5 +66,5 @@ class Workload:
         flops = self.flops_per_example
         if flops is not None and (type(flops) not in (int, float) or not 0 < flops < float("inf")):
             raise WorkloadError(
-                f"A workload's flops_per_example must be a number above 0 or None. Received: flops_per_example={flops!r}."
+                f"A workload's flops_per_example must be a number above 0 or None. Received: {flops!r}."
             )

@@ -1,0 +1,146 @@
+"""`tfaccel plan`: the candidate plans for a workload on this or another machine, with every reason."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import candidate_plans
+from tfaccel.planning.override_flags import explain
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.scripts.command import run_command
+from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+
+define_workload_flags()
+define_plan_flags()
+_HARDWARE = flags.DEFINE_string(
+    "hardware", None, "JSON file that describes the machine to plan for (default: this machine)", allow_override=True
+)
+_WRITE = flags.DEFINE_string("write", None, "write the chosen plan to this JSON file", allow_override=True)
+_JSON = flags.DEFINE_bool("json", False, "print JSON", allow_override=True)
+
+# A table needs this width where the output is not a terminal.
+_FILE_WIDTH = 160
+_ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    return run_command(_main, argv, description="Prints the candidate plans for a workload, best first, and why.")
+
+
+def _main() -> int:
+    fixed = fixed_fields()
+    hardware = Hardware.load(_HARDWARE.value) if _HARDWARE.value is not None else _this_machine()
+    workload = chosen_workload()
+    plans = candidate_plans(hardware, workload, **fixed)
+    if _WRITE.value is not None:
+        plans[0].save(_WRITE.value)
+    if _JSON.value:
+        print(json.dumps(_as_data(hardware, workload, plans), indent=2))
+    else:
+        _print(workload, plans)
+    return 0
+
+
+def _this_machine() -> Hardware:
+    from tfaccel.hardware.detect import detect_hardware
+
+    return detect_hardware()
+
+
+def _as_data(hardware: Hardware, workload: Workload, plans: list[Plan]) -> dict[str, Any]:
+    return {
+        "workload": workload.name,
+        "hardware": hardware.to_json(),
+        "candidates": [plan.to_json() for plan in plans],
+        "chosen": plans[0].to_json(),
+        "reasons": [asdict(explanation) for explanation in explain(plans[0])],
+    }
+
+
+def _print(workload: Workload, plans: list[Plan]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    console.print(_candidate_table(workload, plans))
+    console.print(_chosen_table(plans[0]))
+    others = _other_reasons(plans)
+    if others:
+        console.print(Text("Why the other candidates have other values", style="bold"))
+        for line in others:
+            console.print(Text(f"  {line}"))
+    if _WRITE.value is not None:
+        console.print(Text(f"Plan 1 is written to {_WRITE.value}"))
+
+
+def _candidate_table(workload: Workload, plans: list[Plan]) -> Table:
+    table = Table(title=f"Candidate plans for {workload.name}, best first by rule of thumb", title_justify="left")
+    for heading in ("", "strategy", "devices", "dtype policy", "XLA", "global batch", "per replica", "steps per call"):
+        table.add_column(heading)
+    table.add_column("else")
+    for number, plan in enumerate(plans, start=1):
+        table.add_row(
+            str(number),
+            _with_workers(plan),
+            devices_text(plan.devices),
+            plan.dtype_policy,
+            "on" if plan.jit_compile else "off",
+            str(plan.global_batch_size),
+            str(plan.replica_batch_size),
+            str(plan.steps_per_execution),
+            ", ".join(_other_differences(plan, plans[0])),
+        )
+    return table
+
+
+def _chosen_table(plan: Plan) -> Table:
+    table = Table(title="Chosen: plan 1", title_justify="left")
+    for heading in ("field", "value", "why", "override with"):
+        table.add_column(heading, overflow="fold")
+    for explanation in explain(plan):
+        value = devices_text(plan.devices) if explanation.field == "devices" else str(explanation.value)
+        table.add_row(explanation.field, value, Text(explanation.reason), Text(explanation.flag))
+    return table
+
+
+def devices_text(devices: tuple[str, ...]) -> str:
+    """The devices in short: "GPU:0 to GPU:7" for many."""
+    return ", ".join(devices) if len(devices) <= 2 else f"{devices[0]} to {devices[-1]} ({len(devices)})"
+
+
+def _with_workers(plan: Plan) -> str:
+    return plan.strategy if plan.num_workers == 1 else f"{plan.strategy} ({plan.num_workers} workers)"
+
+
+def _other_differences(plan: Plan, first: Plan) -> list[str]:
+    return [
+        f"{mine.field}={mine.value}"
+        for mine, theirs in zip(explain(plan), explain(first), strict=True)
+        if mine.value != theirs.value and mine.field not in _ALWAYS_SHOWN
+    ]
+
+
+def _other_reasons(plans: list[Plan]) -> list[str]:
+    """One line for each value that the first plan does not have, in the order of the candidates."""
+    said = {(explanation.field, explanation.value) for explanation in explain(plans[0])}
+    lines = []
+    for plan in plans[1:]:
+        for other in explain(plan):
+            if (other.field, other.value) not in said:
+                said.add((other.field, other.value))
+                value = devices_text(plan.devices) if other.field == "devices" else other.value
+                lines.append(f"{other.field}={value}: {other.reason}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(run(["plan", *sys.argv[1:]]))

@@ -1,0 +1,43 @@
+"""The flags that name what to train, shared by the commands that need a workload."""
+
+import os
+import sys
+from typing import Any
+
+from absl import flags
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.load_workload import load_recipe, load_workload
+from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.workload import Workload
+
+
+def define_workload_flags() -> None:
+    """Defines the flags, once for the whole program."""
+    texts = {
+        "recipe": "a ready recipe; `tfaccel recipes` lists them",
+        "workload": "a workload of your own, as package.module:function; the current folder is searched too",
+    }
+    for name, text in texts.items():
+        if name not in flags.FLAGS:
+            flags.DEFINE_string(name, None, text, module_name=__name__)
+
+
+def chosen_workload(**kwargs: Any) -> Workload:
+    """The workload that --recipe or --workload names, made with the keyword arguments.
+
+    Raises:
+        WorkloadError: if none or both are given, or what is named cannot be loaded.
+    """
+    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    if recipe is not None and import_path is None:
+        return load_recipe(recipe, **kwargs)
+    if import_path is not None and recipe is None:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        return load_workload(import_path, **kwargs)
+    names = ", ".join(entry.name for entry in list_recipes()) or "none"
+    raise WorkloadError(
+        "Give --recipe=NAME or --workload=package.module:function. "
+        f"Received: {'neither' if recipe is None else 'both'}. Recipes: {names}."
+    )

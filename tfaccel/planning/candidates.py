@@ -1,0 +1,132 @@
+"""The plans worth considering for a machine and a workload, best first by rule of thumb."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning import batch_rules, precision_rules, process_rules
+from tfaccel.planning.case import Case, Choice, Rule
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.placements import SET_BY_YOU, placements
+from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan_fields import check_value
+from tfaccel.planning.workload import Workload
+
+# These fields are combined with each other: what one gains depends on the other.
+COMBINED_RULES: tuple[tuple[str, Rule], ...] = (
+    ("dtype_policy", precision_rules.dtype_policy_rule),
+    ("jit_compile", precision_rules.jit_compile_rule),
+)
+# Further choices of these are tried on the best plan alone, one at a time.
+SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
+    ("accumulation_steps", batch_rules.accumulation_steps_rule),
+    ("global_batch_size", batch_rules.global_batch_size_rule),
+    ("steps_per_execution", batch_rules.steps_per_execution_rule),
+    ("intra_op_threads", process_rules.intra_op_threads_rule),
+    ("inter_op_threads", process_rules.inter_op_threads_rule),
+    ("gpu_memory_growth", process_rules.gpu_memory_growth_rule),
+    ("gpu_memory_limit_bytes", process_rules.gpu_memory_limit_rule),
+    ("communication", process_rules.communication_rule),
+    ("bytes_per_pack", process_rules.bytes_per_pack_rule),
+    ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
+    ("data_threads", process_rules.data_threads_rule),
+    ("prefetch_batches", process_rules.prefetch_batches_rule),
+    ("cache_data", process_rules.cache_data_rule),
+)
+# How far a second choice falls behind: a worse placement behind every combination, a single change behind all.
+_PLACEMENT_COST, _SINGLE_COST = 10, 100
+
+
+@dataclass(frozen=True)
+class _Draft:
+    case: Case
+    cost: int
+
+
+def candidate_plans(hardware: Hardware, workload: Workload, **fixed: Any) -> list[Plan]:
+    """The plans worth measuring, best first by rule of thumb; each says why every field has its value.
+
+    Arguments:
+        hardware: the machine to plan for, this one (`detect_hardware()`) or another.
+        workload: what is to be trained.
+        **fixed: plan fields that may not be changed; every plan returned has them as they are.
+
+    Raises:
+        PlanError: if a fixed field is unknown, is not allowed, or cannot run on this machine or with the others.
+
+    Example:
+        >>> from tfaccel.hardware.hardware import Device
+        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+        >>> gpus = tuple(Device(kind="GPU", index=i, compute_capability=(9, 0)) for i in range(8))
+        >>> [plan.strategy for plan in candidate_plans(Hardware(devices=gpus), digits, dtype_policy="float32")]
+        ['mirrored', 'mirrored', 'none', 'none', 'mirrored']
+    """
+    fixed = _checked(fixed)
+    drafts = [
+        _Draft(Case(hardware=hardware, workload=workload, fixed=fixed, choices=placement), rank * _PLACEMENT_COST)
+        for rank, placement in enumerate(placements(hardware, workload, fixed))
+    ]
+    for name, rule in COMBINED_RULES:
+        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=1)]
+    for name, rule in SINGLE_RULES:
+        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=_SINGLE_COST)]
+    return _plans(sorted(drafts, key=lambda draft: draft.cost))
+
+
+def default_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
+    """The first of `candidate_plans`: what to use without measuring.
+
+    Raises:
+        PlanError: as `candidate_plans`.
+
+    Example:
+        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+        >>> default_plan(Hardware(), digits).devices
+        ('CPU:0',)
+    """
+    return candidate_plans(hardware, workload, **fixed)[0]
+
+
+def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    known = plan_field_names()
+    values = dict(fixed)
+    for name in values:
+        if name not in known:
+            hint = near_name(name, known) or f" Fields: {', '.join(known)}."
+            raise PlanError(f"Plan has no field {name!r}.{hint}")
+    if isinstance(values.get("devices"), list):
+        values["devices"] = tuple(values["devices"])
+    for name, value in values.items():
+        check_value(name, value)
+    return values
+
+
+def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
+    """The draft with each choice of one field; further choices that cost a lot are for the best draft alone."""
+    case = draft.case
+    choices = [Choice(case.fixed[name], SET_BY_YOU)] if name in case.fixed else rule(case)
+    if cost >= _SINGLE_COST and draft.cost > 0:
+        choices = choices[:1]
+    return [
+        _Draft(replace(case, choices={**case.choices, name: choice}), draft.cost + rank * cost)
+        for rank, choice in enumerate(choices)
+    ]
+
+
+def _plans(drafts: list[_Draft]) -> list[Plan]:
+    """The drafts that make a plan; if none does, the error of the best."""
+    plans: list[Plan] = []
+    errors: list[PlanError] = []
+    for draft in drafts:
+        choices = draft.case.choices
+        values = {name: choices[name].value for name in choices}
+        reasons = tuple((name, choices[name].reason) for name in plan_field_names())
+        try:
+            plans.append(Plan(**values, reasons=reasons))
+        except PlanError as error:
+            errors.append(error)
+    if not plans:
+        raise errors[0]
+    return list(dict.fromkeys(plans))

@@ -1,0 +1,91 @@
+"""Workloads from their import path: `package.module:function`, the function returning the workload."""
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
+from tfaccel.planning.workload import Workload
+
+
+def load_workload(import_path: str, **kwargs: Any) -> Workload:
+    """Imports a module, calls its function with the keyword arguments, and returns the workload.
+
+    Arguments:
+        import_path: module and function, such as "my_project.digits:workload".
+        **kwargs: arguments of the function.
+
+    Raises:
+        WorkloadError: if the path is malformed, the module cannot be imported, the function is missing, does not take
+            these arguments, or returns something else. What the function itself raises passes through.
+
+    Example:
+        >>> load_workload("my_project.digits")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: A workload is written package.module:function. Received: 'my_project.digits'.
+    """
+    module_name, colon, function_name = import_path.partition(":")
+    if not colon or not function_name.isidentifier() or not all(map(str.isidentifier, module_name.split("."))):
+        raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
+    function = _function(module_name, function_name)
+    _check_arguments(import_path, function, kwargs)
+    workload = function(**kwargs)
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"{import_path} must return a tfaccel.Workload. Received: {type(workload).__name__}. "
+            "Return Workload(name, build_model, compile_args, train_data, global_batch_size=...)."
+        )
+    return workload
+
+
+def load_recipe(name: str, **kwargs: Any) -> Workload:
+    """The workload of a ready recipe, made with the keyword arguments.
+
+    Raises:
+        WorkloadError: if there is no such recipe (with the nearest name), or it does not take these arguments.
+    """
+    names = [recipe.name for recipe in list_recipes()]
+    if name not in names:
+        hint = near_name(name, names) or f" Recipes: {', '.join(names) or 'none'}."
+        raise WorkloadError(f"There is no recipe {name!r}.{hint}")
+    return load_workload(f"{RECIPES_PACKAGE}.{name}:workload", **kwargs)
+
+
+def _function(module_name: str, function_name: str) -> Callable[..., Any]:
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise WorkloadError(
+                f"There is no module {error.name!r} (wanted for {module_name}:{function_name}). Install it, or start "
+                "from the folder that holds it."
+            ) from error
+        raise WorkloadError(f"Importing {module_name} failed: {error}.") from error
+    except Exception as error:
+        raise WorkloadError(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
+    if not hasattr(module, function_name):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise WorkloadError(f"Module {module_name!r} has no {function_name!r}.{near_name(function_name, public)}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise WorkloadError(
+            f"{module_name}:{function_name} must be a function that returns a tfaccel.Workload. "
+            f"Received: {type(function).__name__}."
+        )
+    checked: Callable[..., Any] = function
+    return checked
+
+
+def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raises WorkloadError where the function does not take these arguments; a TypeError would not say so clearly."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        taken = [name for name in signature.parameters if name not in kwargs]
+        hint = "".join(near_name(name, taken) for name in kwargs if name not in signature.parameters)
+        raise WorkloadError(f"{import_path}{signature} cannot be called like this: {error}.{hint}") from error

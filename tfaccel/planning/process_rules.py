@@ -1,0 +1,103 @@
+"""Rules for threads, GPU memory, communication between replicas, and the input pipeline."""
+
+from tfaccel.planning.case import Case, Choice
+
+# tf.distribute's own example of a pack; worth a trial once gradients are several times as large.
+PACK_BYTES = 50 * 2**20
+_BYTES_PER_GRADIENT = 4
+
+
+def intra_op_threads_rule(case: Case) -> list[Choice]:
+    """TensorFlow counts cores itself, but does not know of a container's limit."""
+    hardware = case.hardware
+    usable, physical = hardware.num_usable_cores, hardware.num_physical_cores
+    if usable < physical:
+        return [Choice(usable, f"This process may use {usable} of {physical} cores; TensorFlow may count them all.")]
+    own = Choice(None, f"TensorFlow takes all {usable} usable cores by itself.")
+    if case.kind == "CPU" and usable > physical > 1:
+        return [
+            own,
+            Choice(physical, f"One thread for each of {physical} physical cores; hardware threads share units."),
+        ]
+    return [own]
+
+
+def inter_op_threads_rule(case: Case) -> list[Choice]:
+    """As for the threads inside operations."""
+    usable, physical = case.hardware.num_usable_cores, case.hardware.num_physical_cores
+    if usable < physical:
+        return [Choice(usable, f"This process may use {usable} of {physical} cores; TensorFlow may count them all.")]
+    return [Choice(None, "TensorFlow's own choice.")]
+
+
+def gpu_memory_growth_rule(case: Case) -> list[Choice]:
+    """Growing, so that others can use what is left."""
+    if case.kind != "GPU":
+        return [Choice(False, "No GPU is used.")]
+    if case.fixed.get("gpu_memory_limit_bytes") is not None:
+        return [Choice(False, "A limit is set; TensorFlow cannot do both.")]
+    return [Choice(True, "Takes GPU memory as needed, so that other programs can use the rest.")]
+
+
+def gpu_memory_limit_rule(case: Case) -> list[Choice]:
+    """None: a limit is for sharing a GPU knowingly."""
+    return [Choice(None, "No limit is needed." if case.kind == "GPU" else "No GPU is used.")]
+
+
+def communication_rule(case: Case) -> list[Choice]:
+    """NCCL between GPUs; ring between CPU workers; the alternatives as further candidates."""
+    strategy = case["strategy"]
+    if strategy not in ("mirrored", "multi_worker_mirrored") or case.num_replicas == 1:
+        return [
+            Choice("tensorflow_default", "There is one replica." if case.num_replicas == 1 else "Built into the TPU.")
+        ]
+    if case.kind == "CPU":
+        if strategy == "mirrored":
+            return [Choice("tensorflow_default", "MirroredStrategy sums over CPU devices in a ring by itself.")]
+        return [Choice("ring", "TensorFlow's ring is what sums over CPUs of several workers.")]
+    nccl = Choice("nccl", "NCCL is made for sums over GPUs.")
+    if strategy == "mirrored":
+        return [nccl, Choice("hierarchical_copy", "Copies along a tree; can win where GPUs are linked as in a DGX-1.")]
+    return [nccl, Choice("ring", "TensorFlow's own ring, where NCCL cannot use the network between the workers.")]
+
+
+def bytes_per_pack_rule(case: Case) -> list[Choice]:
+    """TensorFlow's own; for large gradients, packs whose sums overlap as a further candidate."""
+    own = Choice(0, "TensorFlow's own size of packs.")
+    parameters = case.workload.num_parameters
+    several = case["strategy"] in ("mirrored", "multi_worker_mirrored") and case.num_replicas > 1
+    if not several or parameters is None or case["communication"] == "hierarchical_copy":
+        return [own]
+    if parameters * _BYTES_PER_GRADIENT < 4 * PACK_BYTES:
+        return [own]
+    megabytes = parameters * _BYTES_PER_GRADIENT // 10**6
+    return [
+        own,
+        Choice(PACK_BYTES, f"{megabytes} MB of gradients in packs of 50 MiB, which can be summed side by side."),
+    ]
+
+
+def sum_duplicate_indices_rule(case: Case) -> list[Choice]:
+    """As plain Keras."""
+    return [Choice(False, "As Keras does on one device; it matters for embeddings with Adam or clipping only.")]
+
+
+def data_threads_rule(case: Case) -> list[Choice]:
+    """Threads of its own for the input where the host only feeds an accelerator."""
+    usable = case.hardware.num_usable_cores
+    if case.kind == "CPU":
+        return [Choice(None, "The input shares the operations' threads: both run on the same cores.")]
+    reason = (
+        f"The host only feeds the {case.kind}s; of {usable} usable cores, two are left to TensorFlow (never below 2)."
+    )
+    return [Choice(max(2, usable - 2), reason)]
+
+
+def prefetch_batches_rule(case: Case) -> list[Choice]:
+    """Two: one in use, one ready."""
+    return [Choice(2, "The next batch is ready when a step ends; more would only take memory.")]
+
+
+def cache_data_rule(case: Case) -> list[Choice]:
+    """Off: it is not known whether the examples fit into memory."""
+    return [Choice(False, "Whether all examples fit into memory is not known.")]
