@@ -1,0 +1,44 @@
+"""requirements-tpu.txt installs what setup.cfg asks for, with tensorflow-tpu in place of tensorflow."""
+
+import configparser
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def entries(text):
+    """Requirements of a text, one a line, without comments: {"keras": ">=3.15"}."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    matches = [re.fullmatch(r"([\w-]+(?:\[[\w,-]+\])?)(.*)", line) for line in lines if line]
+    return {match[1]: match[2].strip() for match in matches}
+
+
+def test_tpu_machines_get_the_same_but_tensorflow():
+    required = entries(setup_cfg()["options"]["install_requires"])
+    on_tpu = entries((ROOT / "requirements-tpu.txt").read_text())
+    assert required.pop("tensorflow") == ">=2.20,<2.22"
+    assert on_tpu.pop("tensorflow-tpu") == ">=2.20,<2.21"
+    assert on_tpu.pop("libtpu").startswith("<0.0.")
+    assert on_tpu == required
+
+
+def test_gpu_machines_get_the_same_tensorflow():
+    extras = setup_cfg()["options.extras_require"]
+    required = entries(setup_cfg()["options"]["install_requires"])
+    assert entries(extras["gpu"])["tensorflow[and-cuda]"] == required["tensorflow"]
+
+
+def test_every_warning_filter_is_explained():
+    lines = (ROOT / "setup.cfg").read_text().split("filterwarnings =\n")[1].split("markers =")[0].splitlines()
+    filters = [number for number, line in enumerate(lines) if line.strip().startswith("ignore")]
+    unexplained = [lines[i] for i in filters if not lines[i - 1].strip().startswith(("#", "ignore"))]
+    assert (len(filters) > 0, unexplained) == (True, [])
+    broad = [lines[i] for i in filters if len(lines[i].split(":")) < 4 or not lines[i].split(":")[3].strip()]
+    assert broad == [], "name the module that warns"

@@ -1,0 +1,40 @@
+"""The wheel holds every source file, and nothing else."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not (ROOT / "tfaccel").is_dir(), reason="needs the sources")
+
+
+@pytest.fixture(scope="module")
+def wheel_files(run_python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("tfaccel", "recipes", "scripts"):
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    run_python("build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source"))
+    [wheel] = folder.glob("tfaccel-*-py3-none-any.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def installed_name(path):
+    relative = path.relative_to(ROOT)
+    return relative.as_posix() if relative.parts[0] == "tfaccel" else f"tfaccel/{relative.as_posix()}"
+
+
+def test_package_files_are_the_sources(wheel_files):
+    paths = [path for folder in ("tfaccel", "recipes", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    expected = {installed_name(path) for path in paths} | {"tfaccel/py.typed"}
+    packaged = {name for name in wheel_files if ".dist-info/" not in name}
+    assert packaged == expected, "a new package must be named under `packages` in setup.cfg"
+
+
+def test_about_files(wheel_files):
+    about = {name.split(".dist-info/")[1] for name in wheel_files if ".dist-info/" in name}
+    assert {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"} <= about
