@@ -54,4 +54,6 @@ def _round_number(count: float) -> int:
 
 
 def _said(seconds: float) -> str:
-    return f"{seconds * 1e3:.2g} ms" if seconds < 1 else f"{seconds:.2g} s"
+    return (
+        f"{seconds * 1e3:.2g} ms" if seconds < 0.0995 else f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    )

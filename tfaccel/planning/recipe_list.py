@@ -39,4 +39,4 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
 def summary_of(path: Path) -> str:
     """The first line of a Python file's docstring, or "" where it has none; the file is read, not run."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.splitlines()[0] if docstring else ""
+    return docstring.splitlines()[0].strip() if docstring else ""

@@ -1,0 +1,259 @@
+"""Candidate plans for made-up machines: what holds for all of them, what each machine gets, and what is refused."""
+
+import re
+
+import pytest
+from planning_machines import (
+    CONTAINER,
+    EIGHT_H100,
+    FOUR_A100,
+    MACHINES,
+    MANY_CORES,
+    MIXED_GPUS,
+    ONE_P100,
+    ONE_T4,
+    ONE_V100,
+    TPU_SLICE,
+    TPU_V5E,
+    TWO_CORES,
+    TWO_GPU_WORKERS,
+    TWO_WORKERS,
+    UNKNOWN_GPU,
+    host,
+    workload,
+)
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Cluster, Hardware
+from tfaccel.planning.candidates import candidate_plans, default_plan
+from tfaccel.planning.plan import Plan, plan_field_names
+
+WORKLOADS = {
+    "nothing known": workload(),
+    "all known": workload(100, num_train_examples=5000, flops_per_example=1e9, num_parameters=10**8),
+    "tiny batch": workload(3),
+}
+
+
+def refused(message, hardware, **fixed):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        candidate_plans(hardware, workload(), **fixed)
+
+
+def values(plans, field):
+    return list(dict.fromkeys(getattr(plan, field) for plan in plans))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_candidate_is_sound(machine, name):
+    hardware, plans = MACHINES[machine], candidate_plans(MACHINES[machine], WORKLOADS[name])
+    assert 2 <= len(plans) <= 24 or machine == "TPU v5e-8"
+    assert len(set(plans)) == len(plans)
+    there = {f"CPU:{i}" for i in range(8)} if not hardware.devices else {device.name for device in hardware.devices}
+    for plan in plans:
+        assert Plan.from_json(plan.to_json()) == plan
+        assert [field for field, _ in plan.reasons] == list(plan_field_names())
+        assert all(reason.endswith(".") for _, reason in plan.reasons)
+        assert set(plan.devices) <= there
+        assert abs(plan.global_batch_size - WORKLOADS[name].global_batch_size) < plan.num_replicas
+    assert default_plan(hardware, WORKLOADS[name]) == plans[0]
+
+
+FIXED_VALUES = {
+    "dtype_policy": "mixed_float16",
+    "jit_compile": True,
+    "global_batch_size": 480,
+    "accumulation_steps": 2,
+    "steps_per_execution": 3,
+    "intra_op_threads": None,
+    "inter_op_threads": 1,
+    "gpu_memory_growth": False,
+    "communication": "tensorflow_default",
+    "bytes_per_pack": 0,
+    "sum_duplicate_indices": True,
+    "data_threads": 3,
+    "prefetch_batches": 1,
+    "cache_data": True,
+    "num_workers": 1,
+    "num_logical_cpus": 2,
+    "tpu": None,
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("field", FIXED_VALUES)
+def test_a_fixed_field_is_in_every_plan_or_refused(machine, field):
+    try:
+        plans = candidate_plans(MACHINES[machine], workload(), **{field: FIXED_VALUES[field]})
+    except PlanError as error:
+        assert machine == "TPU v5e-8" and field in ("dtype_policy", "jit_compile", "tpu"), error
+        return
+    assert values(plans, field) == [FIXED_VALUES[field]]
+    assert all(dict(plan.reasons)[field] == "Set by you." for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "strategy", "devices", "dtype_policy", "jit_compile", "communication"),
+    [
+        (TWO_CORES, "none", "CPU:0", "float32", False, "tensorflow_default"),
+        (MANY_CORES, "none", "CPU:0", "float32", False, "tensorflow_default"),
+        (ONE_T4, "none", "GPU:0", "mixed_float16", True, "tensorflow_default"),
+        (ONE_V100, "none", "GPU:0", "mixed_float16", True, "tensorflow_default"),
+        (ONE_P100, "none", "GPU:0", "float32", True, "tensorflow_default"),
+        (UNKNOWN_GPU, "none", "GPU:0", "float32", True, "tensorflow_default"),
+        (FOUR_A100, "mirrored", "GPU:0 GPU:1 GPU:2 GPU:3", "mixed_bfloat16", True, "nccl"),
+        (MIXED_GPUS, "mirrored", "GPU:1 GPU:2", "float32", True, "nccl"),
+        (TPU_V5E, "tpu", " ".join(f"TPU:{i}" for i in range(8)), "mixed_bfloat16", False, "tensorflow_default"),
+        (TWO_WORKERS, "multi_worker_mirrored", "CPU:0", "float32", False, "ring"),
+    ],
+)
+def test_default_plan(hardware, strategy, devices, dtype_policy, jit_compile, communication):
+    plan = default_plan(hardware, workload())
+    assert (plan.strategy, " ".join(plan.devices), plan.dtype_policy) == (strategy, devices, dtype_policy)
+    assert (plan.jit_compile, plan.communication) == (jit_compile, communication)
+    assert plan.global_batch_size == 256
+    assert plan.gpu_memory_growth == devices.startswith("GPU")
+    assert plan.tpu == ("local" if strategy == "tpu" else None)
+
+
+def test_dtype_policies_by_capability():
+    policies = {
+        name: values(candidate_plans(machine, workload()), "dtype_policy") for name, machine in MACHINES.items()
+    }
+    assert policies["two cores"] == policies["P100"] == policies["unknown GPU"] == ["float32"]
+    assert policies["many cores"] == ["float32", "mixed_bfloat16"]
+    assert policies["T4"] == policies["V100"] == ["mixed_float16", "float32"]
+    assert policies["4 A100"] == policies["8 H100"] == ["mixed_bfloat16", "mixed_float16", "float32"]
+    assert policies["TPU v5e-8"] == ["mixed_bfloat16", "float32"]
+    assert values(candidate_plans(host(2, "AMX_BF16"), workload()), "dtype_policy") == ["float32", "mixed_bfloat16"]
+
+
+def test_mirrored_is_not_proposed_for_one_device():
+    for hardware in (TWO_CORES, ONE_T4, CONTAINER):
+        assert values(candidate_plans(hardware, workload()), "strategy") == ["none"]
+
+
+def test_eight_gpus_are_also_tried_alone_and_first_for_tiny_shares():
+    assert values(candidate_plans(EIGHT_H100, workload()), "strategy") == ["mirrored", "none"]
+    assert values(candidate_plans(EIGHT_H100, workload(32)), "strategy") == ["none", "mirrored"]
+
+
+def test_both_communications_and_packs_are_tried_once():
+    plans = candidate_plans(EIGHT_H100, workload(num_parameters=10**8))
+    others = [(plan.communication, plan.bytes_per_pack) for plan in plans[-2:]]
+    assert sorted(others) == [("hierarchical_copy", 0), ("nccl", 50 * 2**20)]
+    assert "ring" in values(candidate_plans(TWO_GPU_WORKERS, workload()), "communication")
+    assert values(candidate_plans(EIGHT_H100, workload(num_parameters=10**6)), "bytes_per_pack") == [0]
+
+
+def test_logical_cpus_on_many_cores():
+    assert values(candidate_plans(MANY_CORES, workload()), "num_logical_cpus") == [1, 2, 4]
+    assert values(candidate_plans(MANY_CORES, workload(16)), "num_logical_cpus") == [1, 2]
+    assert values(candidate_plans(host(16), workload()), "num_logical_cpus") == [1, 2]
+    assert values(candidate_plans(MANY_CORES, workload(), global_batch_size=99), "num_logical_cpus") == [1]
+    plans = candidate_plans(EIGHT_H100, workload(), num_logical_cpus=2)
+    assert values(plans, "devices") == [("CPU:0", "CPU:1")]
+    plans = candidate_plans(TWO_CORES, workload(), num_logical_cpus=3, strategy="none")
+    assert values(plans, "devices") == [("CPU:0",)]
+
+
+def test_recommended_batch_is_kept_or_the_nearest_that_divides():
+    def batch(recommended, hardware=EIGHT_H100, **fixed):
+        return default_plan(hardware, workload(recommended), strategy="mirrored", **fixed).global_batch_size
+
+    assert [batch(size) for size in (256, 99, 100, 101, 3)] == [256, 96, 96, 104, 8]
+    assert batch(100, accumulation_steps=4) == 96
+    assert batch(100, hardware=TWO_CORES, accumulation_steps=3) == 99
+
+
+def test_fixed_batch_takes_the_gpus_that_share_it_evenly():
+    plan = default_plan(EIGHT_H100, workload(), global_batch_size=100)
+    assert (plan.strategy, len(plan.devices), plan.replica_batch_size) == ("mirrored", 5, 20)
+    assert dict(plan.reasons)["devices"] == "5 of 8 GPUs: the largest number that shares 100 evenly."
+    assert default_plan(EIGHT_H100, workload(), global_batch_size=97).devices == ("GPU:0",)
+    plan = default_plan(TWO_GPU_WORKERS, workload(), global_batch_size=20)
+    assert (plan.num_workers, len(plan.devices), plan.replica_batch_size) == (2, 5, 2)
+
+
+def test_devices_given():
+    plan = default_plan(FOUR_A100, workload(), devices=["GPU:3"])
+    assert (plan.strategy, plan.devices) == ("one_device", ("GPU:3",))
+    assert default_plan(FOUR_A100, workload(), devices=("GPU:3", "GPU:1")).strategy == "mirrored"
+    plan = default_plan(FOUR_A100, workload(), devices=("CPU:0", "CPU:2"))
+    assert (plan.strategy, plan.num_logical_cpus, plan.dtype_policy) == ("mirrored", 3, "float32")
+    plan = default_plan(ONE_T4, workload(), strategy="mirrored")
+    assert (plan.strategy, plan.devices, plan.communication) == ("mirrored", ("GPU:0",), "tensorflow_default")
+
+
+def test_strategy_given():
+    assert default_plan(EIGHT_H100, workload(), strategy="none").devices == ("GPU:0",)
+    assert default_plan(EIGHT_H100, workload(), strategy="one_device").devices == ("GPU:0",)
+    assert default_plan(TPU_V5E, workload(), strategy="none").devices == ("CPU:0",)
+    assert default_plan(TWO_WORKERS, workload(), strategy="none").num_workers == 1
+    assert default_plan(TWO_CORES, workload(), strategy="mirrored").devices == ("CPU:0",)
+    assert default_plan(MIXED_GPUS, workload(), strategy="none").devices == ("GPU:0",)
+
+
+def test_workers():
+    plan = default_plan(TWO_GPU_WORKERS, workload())
+    assert (plan.num_workers, plan.num_replicas, plan.replica_batch_size, plan.communication) == (2, 16, 16, "nccl")
+    assert default_plan(TWO_WORKERS, workload(), num_workers=1).strategy == "none"
+    assert default_plan(TWO_CORES, workload(), num_workers=3).num_workers == 3
+    evaluator = host(2, cluster=Cluster(source="tf_config", num_workers=2, task_index=0, task_type="evaluator"))
+    assert default_plan(evaluator, workload()).strategy == "none"
+
+
+def test_tpu_slice_needs_its_name():
+    refused("This machine is one of 4 of a TPU slice", TPU_SLICE)
+    cores = tuple(f"TPU:{i}" for i in range(16))
+    plan = default_plan(TPU_SLICE, workload(), tpu="my-slice", devices=cores)
+    assert (plan.strategy, plan.tpu, plan.num_replicas, plan.num_workers) == ("tpu", "my-slice", 16, 1)
+    plan = default_plan(TPU_SLICE, workload(), strategy="tpu")
+    assert (plan.tpu, plan.num_replicas) == ("local", 4)
+
+
+def test_threads():
+    plan = default_plan(CONTAINER, workload())
+    assert (plan.intra_op_threads, plan.inter_op_threads) == (4, 4)
+    assert "may use 4 of 32 cores" in dict(plan.reasons)["intra_op_threads"]
+    assert default_plan(TWO_CORES, workload()).intra_op_threads is None
+    assert default_plan(EIGHT_H100, workload()).data_threads == 94
+    hyperthreads = Hardware(num_physical_cores=8, num_usable_cores=16)
+    assert values(candidate_plans(hyperthreads, workload()), "intra_op_threads") == [None, 8]
+
+
+def test_gpu_memory_limit_stops_growth():
+    plan = default_plan(ONE_T4, workload(), gpu_memory_limit_bytes=2**30)
+    assert (plan.gpu_memory_growth, plan.gpu_memory_limit_bytes) == (False, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fixed", "message"),
+    [
+        (TWO_CORES, {"stratgy": "none"}, "Plan has no field 'stratgy'. Did you mean 'strategy'?"),
+        (TWO_CORES, {"reasons": ()}, "Plan has no field 'reasons'."),
+        (TWO_CORES, {"strategy": "auto"}, "Received: strategy='auto'."),
+        (TWO_CORES, {"strategy": "central_storage"}, "CentralStorageStrategy with Keras 3 reports wrong losses"),
+        (TWO_CORES, {"devices": "CPU:0"}, "`devices` must list at least one device"),
+        (FOUR_A100, {"devices": ("GPU:4",)}, "GPU:4 is not there. Devices here: CPU:0, GPU:0, GPU:1, GPU:2, GPU:3."),
+        (FOUR_A100, {"devices": ("GPU:9", "GPU:8")}, "GPU:9, GPU:8 are not there."),
+        (ONE_T4, {"strategy": "tpu"}, "strategy='tpu' needs a TPU. Devices here: CPU:0, GPU:0."),
+        (TWO_CORES, {"tpu": "my-tpu"}, "strategy='tpu' needs a TPU. Devices here: CPU:0."),
+        (TWO_CORES, {"strategy": "multi_worker_mirrored"}, "needs a cluster of several workers"),
+        (TWO_WORKERS, {"num_workers": 3}, "has 2 workers. Received: num_workers=3. Use 2, or 1"),
+        (TWO_CORES, {"communication": "nccl"}, "Received: communication='nccl', strategy='none', devices=CPU:0."),
+        (TPU_V5E, {"jit_compile": True}, "TPUStrategy compiles with XLA by itself"),
+        (TPU_V5E, {"dtype_policy": "mixed_float16"}, "TPUs calculate in bfloat16, not in float16."),
+        (EIGHT_H100, {"global_batch_size": 97, "strategy": "mirrored"}, "num_replicas=8. Use 96 or 104, or fewer"),
+        (TWO_CORES, {"global_batch_size": 33, "num_logical_cpus": 2}, "num_replicas=2. Use 32 or 34, or fewer"),
+        (FOUR_A100, {"strategy": "none", "devices": ("GPU:0", "GPU:1")}, "strategy='none' runs on one device."),
+        (
+            host(2, cluster=Cluster(source="tf_config", num_workers=2, task_index=0, task_type="ps")),
+            {},
+            "This process is a parameter server of its cluster. Keras 3 does not support ParameterServerStrategy",
+        ),
+    ],
+)
+def test_refused(hardware, fixed, message):
+    refused(message, hardware, **fixed)
