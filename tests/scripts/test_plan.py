@@ -1,0 +1,192 @@
+"""`tfaccel plan`: what it prints, what it writes, and one clear line for every bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.planning.override_flags import OVERRIDE_FLAGS
+from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.scripts import plan as plan_command
+
+WORKLOAD = """
+from tfaccel.planning.workload import Workload
+
+def workload():
+    return Workload("mine", object, dict, list, global_batch_size=64, num_parameters=10**8)
+"""
+OURS = "--workload=my_planned_module:workload"
+EIGHT_GPUS = Hardware(
+    num_physical_cores=32,
+    num_usable_cores=32,
+    devices=tuple(Device(kind="GPU", index=i, model="H100", compute_capability=(9, 0)) for i in range(8)),
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with a workload, and a machine with eight GPUs and one without."""
+    (tmp_path / "my_planned_module.py").write_text(WORKLOAD)
+    (tmp_path / "gpus.json").write_text(json.dumps(EIGHT_GPUS.to_json()))
+    (tmp_path / "cpu.json").write_text(json.dumps({"hardware": Hardware().to_json()}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("my_planned_module", None)
+
+
+@pytest.fixture
+def plan(folder, capsys):
+    """A function that runs the command with these flags: status, standard output, standard error."""
+
+    def run(*arguments):
+        flags.FLAGS.unparse_flags()
+        status = plan_command.run(["tfaccel plan", *arguments])
+        flags.FLAGS.unparse_flags()
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_prints_candidates_chosen_plan_and_every_reason_with_its_flag(plan):
+    status, out, err = plan(OURS, "--hardware=gpus.json")
+    assert (status, err) == (0, "")
+    assert "Candidate plans for mine, best first" in out
+    assert "GPU:0 to GPU:7 (8)" in out
+    assert "communication=hierarchical_copy" in out
+    chosen = out[out.index("Chosen: plan 1") : out.index("Why the other")]
+    assert all(name in chosen for name in plan_field_names())
+    assert all(f"--{flag}" in chosen for flag in OVERRIDE_FLAGS.values())
+    assert "--set=bytes_per_pack=VALUE" in chosen
+    assert "compute capability 9.0 has fast bfloat16" in chosen
+    assert "dtype_policy=float32: Full precision, for comparison" in out[out.index("Why the other") :]
+
+
+def test_json_has_the_same(plan):
+    status, out, _ = plan(OURS, "--hardware=gpus.json", "--json")
+    data = json.loads(out)
+    assert status == 0
+    assert data["workload"] == "mine"
+    assert Hardware.from_json(data["hardware"]) == EIGHT_GPUS
+    candidates = [Plan.from_json(candidate) for candidate in data["candidates"]]
+    assert Plan.from_json(data["chosen"]) == candidates[0]
+    assert [row["field"] for row in data["reasons"]] == list(plan_field_names())
+    assert all(row["reason"] and row["flag"] for row in data["reasons"])
+
+
+def test_plans_for_this_machine(plan):
+    status, out, err = plan(OURS, "--json", "--devices=CPU:0")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["chosen"]["devices"] == ["CPU:0"]
+
+
+def test_flags_fix_fields(plan):
+    status, out, _ = plan(
+        OURS,
+        "--hardware=cpu.json",
+        "--json",
+        "--strategy=mirrored",
+        "--devices=CPU:0, CPU:1",
+        "--logical_cpus=3",
+        "--dtype_policy=mixed_float16",
+        "--xla=on",
+        "--global_batch_size=48",
+        "--accumulation_steps=2",
+        "--steps_per_execution=7",
+        "--num_threads=5",
+        "--set=gpu_memory_limit_bytes=none",
+        "--set=sum_duplicate_indices=true",
+        "--set=prefetch_batches=0",
+        "--set=communication=tensorflow_default",
+        "--set=tpu=none",
+    )
+    assert status == 0
+    expected = {
+        "strategy": "mirrored",
+        "devices": ["CPU:0", "CPU:1"],
+        "num_logical_cpus": 3,
+        "dtype_policy": "mixed_float16",
+        "jit_compile": True,
+        "global_batch_size": 48,
+        "accumulation_steps": 2,
+        "steps_per_execution": 7,
+        "intra_op_threads": 5,
+        "inter_op_threads": 5,
+        "gpu_memory_limit_bytes": None,
+        "sum_duplicate_indices": True,
+        "prefetch_batches": 0,
+        "communication": "tensorflow_default",
+        "tpu": None,
+    }
+    for candidate in json.loads(out)["candidates"]:
+        assert expected.items() <= candidate.items()
+        reasons = dict(candidate["reasons"])
+        assert {name for name in reasons if reasons[name] == "Set by you."} == set(expected)
+
+
+def test_auto_fixes_nothing(plan):
+    automatic = [f"--{flag}=auto" for flag in OVERRIDE_FLAGS.values()]
+    assert plan(OURS, "--hardware=gpus.json", "--json", *automatic) == plan(OURS, "--hardware=gpus.json", "--json")
+
+
+def test_write_saves_the_chosen_plan(plan, folder):
+    status, out, _ = plan(OURS, "--hardware=gpus.json", "--write=plan.json", "--xla=off")
+    assert status == 0
+    assert "Plan 1 is written to plan.json" in out
+    saved = Plan.load(folder / "plan.json")
+    assert (saved.strategy, saved.jit_compile, len(saved.devices)) == ("mirrored", False, 8)
+    assert dict(saved.reasons)["jit_compile"] == "Set by you."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Give --recipe=NAME or --workload=package.module:function. Received: neither."),
+        (["--recipe=a", OURS], "Received: both."),
+        (["--recipe=no_such_recipe"], "There is no recipe 'no_such_recipe'."),
+        (["--workload=mine"], "A workload is written package.module:function. Received: 'mine'."),
+        ([OURS, "--hardware=none.json"], "Cannot read the hardware file 'none.json': No such file or directory."),
+        ([OURS, "--hardware=my_planned_module.py"], "The hardware file 'my_planned_module.py' is not JSON"),
+        ([OURS, "--strategy=miror"], "Received: strategy='miror'. Did you mean 'mirrored'?"),
+        ([OURS, "--strategy=parameter_server"], "Keras 3 does not support ParameterServerStrategy"),
+        ([OURS, "--devices=GPU:8"], "GPU:8 is not there. Devices here: CPU:0, GPU:0, GPU:1,"),
+        ([OURS, "--devices=gpu0"], "A device is written KIND:INDEX"),
+        ([OURS, "--xla=maybe"], "--xla must be on or off, or auto. Received: --xla=maybe."),
+        ([OURS, "--global_batch_size=many"], "--global_batch_size must be a whole number, or auto."),
+        ([OURS, "--global_batch_size=0"], "`global_batch_size` must be a whole number of at least 1."),
+        ([OURS, "--global_batch_size=33", "--logical_cpus=2"], "num_replicas=2. Use 32 or 34, or fewer devices."),
+        ([OURS, "--set=prefetch_batches"], "--set is written --set=FIELD=VALUE. Received: --set=prefetch_batches."),
+        ([OURS, "--set=prefetch=1"], "Plan has no field 'prefetch'. Did you mean 'prefetch_batches'?"),
+        ([OURS, "--set=cache_data=2"], "--set=cache_data must be on or off. Received: --set=cache_data=2."),
+        ([OURS, "--set=reasons=x"], "cannot be set by --set=reasons=x: reasons are given by the rules."),
+        ([OURS, "--set=strategy=none", "--strategy=tpu"], "it is set already (--strategy)."),
+        ([OURS, "--set=data_threads=1", "--set=data_threads=2"], "it is set already (--set=data_threads=VALUE)."),
+        ([OURS, "--write=no_folder/plan.json"], "Cannot write the plan file 'no_folder/plan.json'"),
+        ([OURS, "--stratgy=none"], "Unknown command line flag 'stratgy'. Did you mean: strategy ?"),
+        ([OURS, "here"], "unexpected argument 'here'."),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(plan, arguments, message):
+    hardware = [] if any(argument.startswith("--hardware") for argument in arguments) else ["--hardware=gpus.json"]
+    status, out, err = plan(*hardware, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("tfaccel plan: ")
+    assert message in err
+
+
+def test_the_command_imports_no_tensorflow_and_explains_itself(folder):
+    code = (
+        "import sys; from tfaccel.scripts.main import main; status = main(['tfaccel', 'plan', *sys.argv[1:]]);"
+        "sys.exit(status or len({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, OURS], capture_output=True, text=True, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Chosen: plan 1" in done.stdout
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0
+    wanted = {*OVERRIDE_FLAGS.values(), "set", "recipe", "workload", "hardware", "write", "json"}
+    assert all(f"\n  --{flag}\n" in done.stdout for flag in wanted)
