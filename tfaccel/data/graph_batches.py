@@ -1,0 +1,120 @@
+"""Global batches inside the graph: how the next one is fetched, and how a replica takes its rows of it.
+
+These objects hold no data. They are equal when they do the same, so that a traced graph serves every source of its
+kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """Batches gathered from arrays by row number.
+
+    The arguments of a graph call are `(arrays, order, first)`: a nest of tensors, row numbers of shape
+    (num_batches, rows), and the batch to begin with.
+
+    Attributes:
+        has_partial_batch: the data set ends with a smaller batch. Keras then sees rows of unknown number in every
+            batch, as from its own pipeline; its loss trackers depend on that.
+    """
+
+    has_partial_batch: bool
+
+    def start(self, arguments: Any) -> Any:
+        """The loop state before the first step: none is needed."""
+        del arguments
+        return ()
+
+    def has_next(self, state: Any) -> tf.Tensor:
+        """Whether there is another batch; the caller asks for no more than there are."""
+        del state
+        return tf.constant(True)
+
+    def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
+        """The global batch of one step, and the next loop state."""
+        arrays, order, first = arguments
+        return (arrays, order[first + tf.cast(step, tf.int64)]), state
+
+    def num_rows(self, batch: Any) -> int | tf.Tensor:
+        """Rows of the global batch: an int where it is known while tracing."""
+        numbers = batch[1]
+        return numbers.shape[0] if numbers.shape[0] is not None else tf.shape(numbers)[0]
+
+    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
+        """Rows `start` to `stop` of the global batch; without them all rows."""
+        arrays, numbers = batch
+
+        def gather(array: tf.Tensor | None) -> tf.Tensor | None:
+            if array is None:
+                return None
+            taken = tf.gather(array, wanted)
+            if self.has_partial_batch:
+                taken = tf.compat.v1.placeholder_with_default(taken, [None, *taken.shape[1:]])
+            return taken
+
+        with tf.device("/CPU:0"):
+            wanted = numbers if start is None else numbers[start:stop]
+            return keras.tree.map_structure(gather, arrays)
+
+
+@dataclass(frozen=True)
+class IteratorBatches:
+    """Batches from a `tf.data` iterator.
+
+    The arguments of a graph call are `(iterator, next)`: `next` is the optional batch that is fetched ahead. The loop
+    state is that optional, and it comes back from the call.
+    """
+
+    def start(self, arguments: Any) -> Any:
+        """The loop state before the first step."""
+        return (arguments[1],)
+
+    def has_next(self, state: Any) -> tf.Tensor:
+        """Whether the iterator had another batch."""
+        return state[0].has_value()
+
+    def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
+        """The global batch of one step, and the next loop state."""
+        del step
+        batch = without_optionals(state[0].get_value())
+        return batch, (arguments[0].get_next_as_optional(),)
+
+    def num_rows(self, batch: Any) -> int | tf.Tensor:
+        """Rows of the global batch: an int where it is known while tracing."""
+        leaf = next(a for a in keras.tree.flatten(batch) if a is not None)
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
+        """Rows `start` to `stop` of the global batch; without them all rows."""
+        if start is None:
+            return batch
+        with tf.device("/CPU:0"):
+            return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), batch)
+
+
+def without_optionals(batch: Any) -> Any:
+    """A batch (or its specs) with None where a generator's adapter put an empty optional."""
+    empty = (tf.experimental.Optional, tf.OptionalSpec)
+    return keras.tree.map_structure(lambda a: None if isinstance(a, empty) else a, batch)
+
+
+def _slice_rows(value: Any, start: Any, stop: Any) -> Any:
+    if value is None or (isinstance(value, tf.Tensor) and value.shape.rank == 0):
+        return value
+    if isinstance(value, tf.SparseTensor):
+        shape = tf.shape(value, out_type=tf.int64)
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], axis=0)
+        size = tf.concat([[tf.cast(stop - start, tf.int64)], shape[1:]], axis=0)
+        return tf.sparse.slice(value, begin, size)
+    return value[start:stop]

@@ -1,0 +1,207 @@
+"""Sources of global batches for a training loop that runs inside the graph.
+
+A source hands out one *feed* an epoch; a feed gives the arguments of the next graph call. Arrays are gathered by row
+number inside the graph: no Python and no tf.data stands between two steps, and a replica reads its own rows only. Any
+other input comes through a `tf.data` iterator.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_optionals
+
+
+class ArraySource:
+    """Arrays in memory, cut into batches by an order that follows from seed and pass alone.
+
+    Args:
+        arrays: nest of tensors with a common first dimension (the examples).
+        global_batch_size: rows of one batch; the last may have fewer.
+        shuffle: True (all rows), "batch" (inside each batch) or False.
+        seed: decides the order; pass `p` of seed `s` is the same in every process.
+        steps: steps of one epoch if an epoch is not a whole pass; the next epoch then goes on in the same pass.
+    """
+
+    def __init__(self, arrays: Any, *, global_batch_size: int, shuffle: bool | str = False, seed: int = 0,
+                 steps: int | None = None) -> None:  # fmt: skip
+        self.arrays = arrays
+        self.global_batch_size = global_batch_size
+        self.steps_per_epoch = steps
+        self._shuffle = shuffle
+        self._seed = seed
+        self._feed: ArrayFeed | None = None
+        self._passes = 0
+        leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
+        self._num_rows = int(leaves[0].shape[0])
+        self.num_batches: int | None = math.ceil(self._num_rows / global_batch_size)
+        self.batch_spec = keras.tree.map_structure(
+            lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), arrays
+        )
+
+    def feed(self) -> ArrayFeed:
+        """The batches of the next epoch: a new pass, or the rest of the last one where an epoch is not a pass."""
+        if self._feed is None or self.steps_per_epoch is None or self._feed.exhausted:
+            self._feed = ArrayFeed(self, self._order(self._passes))
+            self._passes += 1
+        return self._feed
+
+    def epoch_end(self, num_steps: int) -> None:
+        """Nothing to do."""
+
+    def rewind(self) -> None:
+        """Lets the next feed start anew."""
+        self._feed = None
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _order(self, number: int) -> np.ndarray:
+        """The row numbers of one pass, int64, shape (num_rows,)."""
+        rows = np.arange(self._num_rows, dtype=np.int64)
+        if not self._shuffle:
+            return rows
+        generator = np.random.default_rng([self._seed, number])
+        if self._shuffle != "batch":
+            return generator.permutation(rows)
+        starts = range(0, self._num_rows, self.global_batch_size)
+        return np.concatenate([generator.permutation(rows[s : s + self.global_batch_size]) for s in starts])
+
+
+class ArrayFeed:
+    """One pass over an `ArraySource`."""
+
+    def __init__(self, source: ArraySource, order: np.ndarray) -> None:
+        self._source = source
+        self._step = 0
+        size = source.global_batch_size
+        self._num_full = len(order) // size
+        with tf.device("/CPU:0"):
+            self._full = tf.constant(order[: self._num_full * size].reshape(self._num_full, size))
+            self._last = tf.constant(order[self._num_full * size :].reshape(1, -1))
+        self._num_batches = self._num_full + (1 if self._last.shape[1] else 0)
+        self.batches = ArrayBatches(has_partial_batch=self._num_batches > self._num_full)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been used."""
+        return self._step >= self._num_batches
+
+    def signature(self) -> Any:
+        """Specs of the arguments that serve arrays of any length, so that one traced graph serves them all."""
+        size = self._source.global_batch_size if self._step < self._num_full else None
+        return self._source.batch_spec, tf.TensorSpec([None, size], tf.int64), tf.TensorSpec([], tf.int64)
+
+    def arguments(self, num_steps: int) -> tuple[Any, int]:
+        """Arguments of the next graph call and how many steps it may run (batches of one size only)."""
+        if self._step < self._num_full:
+            count = min(num_steps, self._num_full - self._step)
+            return (self._source.arrays, self._full, tf.constant(self._step, tf.int64)), count
+        return (self._source.arrays, self._last, tf.constant(0, tf.int64)), 1
+
+    def finished(self, num_steps: int, state: Any) -> None:
+        """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
+        del state
+        self._step += num_steps
+
+
+class IteratorSource:
+    """Any other input: a `tf.data.Dataset` of global batches.
+
+    Args:
+        dataset: yields `x`, `(x, y)` or `(x, y, sample_weight)` batches.
+        num_batches: batches of one pass, None if unknown or infinite.
+        steps_per_epoch: steps of one epoch; the iterator then goes on across epochs, as in `Model.fit`.
+        num_epochs: passes that will be asked for. They come from one repeated iterator, because the end of an
+            iterator can wait seconds for tf.data's autotune thread.
+        adapter: a Keras data adapter whose `on_epoch_begin` and `on_epoch_end` must be called, or None.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, steps_per_epoch: int | None = None,
+                 num_epochs: int = 1, adapter: Any = None) -> None:  # fmt: skip
+        self.num_batches = num_batches
+        self.steps_per_epoch = steps_per_epoch
+        self.batch_spec = without_optionals(dataset.element_spec)
+        self._adapter = adapter
+        self._feed: IteratorFeed | None = None
+        self._repeated = num_batches is not None and steps_per_epoch is None and adapter is None and num_epochs > 1
+        self._dataset = dataset.repeat(num_epochs) if self._repeated else dataset
+        if adapter is not None:
+            adapter.on_epoch_end()  # as `Model.fit` does before the first epoch
+
+    def feed(self) -> IteratorFeed:
+        """The batches of the next epoch; the same iterator goes on where an epoch is not a whole pass."""
+        if self._adapter is not None:
+            self._adapter.on_epoch_begin()
+        keeps_iterator = self._repeated or self.steps_per_epoch is not None
+        if self._feed is None or not keeps_iterator or self._feed.ended:
+            self.close()
+            self._feed = IteratorFeed(self._dataset)
+        self._feed.begin(self.num_batches if self._repeated else None)
+        return self._feed
+
+    def epoch_end(self, num_steps: int) -> None:
+        """To be called after the last step of an epoch, with the number of its steps."""
+        if self.num_batches is None and self._feed is not None and self._feed.ended:
+            self.num_batches = num_steps  # for the progress bar of the next epoch
+        if self._adapter is not None:
+            self._adapter.on_epoch_end()
+
+    def rewind(self) -> None:
+        """Lets the next feed start anew."""
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the iterator; a thread waits for tf.data's threads to end, not the caller."""
+        if self._feed is not None:
+            release = [self._feed.take_iterator()]
+            self._feed = None
+            threading.Thread(target=release.clear, name="tfaccel-iterator-release").start()
+
+
+class IteratorFeed:
+    """Batches from one iterator, the next one always fetched ahead."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self.batches = IteratorBatches()
+        self._iterator: Any = iter(dataset)
+        self._next: Any = self._iterator.get_next_as_optional()
+        self._left: int | None = None
+
+    def begin(self, num_batches: int | None) -> None:
+        """Starts an epoch of `num_batches` (None: until the iterator ends)."""
+        self._left = num_batches
+
+    def take_iterator(self) -> Any:
+        """The iterator and what it fetched ahead, for the last time."""
+        iterator, self._iterator, self._next = (self._iterator, self._next), None, None
+        return iterator
+
+    @property
+    def ended(self) -> bool:
+        """Whether the iterator has no more batches."""
+        return not bool(self._next.has_value())
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch of the epoch has been used."""
+        return self._left == 0 or self.ended
+
+    def signature(self) -> None:
+        """None: the iterator's own type says all."""
+
+    def arguments(self, num_steps: int) -> tuple[Any, int]:
+        """Arguments of the next graph call and how many steps it may run."""
+        return (self._iterator, self._next), num_steps if self._left is None else min(num_steps, self._left)
+
+    def finished(self, num_steps: int, state: Any) -> None:
+        """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
+        self._next = state[0]
+        if self._left is not None:
+            self._left -= num_steps

@@ -1,0 +1,180 @@
+"""The graph calls of a model: many steps in one call, metrics read at its end.
+
+The inner loop (`Engine.train`, `Engine.test`) runs a *window* of steps inside the graph; the outer loops (`fit`,
+`evaluate`, `predict`) call it, talk to callbacks and decide how long the next window is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training import private_api
+from tfaccel.training.model_parts import has_own_logs
+from tfaccel.training.one_replica import OneReplica
+from tfaccel.training.replicas import Replicas
+from tfaccel.training.several_replicas import SeveralReplicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What the engine can do besides what the compiled model says.
+
+    Attributes:
+        sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them, which plain
+            Keras does not do.
+        bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
+        stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
+    """
+
+    sum_duplicate_indices: bool = False
+    bytes_per_pack: int = 0
+    stop_at_non_finite_loss: bool = False
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """What one graph call did: steps run, logs at its end, and whether the last step's loss was finite."""
+
+    num_steps: int
+    logs: dict[str, Any]
+    loss_is_finite: bool = True
+
+
+class Engine:
+    """The traced steps of one compiled model; made once and kept until the model is compiled again."""
+
+    def __init__(self, model: keras.Model, options: EngineOptions) -> None:
+        private_api.check_versions()
+        self._model = weakref.ref(model)
+        self._options = options
+        self.replicas = Replicas(model.distribute_strategy)
+        make = OneReplica if self.replicas.num_replicas == 1 else SeveralReplicas
+        extra = {} if make is OneReplica else {"bytes_per_pack": options.bytes_per_pack}
+        self._steps = make(model, self.replicas, jit_compile=bool(model.jit_compile),
+                           sum_duplicate_indices=options.sum_duplicate_indices, **extra)  # fmt: skip
+        self._functions: dict[tuple[str, Any, str], Callable[..., Any]] = {}
+        self.step_seconds: dict[str, float] = {}
+
+    @property
+    def model(self) -> keras.Model:
+        model = self._model()
+        if model is None:
+            raise ReferenceError("The model of this engine no longer exists.")
+        return model
+
+    def train(self, feed: Any, num_steps: int) -> WindowResult:
+        """Runs up to `num_steps` training steps on the next batches of `feed` in one call."""
+        return self._window("train", feed, num_steps)
+
+    def test(self, feed: Any, num_steps: int) -> WindowResult:
+        """Runs up to `num_steps` evaluation steps on the next batches of `feed` in one call."""
+        return self._window("test", feed, num_steps)
+
+    def predict(self, feed: Any) -> Any:
+        """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
+        arguments, _ = feed.arguments(1)
+        outputs, state = self._function("predict", feed)(arguments)
+        feed.finished(1, state)
+        return outputs
+
+    def _window(self, kind: str, feed: Any, num_steps: int) -> WindowResult:
+        arguments, count = feed.arguments(num_steps)
+        done, state, own_logs, results, finite = self._function(kind, feed)(arguments, tf.constant(count))
+        num_done = int(done)
+        feed.finished(num_done, state)
+        logs = dict(own_logs) if own_logs and set(own_logs) != set(results) else dict(results)
+        return WindowResult(num_done, logs, bool(finite))
+
+    def _function(self, kind: str, feed: Any) -> Callable[..., Any]:
+        """The traced graph for batches of this kind, made when first asked for."""
+        specs = feed.signature()
+        key = (kind, feed.batches, str(specs))
+        if key not in self._functions:
+            build = self._predict_graph if kind == "predict" else self._window_graph
+            function = build(kind, feed.batches)
+            if not self.model.run_eagerly:
+                function = tf.function(function, autograph=False, reduce_retracing=True)
+                if specs is not None:
+                    others = () if kind == "predict" else (tf.TensorSpec([], tf.int32),)
+                    function = function.get_concrete_function(specs, *others)
+            self._functions[key] = function
+        return self._functions[key]
+
+    def _window_graph(self, kind: str, batches: Any) -> Callable[..., Any]:
+        step_fn = self._steps.train if kind == "train" else self._steps.test
+        keep_logs = has_own_logs(self.model, kind)
+        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss
+
+        def window(arguments: Any, num_steps: tf.Tensor) -> Any:
+            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
+                del finite
+                batch, state = batches.fetch(arguments, state, step)
+                own_logs = step_fn(batches, batch)
+                finite = self._loss_is_finite() if watch_loss else tf.constant(True)
+                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite
+
+            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> tf.Tensor:
+                del logs
+                more = (step < num_steps) & batches.has_next(state)
+                return more & finite if watch_loss else more
+
+            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
+            if keep_logs:  # the first step tells what the logs look like
+                variables = body(*variables)
+            done, state, logs, finite = tf.while_loop(go_on, body, variables)
+            return done, state, logs, self._metric_results(), finite
+
+        return window
+
+    def _predict_graph(self, kind: str, batches: Any) -> Callable[..., Any]:
+        del kind
+
+        def predict(arguments: Any) -> Any:
+            batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
+            outputs = self._steps.predict(batches, batch)
+            if self.replicas.num_replicas > 1:
+                outputs = self.replicas.concatenate(outputs)
+            return outputs, state
+
+        return predict
+
+    def _metric_results(self) -> dict[str, tf.Tensor]:
+        """Results of all metrics, over all replicas."""
+        if self.replicas.num_replicas == 1:
+            with self.replicas.local(self.model.metrics_variables, 0):
+                return self.model.get_metrics_result()
+        with self.replicas.strategy.scope():
+            return self.model.get_metrics_result()
+
+    def _loss_is_finite(self) -> tf.Tensor:
+        """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
+        total = private_api.loss_total(self.model)
+        local = self.replicas.strategy.experimental_local_results(private_api.tf_variable(total))
+        return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+def _tensors(logs: Any) -> Any:
+    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
+
+
+_engines: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Engine]] = weakref.WeakKeyDictionary()
+
+
+def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
+    """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
+    options = options or EngineOptions()
+    state = (
+        private_api.compile_marker(model), options, model.jit_compile, model.run_eagerly,
+        tuple(id(v) for v in model.trainable_variables),
+    )  # fmt: skip
+    known = _engines.get(model)
+    if known is None or known[0] != state:
+        known = (state, Engine(model, options))
+        _engines[model] = known
+    return known[1]

@@ -1,0 +1,94 @@
+"""`tfaccel.evaluate`: `Model.evaluate` that is right under every strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfaccel.training import private_api
+from tfaccel.training.engine import Engine, engine_of
+from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.replica_state import average_drifting
+from tfaccel.training.windows import WindowLength, epoch_windows
+
+
+def evaluate(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """Evaluates a compiled Keras 3 model; every argument means what it means to `Model.evaluate`.
+
+    Loss and metrics are those of one device on the same batches, under every strategy.
+
+    Args:
+        model: a compiled `keras.Model`.
+        x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict:
+            see https://keras.io/api/models/model_training_apis/#evaluate-method.
+
+    Returns:
+        The loss, a list of loss and metrics, or with `return_dict` a dict from name to value.
+
+    Raises:
+        ValueError: for a model that is not compiled, and for what `Model.evaluate` refuses.
+
+    Example:
+
+    >>> import keras, numpy as np, tfaccel
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    >>> model.compile("sgd", "mse")
+    >>> tfaccel.evaluate(model, np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    1.0
+    """
+    replicas = prepared_model(model, "evaluate")
+    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+    private_api.build_model(model, source.batch_spec)
+    engine = engine_of(model)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = keras.callbacks.CallbackList(
+            callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,
+            steps=source.steps_per_epoch or source.num_batches,
+        )  # fmt: skip
+    average_drifting(model, replicas)
+    try:
+        logs = run_evaluation(engine, source, callbacks)
+    finally:
+        source.close()
+    return logs if return_dict else private_api.flatten_logs(model, logs)
+
+
+def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.CallbackList) -> dict[str, float]:
+    """One pass over the data; calls the test hooks of the callbacks and returns the logs as floats."""
+    model = engine.model
+    model.stop_evaluating = False
+    container.on_test_begin()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    done = 0
+    length = WindowLength(engine, "test", container.callbacks)
+    windows = epoch_windows(engine, "test", source.feed(), length=length, limit=source.steps_per_epoch,
+                            begin=container.on_test_batch_begin)  # fmt: skip
+    for done, result in windows:
+        logs = result.logs
+        container.on_test_batch_end(done - 1, logs)
+        if model.stop_evaluating:
+            break
+    source.epoch_end(done)
+    values = {name: _number(value) for name, value in logs.items()}
+    container.on_test_end(values)
+    return values
+
+
+def _number(value: Any) -> Any:
+    """A scalar tensor as a float; anything else as it is."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

@@ -1,0 +1,197 @@
+"""`tfaccel.fit`: `Model.fit` that is right and fast under every strategy."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfaccel.training import private_api
+from tfaccel.training.chief import only_chief_writes
+from tfaccel.training.engine import Engine, EngineOptions, engine_of
+from tfaccel.training.evaluate import run_evaluation
+from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.windows import WindowLength, epoch_windows
+
+
+def fit(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: dict[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | list[int] = 1,
+    *,
+    sum_duplicate_indices: bool = False,
+    bytes_per_pack: int = 0,
+) -> keras.callbacks.History:
+    """Trains a compiled Keras 3 model; every argument means what it means to `Model.fit`.
+
+    The model may have been built inside the scope of any strategy, or of none. N replicas give what one device gives on
+    the same global batches: `batch_size` (and the batches of a dataset) are global and are split over the replicas.
+    XLA follows `compile(jit_compile=True)`, also under a strategy.
+
+    Several steps run in one graph call. Callbacks that act on single batches are called for each batch, as Keras does;
+    the progress bar moves once a call.
+
+    Args:
+        model: a compiled `keras.Model`.
+        x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
+        sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
+            see https://keras.io/api/models/model_training_apis/#fit-method.
+        sum_duplicate_indices: sum the gradients of repeated embedding rows before clipping and the optimizer, so that
+            they see the true gradient; plain Keras does not.
+        bytes_per_pack: size in bytes of the packs in which gradients travel between replicas; 0: TensorFlow decides.
+
+    Returns:
+        The `keras.callbacks.History`, also kept as `model.history`.
+
+    Raises:
+        PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy.
+        ValueError: for a model that is not compiled, and for what `Model.fit` refuses.
+
+    Example:
+
+    >>> import keras, numpy as np, tfaccel
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> history = tfaccel.fit(model, np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    >>> sorted(history.history)
+    ['loss']
+    """
+    options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
+    epochs = _capped_epochs(epochs)
+    replicas = prepared_model(model, "fit")
+    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps_per_epoch,
+                       shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch)  # fmt: skip
+    private_api.build_model(model, source.batch_spec)
+    validation = None
+    if validation_data is not None:
+        values = keras.utils.unpack_x_y_sample_weight(validation_data)
+        validation = Validation(values, validation_batch_size or batch_size, validation_steps, validation_freq)
+    engine = engine_of(model, options)
+    container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
+    try:
+        with only_chief_writes(model, container.callbacks, engine.replicas):
+            return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
+    finally:
+        source.close()
+
+
+@dataclass
+class Validation:
+    """Validation data and when it is due."""
+
+    values: tuple[Any, Any, Any]
+    batch_size: int | None
+    steps: int | None
+    freq: int | list[int]
+    source: Source | None = None
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the epoch (from 0) ends with validation."""
+        if isinstance(self.freq, int):
+            return (epoch + 1) % self.freq == 0
+        if isinstance(self.freq, list):
+            return epoch + 1 in self.freq
+        raise ValueError(
+            f"Expected `validation_freq` to be an int or a list of epochs (from 1). Received: {self.freq!r}."
+        )
+
+    def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates; returns the logs with `val_` before their names."""
+        if self.source is None:
+            x, y, sample_weight = self.values
+            self.source = source_of(x, y, sample_weight, replicas=engine.replicas, batch_size=self.batch_size,
+                                    steps=self.steps)  # fmt: skip
+        logs = run_evaluation(engine, self.source, container)
+        self.source.rewind()
+        return {f"val_{name}": value for name, value in logs.items()}
+
+
+def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int | str,
+                 epochs: int) -> keras.callbacks.CallbackList:  # fmt: skip
+    """The callbacks as Keras's container, with history and progress bar (on the chief)."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        callbacks, add_history=True, add_progbar=verbose != 0 and engine.replicas.is_chief, model=engine.model,
+        verbose=verbose, epochs=epochs, steps=source.steps_per_epoch or source.num_batches,
+    )  # fmt: skip
+
+
+def run_epochs(
+    engine: Engine, source: Source, container: keras.callbacks.CallbackList, validation: Validation | None, *,
+    epochs: int, initial_epoch: int,
+) -> keras.callbacks.History:  # fmt: skip
+    """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`."""
+    model, replicas = engine.model, engine.replicas
+    length = WindowLength(engine, "train", container.callbacks)
+    model.stop_training = False
+    separate_seeds(model, replicas)
+    container.on_train_begin()
+    logs: dict[str, Any] = {}
+    for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
+        model.reset_metrics()
+        container.on_epoch_begin(epoch)
+        logs = _run_epoch(engine, source, container, length)
+        align_seeds(model, replicas)
+        average_drifting(model, replicas)
+        if validation is not None and validation.is_due(epoch):
+            logs = {**logs, **validation.run(engine, container)}
+        container.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    container.on_train_end(logs=logs)
+    history: keras.callbacks.History = model.history
+    return history
+
+
+def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList,
+               length: WindowLength) -> dict[str, Any]:  # fmt: skip
+    logs: dict[str, Any] = {}
+    done = 0
+    windows = epoch_windows(engine, "train", source.feed(), length=length, limit=source.steps_per_epoch,
+                            begin=container.on_train_batch_begin)  # fmt: skip
+    for done, result in windows:
+        logs = result.logs
+        if length.is_fixed:
+            average_drifting(engine.model, engine.replicas)
+        container.on_train_batch_end(done - 1, logs)
+        if engine.model.stop_training:
+            break
+    source.epoch_end(done)
+    if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
+        warnings.warn(
+            f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
+            "epochs batches, for example with `.repeat()`.",
+            stacklevel=4,
+        )
+    return dict(logs)
+
+
+def _capped_epochs(epochs: int) -> int:
+    """`epochs`, at most `keras.config.max_epochs()` (for smoke runs of any script)."""
+    cap = keras.config.max_epochs()
+    if cap and cap < epochs:
+        warnings.warn(f"Limiting epochs to {cap}", stacklevel=3)
+        return int(cap)
+    return epochs

@@ -1,0 +1,139 @@
+"""Losses over the global batch: N replicas give the loss and the gradients that one device gives.
+
+Keras averages a loss over the rows of one replica. Here the loss of a replica is weighted by its share of the rows
+(`row_weight`, which sums to 1 over the replicas), so that the sum of the replicas' weighted gradients is the gradient
+of the mean over the global batch. With `L_r` the loss that Keras code sees on replica `r` and `a_r` its row weight,
+
+    loss = sum_r a_r * L_r
+
+For a plain mean `L_r` is the replica's own mean. For a sum it is the replica's sum divided by `a_r`. For a mean over
+masked or weighted examples it is the replica's weighted sum, divided by the denominator over *all* replicas and by
+`a_r`; that denominator comes from a first pass (`counting`), or, outside XLA, from an all-reduce on the spot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training import private_api
+
+
+@dataclass
+class Share:
+    """What one replica has of the global batch, while its step is traced.
+
+    Attributes:
+        row_weight: its rows divided by the rows of the global batch, a float or a float32 scalar.
+        num_replicas: replicas in all.
+        denominators: None, or the global denominators of the losses that need one, in the order of the calls.
+        counting: collect the replica's own denominators instead of reducing with global ones.
+        counted: the denominators collected so far.
+        gradients: what the replica's optimizer was asked to apply, where that is put off.
+    """
+
+    row_weight: Any
+    num_replicas: int
+    denominators: tf.Tensor | None = None
+    counting: bool = False
+    counted: list[tf.Tensor] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+
+
+# Each replica is traced in a thread of its own, so the share of the replica at work is thread-local.
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def replica_share(share: Share) -> Iterator[Share]:
+    """While tracing one replica's step: losses are reduced with regard to its share of the global batch."""
+    previous = getattr(_current, "share", None)
+    _current.share = share
+    try:
+        yield share
+    finally:
+        _current.share = previous
+
+
+def current_share() -> Share | None:
+    """The share of the replica that is being traced in this thread, or None."""
+    return getattr(_current, "share", None)
+
+
+@contextlib.contextmanager
+def global_losses(model: keras.Model) -> Iterator[None]:
+    """While tracing a step of several replicas: losses, activity penalties, loss trackers follow the global batch."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(private_api.loss_reduction(_reduce, _update_mean))
+        for layer in private_api.all_layers(model):
+            penalty = getattr(layer, "activity_regularizer", None)
+            if penalty is not None:
+                wrapped = {"activity_regularizer": _summed_penalty(penalty)}
+                stack.enter_context(private_api.instance_attributes(layer, wrapped))
+        yield
+
+
+def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any,
+            dtype: Any) -> Any:  # fmt: skip
+    share = current_share()
+    if share is None or len(values.shape) == 0:
+        return original(values, sample_weight, mask, reduction, dtype)
+    if reduction in (None, "none", "sum"):
+        return original(values, sample_weight, mask, reduction, dtype) / tf.cast(share.row_weight, values.dtype)
+    weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
+    if mask is None and not weighted:
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = original(values, sample_weight, mask, "sum", dtype)
+    own = _own_denominator(values, sample_weight, mask, weighted or reduction == "mean_with_sample_weight", total.dtype)
+    denominator = _global_denominator(share, own)
+    if denominator is None:
+        return total
+    return tf.math.divide_no_nan(total, denominator * tf.cast(share.row_weight, total.dtype))
+
+
+def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:
+    """What this replica adds to the denominator: its sum of weights, or its number of valid elements."""
+    if by_weight:
+        merged = private_api.merge_mask(sample_weight, mask, dtype=dtype, values=values)
+        return tf.reduce_sum(tf.cast(merged, dtype))
+    mask = tf.cast(mask, dtype)
+    elements_per_mask = tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))
+    return tf.reduce_sum(mask) * elements_per_mask
+
+
+def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
+    own = tf.stop_gradient(tf.cast(own, tf.float32))
+    share.counted.append(own)
+    if share.counting:
+        return None
+    if share.denominators is not None:
+        return share.denominators[len(share.counted) - 1]
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return own
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+
+def _summed_penalty(penalty: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keras's activity regularizers sum over the rows, so replicas' penalties add up; undo the row weight."""
+
+    def summed(outputs: Any) -> Any:
+        value = penalty(outputs)
+        share = current_share()
+        return value if share is None else tf.math.divide_no_nan(value, tf.cast(share.row_weight, value.dtype))
+
+    return summed
+
+
+def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:
+    """A loss tracker that is updated with one scalar a step counts a replica by its share of the rows."""
+    share = current_share()
+    if share is not None and sample_weight is None and len(tf.convert_to_tensor(values).shape) == 0:
+        sample_weight = tf.cast(share.row_weight, tf.float32) * share.num_replicas
+    return original(metric, values, sample_weight)

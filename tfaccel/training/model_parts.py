@@ -1,0 +1,64 @@
+"""What the engine needs to know of a model: its optimizers, its variables, and what XLA cannot take."""
+
+from __future__ import annotations
+
+import keras
+
+from tfaccel.training import private_api
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers that a model holds as attributes, by name (a GAN has two); `optimizer` is the compiled one."""
+    found: dict[str, keras.optimizers.Optimizer] = {}
+    if isinstance(model.optimizer, keras.optimizers.Optimizer):
+        found["optimizer"] = model.optimizer
+    for name, value in vars(model).items():
+        if isinstance(value, keras.optimizers.Optimizer) and all(value is not other for other in found.values()):
+            found[name] = value
+    return found
+
+
+def variables_of(model: keras.Model) -> list[keras.Variable]:
+    """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers."""
+    found = [*model.variables, *model.metrics_variables]
+    for optimizer in optimizers_of(model).values():
+        found += optimizer.variables
+    return list({id(variable): variable for variable in found}.values())
+
+
+def has_own_train_step(model: keras.Model) -> bool:
+    """Whether the model's class defines a `train_step` of its own."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def has_own_test_step(model: keras.Model) -> bool:
+    """Whether the model's class defines a `test_step` of its own."""
+    return type(model).test_step is not keras.Model.test_step
+
+
+def synchronized_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Layers that reduce over the replicas in their forward pass (`BatchNormalization(synchronized=True)`)."""
+    return [layer for layer in private_api.all_layers(model) if getattr(layer, "synchronized", False)]
+
+
+def xla_refusal(model: keras.Model) -> str | None:
+    """Why XLA has to stay off for training with several replicas, or None."""
+    synchronized = synchronized_layers(model)
+    if synchronized:
+        names = ", ".join(layer.name for layer in synchronized)
+        return (
+            f"synchronized batch normalization ({names}) sums over the replicas inside the forward pass, which XLA "
+            "cannot compile. Pass synchronized=False to have XLA."
+        )
+    if has_own_train_step(model):
+        return (
+            f"{type(model).__name__} has its own train_step, which updates weights inside the step; with several "
+            "replicas that sums gradients over them, which XLA cannot compile."
+        )
+    return None
+
+
+def has_own_logs(model: keras.Model, kind: str) -> bool:
+    """Whether a step's logs may differ from the metrics' results: an own `train_step`, `test_step`, …"""
+    names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)

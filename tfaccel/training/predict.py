@@ -1,0 +1,86 @@
+"""`tfaccel.predict`: `Model.predict` that is right under every strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.engine import engine_of
+from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.training.replica_state import average_drifting
+
+
+def predict(
+    model: keras.Model,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
+    """Predictions of a Keras 3 model; every argument means what it means to `Model.predict`.
+
+    Rows come back in the order of the input. With several workers each gets all rows. Outputs move to host memory
+    batch by batch.
+
+    Args:
+        model: a `keras.Model`, compiled or not.
+        x, batch_size, verbose, steps, callbacks:
+            see https://keras.io/api/models/model_training_apis/#predict-method.
+
+    Returns:
+        A numpy array (or the nest of arrays that the model gives); ragged and sparse outputs stay tensors.
+
+    Raises:
+        ValueError: for what `Model.predict` refuses.
+
+    Example:
+
+    >>> import keras, numpy as np, tfaccel
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    >>> tfaccel.predict(model, np.ones((2, 4)), verbose=0)
+    array([[4.],
+           [4.]], dtype=float32)
+    """
+    replicas = prepared_model(model, "predict")
+    source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps)
+    engine = engine_of(model)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = keras.callbacks.CallbackList(
+            callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,
+            steps=source.steps_per_epoch or source.num_batches,
+        )  # fmt: skip
+    average_drifting(model, replicas)
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    batches: list[Any] = []
+    feed = source.feed()
+    while not feed.exhausted and len(batches) != (source.steps_per_epoch or -1):
+        step = len(batches)
+        callbacks.on_predict_batch_begin(step)
+        outputs = keras.tree.map_structure(_to_host, engine.predict(feed))
+        batches.append(outputs)
+        callbacks.on_predict_batch_end(step, {"outputs": outputs})
+        if model.stop_predicting:
+            break
+    source.epoch_end(len(batches))
+    source.close()
+    callbacks.on_predict_end()
+    if not batches:
+        raise ValueError("Received data without a single batch. `predict` expects at least one row.")
+    return keras.tree.map_structure(lambda *parts: _joined(parts), *batches)
+
+
+def _to_host(value: Any) -> Any:
+    return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else np.asarray(value)
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    if isinstance(parts[0], tf.RaggedTensor):
+        return tf.concat(parts, axis=0)
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(parts))
+    return np.concatenate(parts, axis=0) if parts[0].ndim else np.stack(parts)

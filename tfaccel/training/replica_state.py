@@ -1,0 +1,84 @@
+"""State that may differ between replicas: seeds, which should, and moving statistics, which are averaged before use."""
+
+from __future__ import annotations
+
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training import private_api
+from tfaccel.training.replicas import Replicas
+
+SEED_STRIDE = 1_000_003  # a prime: the seeds of replicas do not meet those of other layers
+
+_separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def seed_variables(model: keras.Model) -> list[keras.Variable]:
+    """The states of the model's seed generators (uint32, shape (2,): seed and counter), in the model's order."""
+    return [v for v in model.variables if v.name == "seed_generator_state"]
+
+
+def separate_seeds(model: keras.Model, replicas: Replicas) -> None:
+    """Gives each replica dropout masks of its own, the same in every run; done once for a model.
+
+    Keras lets every replica draw the same masks. Replica `r` gets the seed `seed + r * SEED_STRIDE`.
+    """
+    if replicas.num_replicas == 1 or model in _separated:
+        return
+    write_seeds(model, replicas, [v.numpy() for v in seed_variables(model)])
+    _separated.add(model)
+
+
+def write_seeds(model: keras.Model, replicas: Replicas, states: list[np.ndarray]) -> None:
+    """Sets all replicas' seed generators from the first replica's states."""
+    variables = seed_variables(model)
+    for replica in range(len(replicas.devices)):
+        offset = np.uint32((replicas.first_replica + replica) * SEED_STRIDE)
+        for component, state in zip(replicas.components(variables, replica), states, strict=True):
+            component.assign(np.array([np.uint32(state[0]) + offset, state[1]], dtype=np.uint32))
+    _separated.add(model)
+
+
+def align_seeds(model: keras.Model, replicas: Replicas) -> None:
+    """Sets every replica's counters to the first replica's: a replica without rows has skipped a step."""
+    variables = seed_variables(model)
+    if replicas.num_replicas == 1 or not variables:
+        return
+    for position, variable in enumerate(variables):
+        first = replicas.components([variable], 0)[0].numpy()
+        counter = replicas.same_on_all_workers(lambda first=first: int(first[1]))
+        for replica in range(len(replicas.devices)):
+            component = replicas.components(variables, replica)[position]
+            component.assign(np.array([component.numpy()[0], counter], dtype=np.uint32))
+
+
+def drifting_variables(model: keras.Model) -> list[keras.Variable]:
+    """Non-trainable weights that each replica updates from its own rows: moving statistics and the like.
+
+    Not among them: synchronized layers, whose statistics are equal already, and the states of recurrent layers, which
+    belong to a replica's rows.
+    """
+    equal = set()
+    for layer in private_api.all_layers(model):
+        if getattr(layer, "synchronized", False):
+            equal |= {id(v) for v in layer.non_trainable_weights}
+        if getattr(layer, "stateful", False):
+            equal |= {id(v) for v in keras.tree.flatten(getattr(layer, "states", None) or [])}
+    return [v for v in model.non_trainable_weights if id(v) not in equal and "float" in str(v.dtype)]
+
+
+def average_drifting(model: keras.Model, replicas: Replicas) -> None:
+    """Sets moving statistics to their mean over the replicas, on every replica."""
+    variables = drifting_variables(model) if replicas.num_replicas > 1 else []
+    if not variables:
+        return
+    strategy = replicas.strategy
+    with strategy.scope():
+        values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
+        sums = replicas.local_results(replicas.sum(list(values)))
+    for replica, local in enumerate(sums):
+        for component, total in zip(replicas.components(variables, replica), local, strict=True):
+            component.assign(total / replicas.num_replicas)

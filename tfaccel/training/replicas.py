@@ -1,0 +1,134 @@
+"""The replicas of a strategy, seen as plain devices that each hold a component of every distributed variable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.training import private_api
+
+
+class Replicas:
+    """Where the copies of a model are: how many in all, and which of them this process holds.
+
+    Args:
+        strategy: any `tf.distribute.Strategy`; the default strategy is one replica.
+
+    Raises:
+        PlanError: for strategies that Keras 3 cannot train under.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        refuse_unsupported(strategy)
+        self.strategy = strategy
+        self.is_default = not _is_distributed(strategy)
+        self.num_replicas: int = strategy.num_replicas_in_sync
+        self.devices: tuple[str, ...] = ("",) if self.is_default else tuple(strategy.extended.worker_devices)
+        self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
+        self.first_replica: int = _worker_index(strategy) * len(self.devices) if self.num_workers > 1 else 0
+        self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
+
+    def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
+        """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""
+        found = []
+        for variable in variables:
+            local = self.strategy.experimental_local_results(private_api.tf_variable(variable))
+            found.append(local[min(replica, len(local) - 1)])
+        return found
+
+    @contextlib.contextmanager
+    def local(self, variables: Sequence[keras.Variable], replica: int) -> Iterator[None]:
+        """While tracing: on the replica's device, with Keras variables standing for its components."""
+        if self.is_default:
+            yield
+            return
+        with (
+            tf.device(self.devices[replica]),
+            private_api.local_variables(variables, self.components(variables, replica)),
+        ):
+            yield
+
+    def local_results(self, values: Any) -> list[Any]:
+        """A nest of per-replica values as one nest for each local replica."""
+        flat = tf.nest.flatten(values, expand_composites=False)
+        split = [self.strategy.experimental_local_results(value) for value in flat]
+        return [tf.nest.pack_sequence_as(values, [s[i] for s in split]) for i in range(len(self.devices))]
+
+    def sum(self, values: list[Any], *, bytes_per_pack: int = 0) -> list[Any]:
+        """Sums each per-replica value over all replicas of all workers, in one packed reduction.
+
+        Must be called in the strategy's cross-replica context. Takes dense tensors and `IndexedSlices`.
+        """
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        pairs = [(value, value) for value in values]
+        reduced = self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options=options)
+        return list(reduced)
+
+    def concatenate(self, outputs: list[Any]) -> Any:
+        """Outputs of the local replicas, and of the other workers', as one nest with the rows in order."""
+        if self.num_workers > 1:
+            with self.strategy.scope():
+                return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
+        return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
+
+    def same_on_all_workers(self, draw: Callable[[], int]) -> int:
+        """A number below 2**31 that the chief draws, known to every worker."""
+        if self.num_workers == 1:
+            return draw()
+
+        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+            first = context.replica_id_in_sync_group == 0
+            return tf.constant(draw() if first else 0, tf.int64)
+
+        values = self.strategy.experimental_distribute_values_from_function(share)
+        return int(self.strategy.reduce("SUM", values, axis=None))
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=parts)
+    return tf.concat(parts, axis=0)
+
+
+def _worker_index(strategy: tf.distribute.Strategy) -> int:
+    resolver = strategy.cluster_resolver
+    chiefs = 1 if "chief" in resolver.cluster_spec().jobs and resolver.task_type == "worker" else 0
+    return int(resolver.task_id) + chiefs
+
+
+def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
+    return type(strategy).__name__ != "_DefaultDistributionStrategy"
+
+
+def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
+    """Raises PlanError for strategies under which Keras 3 models cannot be trained rightly."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise PlanError(
+            "Received a model built under ParameterServerStrategy. Keras 3 does not support parameter server training "
+            "(step counts are lost, so Adam and schedules drift). Build it under MultiWorkerMirroredStrategy instead."
+        )
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        raise PlanError(
+            "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
+            "gradients before their sum. Build it under MirroredStrategy instead."
+        )
+
+
+def split_rows(num_rows: Any, replica: Any, num_replicas: int) -> tuple[Any, Any]:
+    """First and last-plus-one row of one replica's contiguous share of a global batch.
+
+    Shares differ by one row at most, and when there are fewer rows than replicas the first ones get them.
+
+    Example:
+
+    >>> [split_rows(5, r, 2) for r in range(2)]
+    [(0, 3), (3, 5)]
+    """
+    start = (num_rows * replica + num_replicas - 1) // num_replicas
+    stop = (num_rows * (replica + 1) + num_replicas - 1) // num_replicas
+    return start, stop

@@ -1,0 +1,250 @@
+"""The steps of a model with several replicas.
+
+A model's own `train_step` and `test_step` run as they are. Of Keras's `train_step` only the optimizer's update is taken
+out: forward and backward pass then are one function for each replica, which XLA can compile under any strategy, and the
+summed gradients are applied afterwards (`GradientUpdate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training import private_api
+from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share
+from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
+from tfaccel.training.model_parts import (
+    has_own_test_step,
+    has_own_train_step,
+    optimizers_of,
+    synchronized_layers,
+    variables_of,
+    xla_refusal,
+)
+from tfaccel.training.replicas import Replicas, split_rows
+
+logger = logging.getLogger("tfaccel")
+
+Step = Callable[[Any], Any]
+
+
+class SeveralReplicas:
+    """Train, test and predict steps on global batches, each replica on its rows.
+
+    Args:
+        model: a built and compiled Keras model.
+        replicas: the replicas of the strategy that it was built in.
+        jit_compile: compile forward and backward pass, and the update, with XLA (see `model_parts.xla_refusal`).
+        sum_duplicate_indices: see `gradient_update.densify`.
+        bytes_per_pack: see `GradientUpdate`.
+    """
+
+    def __init__(self, model: keras.Model, replicas: Replicas, *, jit_compile: bool,
+                 sum_duplicate_indices: bool = False, bytes_per_pack: int = 0) -> None:  # fmt: skip
+        self._model = model
+        self._replicas = replicas
+        refusal = xla_refusal(model) if jit_compile else None
+        if refusal:
+            logger.warning("XLA stays off for training: %s", refusal)
+        jit_compile = jit_compile and not model.run_eagerly
+        self._jit_train = jit_compile and not refusal
+        self._synchronized = bool(synchronized_layers(model))
+        self._updates = {
+            name: GradientUpdate(optimizer, replicas, jit_compile=self._jit_train, bytes_per_pack=bytes_per_pack,
+                                 sum_duplicate_indices=sum_duplicate_indices)
+            for name, optimizer in optimizers_of(model).items()
+        }  # fmt: skip
+        self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
+        self._own_train = self._with_share(model.train_step, jit_compile=False)
+        self._test = self._with_share(self._test_quietly, jit_compile=jit_compile)
+        self._own_test = self._with_share(model.test_step, jit_compile=False)
+        self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
+
+    def train(self, batches: Any, batch: Any) -> Any:
+        """One training step; returns the logs of an own `train_step`, averaged over the replicas, else None."""
+        with self._replicas.strategy.scope(), global_losses(self._model):
+            if has_own_train_step(self._model):
+                with contextlib.ExitStack() as stack:
+                    for update in self._updates.values():
+                        attributes = {"apply": self._merged_apply(update)}
+                        stack.enter_context(private_api.instance_attributes(update.optimizer, attributes))
+                    return self._mean(self._run(batches, batch, self._own_train, may_skip=False))
+            update = self._updates["optimizer"]
+            with private_api.instance_attributes(update.optimizer, _recording(update.optimizer)):
+                denominators = self._denominators(batches, batch, training=True)
+                gradients, overflows = self._run(batches, batch, self._forward_backward, denominators)
+            update.apply(gradients, self._model.trainable_variables, overflows)
+            return None
+
+    def test(self, batches: Any, batch: Any) -> Any:
+        """One evaluation step; returns the logs of an own `test_step`, averaged over the replicas, else None."""
+        with self._replicas.strategy.scope(), global_losses(self._model):
+            if has_own_test_step(self._model):
+                return self._mean(self._run(batches, batch, self._own_test, may_skip=False))
+            self._run(batches, batch, self._test, self._denominators(batches, batch, training=False))
+            return None
+
+    def predict(self, batches: Any, batch: Any) -> list[Any]:
+        """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        with self._replicas.strategy.scope():
+            return self._replicas.local_results(self._run(batches, batch, self._predict, runs_empty=True))
+
+    # --- What a replica runs --------------------------------------------------------------------------------------
+
+    def _with_share(self, step: Step, *, jit_compile: bool) -> Callable[..., Any]:
+        """`step` as a function of (data, row_weight, denominators)."""
+
+        def run(data: Any, row_weight: Any, denominators: Any) -> Any:
+            with replica_share(Share(row_weight, self._replicas.num_replicas, denominators)):
+                return step(data)
+
+        if jit_compile:
+            return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+        return run
+
+    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor]:
+        """Keras's train step up to the gradients, and how many of them are not finite."""
+        self._model.train_step(data)
+        share = current_share()
+        gradients = list(share.gradients) if share is not None else []
+        return gradients, count_overflows(gradients)
+
+    def _test_quietly(self, data: Any) -> tuple[()]:
+        self._model.test_step(data)
+        return ()
+
+    def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
+        """`optimizer.apply` inside a model's own train step: weighted, summed, then applied on every replica."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            share = current_share()
+            weight = 1.0 if share is None else share.row_weight
+            weighted = [None if g is None else _scaled(g, weight) for g in gradients]
+            variables = list(trainable_variables or self._model.trainable_variables)
+            present = [g is not None for g in weighted]
+
+            def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
+                build_optimizer(update.optimizer, variables, strategy)
+                kept = iter(kept)
+                update.apply([next(kept) if p else None for p in present], variables, overflows)
+
+            tf.distribute.get_replica_context().merge_call(
+                merge, args=([g for g in weighted if g is not None], count_overflows(weighted))
+            )
+
+        return apply
+
+    # --- Rows -----------------------------------------------------------------------------------------------------
+
+    def _run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
+             may_skip: bool = True, runs_empty: bool = False) -> Any:  # fmt: skip
+        """Runs `step` on every replica with its rows of the global batch.
+
+        A replica without rows skips the step. Where every replica has to take part it runs on no rows (`runs_empty`,
+        synchronized layers), or on a borrowed row of weight 0 (own steps: `may_skip=False`).
+        """
+        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
+        enough = isinstance(num_rows, int) and num_rows >= num_replicas
+        outputs_of_first: list[Any] = []
+
+        def on_replica() -> Any:
+            replica = static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            start, stop = split_rows(num_rows, replica, num_replicas)
+            row_weight = tf.cast(stop - start, tf.float32) / tf.cast(num_rows, tf.float32)
+            if not may_skip and not enough:
+                start, stop = tf.minimum(start, num_rows - 1), tf.minimum(tf.maximum(stop, start + 1), num_rows)
+
+            def run() -> Any:
+                outputs = step(batches.rows(batch, start, stop), row_weight, denominators)
+                outputs_of_first[:] = outputs_of_first or [outputs]
+                return outputs
+
+            if enough or runs_empty or not may_skip or self._synchronized:
+                return run()
+            return tf.cond(stop > start, run, lambda: empty_like(outputs_of_first[0]))
+
+        return self._replicas.strategy.run(on_replica)
+
+    def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
+        """The global denominators of masked and weighted losses, from a pass that changes nothing.
+
+        TensorFlow keeps of that pass only what the denominators need: usually the masks alone.
+        """
+        counted_by_first: list[int] = []
+
+        def count(data: Any, row_weight: Any, denominators: Any) -> tf.Tensor:
+            del denominators
+            share = Share(row_weight, self._replicas.num_replicas, counting=True)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
+            with replica_share(share), keras.StatelessScope(state_mapping=frozen):
+                y_pred = private_api.call_model(self._model, x, training=training)
+                private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)
+            counted_by_first[:] = [len(share.counted)]
+            return tf.stack(share.counted) if share.counted else tf.zeros([0])
+
+        counts = self._run(batches, batch, count, runs_empty=True)
+        if counted_by_first == [0]:
+            return None
+        (total,) = self._replicas.sum([counts])
+        return total
+
+    def _mean(self, logs: Any) -> Any:
+        return keras.tree.map_structure(lambda v: self._replicas.strategy.reduce("MEAN", v, axis=None), logs)
+
+
+def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
+    """Attributes that let an optimizer weight the loss by the replica's rows and hand out gradients unapplied."""
+
+    def scale_loss(loss: Any) -> Any:
+        share = current_share()
+        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
+        return type(optimizer).scale_loss(optimizer, loss * weight)
+
+    def apply(gradients: Any, trainable_variables: Any = None) -> None:
+        del trainable_variables
+        share = current_share()
+        if share is not None:
+            share.gradients = list(gradients)
+
+    return {"scale_loss": scale_loss, "apply": apply}
+
+
+def static_value(value: Any) -> Any:
+    """A number as a Python int where it is known while tracing."""
+    known = tf.get_static_value(value)
+    return value if known is None else int(known)
+
+
+def count_overflows(gradients: list[Any]) -> tf.Tensor:
+    """How many gradients hold an inf or NaN, float32 scalar."""
+    flags = [
+        tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
+        for g in gradients
+        if g is not None
+    ]
+    return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
+
+
+def empty_like(outputs: Any) -> Any:
+    """Outputs of a replica that has no rows: zeros of the same structure, no rows where the number of rows varies."""
+
+    def empty(value: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            dense_shape = None if value.dense_shape is None else tf.zeros_like(value.dense_shape)
+            return tf.IndexedSlices(empty(value.values), empty(value.indices), dense_shape)
+        return tf.zeros([size or 0 for size in value.shape], value.dtype)
+
+    return keras.tree.map_structure(lambda v: None if v is None else empty(v), outputs)
+
+
+def _scaled(gradient: Any, weight: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(weight, gradient.dtype)

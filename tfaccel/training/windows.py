@@ -1,0 +1,107 @@
+"""How many steps one graph call runs: as many as last about half a second, one where a callback must see each batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.training.engine import Engine, WindowResult
+
+WINDOW_SECONDS = 0.4
+LONGEST_GROWTH = 16
+
+_BATCH_HOOKS = {
+    "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
+    """Whether a callback acts on single batches, so that no window may be longer than one execution.
+
+    Keras's own callbacks that have batch hooks, but do nothing in them as they are set, do not count. A callback of the
+    user's can say `tfaccel_windows = True`: its batch hooks are then called once a window.
+    """
+    if getattr(callback, "tfaccel_windows", False) or isinstance(callback, keras.callbacks.ProgbarLogger):
+        return False
+    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+        return kind == "train" and callback.save_freq != "epoch"
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return kind == "train" and (callback.update_freq != "epoch" or getattr(callback, "_should_trace", False))
+    return any(
+        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_HOOKS[kind]
+    )
+
+
+class WindowLength:
+    """Chooses the number of steps of the next graph call of one engine.
+
+    Args:
+        engine: remembers the step time from call to call.
+        kind: "train" or "test".
+        callbacks: the callbacks that listen.
+    """
+
+    def __init__(self, engine: Engine, kind: str, callbacks: list[keras.callbacks.Callback]) -> None:
+        self._engine = engine
+        self._fixed: int | None = None
+        per_execution = int(engine.model.steps_per_execution)
+        if per_execution > 1 or any(needs_each_batch(callback, kind) for callback in callbacks):
+            self._fixed = per_execution
+        self._kind = kind
+        self._last = 0
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether callbacks may look at the model after each window."""
+        return self._fixed is not None
+
+    def next(self, limit: int | None) -> int:
+        """Steps of the next call, at most `limit`."""
+        length = self._fixed
+        if length is None:
+            known = self._engine.step_seconds.get(self._kind)
+            wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
+            length = min(wanted, max(1, self._last) * LONGEST_GROWTH) if self._last else wanted
+        return length if limit is None else min(length, limit)
+
+    def ran(self, num_steps: int, seconds: float) -> None:
+        """Learns from a call: what it ran and how long that took. The first call also traced, so it does not count."""
+        first = self._last == 0 and self._kind not in self._engine.step_seconds
+        self._last = num_steps
+        if first or num_steps == 0:
+            return
+        step_seconds = seconds / num_steps
+        if self._engine.replicas.num_workers > 1:  # all workers must choose alike
+            if self._kind not in self._engine.step_seconds:
+                micros = self._engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
+                self._engine.step_seconds[self._kind] = micros * 1e-6
+            return
+        self._engine.step_seconds[self._kind] = max(step_seconds, 1e-6)
+
+
+def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None,
+                  begin: Any) -> Iterator[tuple[int, WindowResult]]:  # fmt: skip
+    """Runs one epoch window by window; yields the number of steps run so far and the window's result.
+
+    Args:
+        engine, kind: what to run.
+        feed: the batches of the epoch.
+        length: decides how long windows are.
+        limit: steps of the epoch, None for all batches of the feed.
+        begin: called with the first step of each window before it runs.
+    """
+    run = engine.train if kind == "train" else engine.test
+    done = 0
+    while (limit is None or done < limit) and not feed.exhausted:
+        begin(done)
+        started = time.perf_counter()
+        result = run(feed, length.next(None if limit is None else limit - done))
+        length.ran(result.num_steps, time.perf_counter() - started)
+        done += result.num_steps
+        yield done, result
