@@ -129,6 +129,19 @@ def test_dtype_policies_by_capability():
     assert values(candidate_plans(host(2, "AMX_BF16"), workload()), "dtype_policy") == ["float32", "mixed_bfloat16"]
 
 
+def test_bfloat16_on_cpus_comes_first_for_large_steps_only():
+    def policies(flops, **fixed):
+        return values(candidate_plans(MANY_CORES, workload(flops_per_example=flops), **fixed), "dtype_policy")
+
+    assert policies(None) == policies(1e5) == ["float32", "mixed_bfloat16"]
+    assert policies(1e6) == ["mixed_bfloat16", "float32"]
+    assert policies(1e6, global_batch_size=16) == ["float32", "mixed_bfloat16"]
+    reasons = [dict(default_plan(MANY_CORES, workload(flops_per_example=f)).reasons) for f in (None, 1e5, 1e6)]
+    assert "but the work of a step is not known" in reasons[0]["dtype_policy"]
+    assert "but steps are so small that casts cost more" in reasons[1]["dtype_policy"]
+    assert "steps as large as this (3e+08 operations) gain" in reasons[2]["dtype_policy"]
+
+
 def test_mirrored_is_not_proposed_for_one_device():
     for hardware in (TWO_CORES, ONE_T4, CONTAINER):
         assert values(candidate_plans(hardware, workload()), "strategy") == ["none"]

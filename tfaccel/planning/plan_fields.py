@@ -53,11 +53,10 @@ def check_value(name: str, value: Any) -> None:
     """Raises PlanError if this field cannot have this value in any plan.
 
     Example:
-        >>> check_value("dtype_policy", "mixed_bfloat61")
+        >>> check_value("jit_compile", "auto")
         Traceback (most recent call last):
         ...
-        tfaccel.errors.PlanError: `dtype_policy` must be one of float32, mixed_float16, mixed_bfloat16. Received: \
-        dtype_policy='mixed_bfloat61'. Did you mean 'mixed_bfloat16'?
+        tfaccel.errors.PlanError: `jit_compile` must be true or false. Received: jit_compile='auto'.
     """
     if name in _CHOICES:
         _check_choice(name, value)
