@@ -256,6 +256,7 @@ def test_gpu_memory_limit_stops_growth():
         (TWO_CORES, {"strategy": "multi_worker_mirrored"}, "needs a cluster of several workers"),
         (TWO_WORKERS, {"num_workers": 3}, "has 2 workers. Received: num_workers=3. Use 2, or 1"),
         (TWO_CORES, {"communication": "nccl"}, "Received: communication='nccl', strategy='none', devices=CPU:0."),
+        (EIGHT_H100, {"communication": "ring"}, "communication='ring' can be chosen for several workers only"),
         (TPU_V5E, {"jit_compile": True}, "TPUStrategy compiles with XLA by itself"),
         (TPU_V5E, {"dtype_policy": "mixed_float16"}, "TPUs calculate in bfloat16, not in float16."),
         (EIGHT_H100, {"global_batch_size": 97, "strategy": "mirrored"}, "num_replicas=8. Use 96 or 104, or fewer"),
