@@ -67,15 +67,13 @@ def current_share() -> Share | None:
 
 
 @contextlib.contextmanager
-def global_losses(model: keras.Model) -> Iterator[None]:
-    """While tracing a step of several replicas: losses, activity penalties, loss trackers follow the global batch."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(private_api.loss_reduction(_reduce, _update_mean))
-        for layer in private_api.all_layers(model):
-            penalty = getattr(layer, "activity_regularizer", None)
-            if penalty is not None:
-                wrapped = {"activity_regularizer": _summed_penalty(penalty)}
-                stack.enter_context(private_api.instance_attributes(layer, wrapped))
+def global_losses() -> Iterator[None]:
+    """While tracing a step of several replicas: losses and loss trackers follow the global batch.
+
+    Losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight serves
+    them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1.
+    """
+    with private_api.loss_reduction(_reduce, _update_mean):
         yield
 
 
@@ -118,17 +116,6 @@ def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
     if context is None or context.num_replicas_in_sync == 1:
         return own
     return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-
-def _summed_penalty(penalty: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Keras's activity regularizers sum over the rows, so replicas' penalties add up; undo the row weight."""
-
-    def summed(outputs: Any) -> Any:
-        value = penalty(outputs)
-        share = current_share()
-        return value if share is None else tf.math.divide_no_nan(value, tf.cast(share.row_weight, value.dtype))
-
-    return summed
 
 
 def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:

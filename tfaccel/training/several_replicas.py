@@ -67,7 +67,7 @@ class SeveralReplicas:
 
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step`, averaged over the replicas, else None."""
-        with self._replicas.strategy.scope(), global_losses(self._model):
+        with self._replicas.strategy.scope(), global_losses():
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
                     for update in self._updates.values():
@@ -83,7 +83,7 @@ class SeveralReplicas:
 
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step`, averaged over the replicas, else None."""
-        with self._replicas.strategy.scope(), global_losses(self._model):
+        with self._replicas.strategy.scope(), global_losses():
             if has_own_test_step(self._model):
                 return self._mean(self._run(batches, batch, self._own_test, may_skip=False))
             self._run(batches, batch, self._test, self._denominators(batches, batch, training=False))
