@@ -1,6 +1,7 @@
 """./scripts/demo and ./scripts/test find a Python that fits, and notice when their environment is out of date."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "scripts").is_dir(), reason="needs t
 
 
 def run_bash(code, *, cwd=ROOT, **environment):
-    source = f"set -euo pipefail; source {ROOT}/scripts/environment; {code}"
+    source = f"set -euo pipefail; source {shlex.quote(str(ROOT))}/scripts/environment; {code}"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHON"} | environment
     bash = shutil.which("bash")
     return subprocess.run([bash, "-c", source], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
@@ -42,7 +43,7 @@ def test_first_supported_python_is_taken(tmp_path):
 
 def test_named_python_is_taken(tmp_path):
     fake_python(tmp_path, "python3", "3.13.0")
-    named = fake_python(tmp_path / "named", "mine", "3.12.4")
+    named = fake_python(tmp_path / "a name", "mine", "3.12.4")
     assert run_bash("find_python", PATH=str(tmp_path), PYTHON=str(named)).stdout == f"{named}\n"
 
 
@@ -75,7 +76,7 @@ def test_environment_that_stands_is_reused(tmp_path):
     (tmp_path / ".venv/bin").mkdir(parents=True)
     python = tmp_path / ".venv/bin/python"
     python.write_text(
-        f'#!/bin/sh\n[ "$4" = --editable ] && echo installs; [ "$2" = pip ] || exec {sys.executable} "$@"\n'
+        f'#!/bin/sh\n[ "$4" = --editable ] && echo installs; [ "$2" = pip ] || exec {shlex.quote(sys.executable)} "$@"\n'
     )
     python.chmod(0o755)
     first = run_bash("make_environment", cwd=tmp_path)
