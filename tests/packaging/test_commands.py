@@ -75,9 +75,8 @@ def test_environment_that_stands_is_reused(tmp_path):
         (tmp_path / name).write_text("first")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     python = tmp_path / ".venv/bin/python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$4" = --editable ] && echo installs; [ "$2" = pip ] || exec {shlex.quote(sys.executable)} "$@"\n'
-    )
+    real = shlex.quote(sys.executable)
+    python.write_text(f'#!/bin/sh\n[ "$4" = --editable ] && echo installs; [ "$2" = pip ] || exec {real} "$@"\n')
     python.chmod(0o755)
     first = run_bash("make_environment", cwd=tmp_path)
     assert (first.returncode, first.stdout.count("Installing tfaccel")) == (0, 1)
