@@ -1,0 +1,113 @@
+"""What every device must be able to compute, and the same in numpy's float64 to compare with.
+
+Sums of 72 to 128 products stay within these tolerances on any device that computes in the named dtype; wrong kernels,
+wrong layouts and silent fallbacks do not. The tolerance is relative to the largest number of the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """`run(dtype)` computes with TensorFlow and returns pairs of a tensor and what numpy says it should be."""
+
+    run: Callable[[str], list[tuple[Any, np.ndarray]]]
+    dtype: str = "float32"
+
+
+def compare_with_numpy(device: str, computation: Computation) -> dict[str, Any]:
+    """Runs the computation on the device.
+
+    Arguments:
+        device: TensorFlow's short name, such as "GPU:0".
+        computation: one of `COMPUTATIONS`.
+
+    Returns:
+        A dict with "max_relative_error" and "tolerance".
+
+    Raises:
+        ArithmeticError: if a result differs from numpy's, or was computed on another device.
+    """
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # it would be less exact on purpose
+    with tf.device(f"/{device}"):
+        results = computation.run(computation.dtype)
+    errors = []
+    for tensor, expected in results:
+        if not tensor.device.endswith(device):
+            raise ArithmeticError(f"ran on {tensor.device or 'no device'} instead of {device}")
+        difference = np.abs(tf.cast(tensor, tf.float64).numpy() - expected).max() / np.abs(expected).max()
+        errors.append(float(difference))
+    worst, tolerance = float(np.max(errors)), _TOLERANCES[computation.dtype]
+    if not worst <= tolerance:  # NaN is not
+        raise ArithmeticError(f"differs from numpy by {worst:.1e} relative; at most {tolerance:g} was expected")
+    return {"max_relative_error": worst, "tolerance": tolerance}
+
+
+def matmul(dtype: str) -> list[tuple[Any, np.ndarray]]:
+    """A product of matrices."""
+    import tensorflow as tf
+
+    (a, exact_a), (b, exact_b) = _random(dtype, (64, 128), seed=1), _random(dtype, (128, 96), seed=2)
+    return [(tf.linalg.matmul(a, b), exact_a @ exact_b)]
+
+
+def convolution(dtype: str) -> list[tuple[Any, np.ndarray]]:
+    """A 3x3 convolution of images, channels last."""
+    import tensorflow as tf
+
+    (x, exact_x), (k, exact_k) = _random(dtype, (2, 12, 12, 8), seed=3), _random(dtype, (3, 3, 8, 16), seed=4)
+    shifted = [(exact_x[:, i : i + 10, j : j + 10, :], exact_k[i, j]) for i in range(3) for j in range(3)]
+    expected = sum((part @ weights for part, weights in shifted), start=np.zeros((2, 10, 10, 16)))
+    return [(tf.nn.conv2d(x, k, strides=1, padding="VALID"), expected)]
+
+
+def matmul_and_convolution(dtype: str) -> list[tuple[Any, np.ndarray]]:
+    """Both."""
+    return matmul(dtype) + convolution(dtype)
+
+
+def xla_step(dtype: str) -> list[tuple[Any, np.ndarray]]:
+    """Three training steps of a linear model, compiled by XLA: loss, gradient, update of a variable."""
+    import tensorflow as tf
+
+    (x, exact_x), (y, exact_y) = _random(dtype, (32, 16), seed=5), _random(dtype, (32, 4), seed=6)
+    weights, exact_weights = tf.Variable(tf.zeros((16, 4), dtype)), np.zeros((16, 4))
+
+    @tf.function(jit_compile=True)
+    def step(inputs: Any, targets: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matmul(inputs, weights) - targets) ** 2)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    for _ in range(3):
+        loss = step(x, y)
+        residual = exact_x @ exact_weights - exact_y
+        exact_loss = np.mean(residual**2)
+        exact_weights = exact_weights - 0.1 * 2 / residual.size * exact_x.T @ residual
+    return [(loss, exact_loss), (weights.read_value(), exact_weights)]
+
+
+def _random(dtype: str, shape: tuple[int, ...], *, seed: int) -> tuple[Any, np.ndarray]:
+    """Normal numbers rounded to the dtype: as a tensor, and the same numbers exactly in float64."""
+    import tensorflow as tf
+
+    tensor = tf.cast(np.random.default_rng(seed).normal(size=shape).astype(np.float32), dtype)
+    return tensor, tf.cast(tensor, tf.float64).numpy()
+
+
+COMPUTATIONS = {
+    "matmul": Computation(run=matmul),
+    "convolution": Computation(run=convolution),
+    "float16": Computation(run=matmul_and_convolution, dtype="float16"),
+    "bfloat16": Computation(run=matmul_and_convolution, dtype="bfloat16"),
+    "XLA step": Computation(run=xla_step),
+}

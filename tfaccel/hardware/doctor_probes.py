@@ -1,0 +1,89 @@
+"""The program of the doctor's child processes: runs probes in order and reports each as a line of JSON.
+
+`doctor_child` starts it with a pipe's number and the probes; TensorFlow is imported only by the probes that need it.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS, compare_with_numpy
+
+
+def main(argv: list[str]) -> int:
+    """Runs the probes; a failed one is reported and the next one runs."""
+    pipe = int(argv[1])
+    for name, *arguments in json.loads(argv[2]):
+        try:
+            report = {"ok": True, "data": PROBES[name](*arguments)}
+        except Exception as error:
+            report = {"ok": False, "cause": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        os.write(pipe, json.dumps(report).encode() + b"\n")
+    # Whatever libraries do when a program ends is of no interest, and may hang.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def probe_import(module: str) -> dict[str, Any]:
+    """Imports a module."""
+    imported = import_module(module)
+    return {"version": str(getattr(imported, "__version__", ""))}
+
+
+def probe_tensorflow_devices() -> dict[str, Any]:
+    """What TensorFlow sees, and what it was built for."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    plain = {name: value for name, value in build.items() if isinstance(value, (str, bool, list))}
+    return {"num_gpus": len(tf.config.list_physical_devices("GPU")), "build": plain}
+
+
+def probe_library(name: str, *paths: str) -> dict[str, Any]:
+    """Loads a shared library as TensorFlow does: by name, else from one of the paths where it lies."""
+    try:
+        ctypes.CDLL(name)
+        return {"path": name}
+    except OSError as error:
+        first_error = error
+    for path in paths:
+        try:
+            ctypes.CDLL(path)
+            return {"path": path}
+        except OSError as error:
+            first_error = error
+    raise first_error
+
+
+def probe_compute(device: str, computation: str) -> dict[str, Any]:
+    """Computes on a device and compares with numpy."""
+    if device.startswith("TPU"):
+        start_tpu()
+    return compare_with_numpy(device, COMPUTATIONS[computation])
+
+
+def start_tpu() -> None:
+    """Initialises the local TPU once in this process."""
+    import tensorflow as tf
+
+    if not tf.config.list_logical_devices("TPU"):
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+
+
+PROBES: dict[str, Callable[..., dict[str, Any]]] = {
+    "import": probe_import,
+    "tensorflow devices": probe_tensorflow_devices,
+    "library": probe_library,
+    "compute": probe_compute,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
