@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 from absl import flags
-from tfaccel.scripts.command import run_command
 
 from tfaccel.hardware.environment import describe_environment
 from tfaccel.hardware.machine import Machine
+from tfaccel.scripts.command import run_command
 
 _JSON = flags.DEFINE_bool("json", False, "print the same as JSON", allow_override=True)
 

@@ -37,7 +37,7 @@ NOUN_MODULES = {
 }
 HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
 # Programs that run in a child process and prove that TensorFlow works there; nothing imports them.
-CHILD_PROGRAMS: set[str] = set()
+CHILD_PROGRAMS = {"tfaccel.hardware.doctor_probes", "tfaccel.hardware.doctor_arithmetic"}
 
 PRIVATE_API_FILES = {"tfaccel/training/private_api.py"}
 PRIVATE_MODULE = re.compile(

@@ -4,9 +4,8 @@ import os
 import pytest
 from made_up_machine import add_command
 
+from tfaccel.hardware.doctor_examination import COMPUTATIONS
 from tfaccel.hardware.machine import Machine
-
-COMPUTATIONS = ("matmul", "convolution", "float16", "bfloat16", "XLA step")
 
 
 def run_doctor(run_python, *flags, **environ):

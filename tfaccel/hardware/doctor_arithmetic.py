@@ -1,7 +1,10 @@
 """What every device must be able to compute, and the same in numpy's float64 to compare with.
 
-Sums of 72 to 128 products stay within these tolerances on any device that computes in the named dtype; wrong kernels,
-wrong layouts and silent fallbacks do not. The tolerance is relative to the largest number of the result.
+Sums of 72 to 128 products stay within these tolerances on any device that computes in the named dtype; wrong kernels
+and wrong layouts do not. The tolerance is relative to the largest number of the result. GPUs round the factors of
+float32 products to TensorFloat-32 by default, which keeps ten bits and errs by about 5e-4 here.
+
+Only the doctor's child processes import this module.
 """
 
 from collections.abc import Callable
@@ -10,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+_TOLERANCES = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,6 @@ def compare_with_numpy(device: str, computation: Computation) -> dict[str, Any]:
     """
     import tensorflow as tf
 
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # it would be less exact on purpose
     with tf.device(f"/{device}"):
         results = computation.run(computation.dtype)
     errors = []

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_child import ProbeResult
-from tfaccel.hardware.doctor_examination import Examination, explain
+from tfaccel.hardware.doctor_examination import COMPUTATIONS, Examination, explain
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.tpu import find_tpus, tpu_wheel_version
 

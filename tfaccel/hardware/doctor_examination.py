@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS
 from tfaccel.hardware.doctor_child import ProbeResult, run_probes
 from tfaccel.hardware.gpu import DriverGpu, driver_gpus, visible_gpus
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
+# What `doctor_arithmetic` computes on each device.
+COMPUTATIONS = ("matmul", "convolution", "float16", "bfloat16", "XLA step")
 # Packages that own the folder `tensorflow`, of which an environment can hold only one.
 TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 # Import name by package name.
