@@ -107,6 +107,14 @@ def heavy_imports(source: Source) -> list[str]:
     ]
 
 
+def imports_of_child_programs(source: Source) -> list[str]:
+    """Programs for child processes imported into a process that is none."""
+    if source.module in CHILD_PROGRAMS:
+        return []
+    names = [(found.line, name) for found in imports(source) for name in (found.name, found.name.rpartition(".")[0])]
+    return [f"{source.path}:{line}: imports {name}" for line, name in names if name in CHILD_PROGRAMS]
+
+
 def private_imports(source: Source) -> list[str]:
     """Imports of private modules, and strings that name one."""
     if source.path in PRIVATE_API_FILES:
@@ -118,7 +126,10 @@ def private_imports(source: Source) -> list[str]:
     return [f"{source.path}:{line}: uses {name}" for line, name in sorted(found)]
 
 
-@pytest.mark.parametrize("find", [upward_imports, heavy_imports, private_imports], ids=lambda find: find.__name__)
+RULES = [upward_imports, heavy_imports, imports_of_child_programs, private_imports]
+
+
+@pytest.mark.parametrize("find", RULES, ids=lambda find: find.__name__)
 def test_sources_keep_the_rule(find):
     assert [problem for source in sources() for problem in find(source)] == []
 
@@ -179,6 +190,14 @@ def test_packages_that_import_each_other_are_found():
 )
 def test_heavy_import_of_a_noun_is_found(path, text):
     assert heavy_imports(Source(path, text))
+
+
+@pytest.mark.parametrize("name", sorted(CHILD_PROGRAMS))
+def test_import_of_a_child_program_is_found(name):
+    package, _, module = name.rpartition(".")
+    assert imports_of_child_programs(Source("tfaccel/hardware/doctor.py", f"from {package} import {module}"))
+    assert imports_of_child_programs(Source("tfaccel/hardware/doctor.py", f"def f():\n    from {name} import thing"))
+    assert name in {source.module for source in sources()}
 
 
 def test_heavy_import_elsewhere_or_for_types_is_allowed():
