@@ -124,6 +124,12 @@ def test_the_tpu_package_is_not_blamed_for_xla_on_the_cpu(tmp_path):
     assert statuses["CPU:0 matmul"] == "fail"
 
 
+def test_a_broken_numpy_is_named(tmp_path):
+    examination = make_examination(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise ImportError('numpy is broken')")
+    assert {check.detail for check in check_cpu(examination)} == {"ImportError: numpy is broken"}
+
+
 def test_devices_are_skipped_where_tensorflow_cannot_be_imported(tmp_path):
     examination = make_examination(tmp_path)
     examination.__dict__["tensorflow"] = ProbeResult(ok=False, cause="killed by SIGABRT")

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS, compare_with_numpy
-
 
 def main(argv: list[str]) -> int:
     """Runs the probes; a failed one is reported and the next one runs."""
@@ -62,6 +60,9 @@ def probe_library(name: str, *paths: str) -> dict[str, Any]:
 
 def probe_compute(device: str, computation: str) -> dict[str, Any]:
     """Computes on a device and compares with numpy."""
+    # Imports numpy, which may be what is broken.
+    from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS, compare_with_numpy
+
     if device.startswith("TPU"):
         start_tpu()
     return compare_with_numpy(device, COMPUTATIONS[computation])
