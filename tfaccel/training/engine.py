@@ -6,6 +6,7 @@ The inner loop (`Engine.train`, `Engine.test`) runs a *window* of steps inside t
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class Engine:
         num_done = int(done)
         feed.finished(num_done, state)
         logs = dict(own_logs) if own_logs and set(own_logs) != set(results) else dict(results)
+        if self._options.stop_at_non_finite_loss and kind == "train":
+            finite = bool(finite) and all(math.isfinite(float(v)) for v in [logs.get("loss", 0.0)])
         return WindowResult(num_done, logs, bool(finite))
 
     def _function(self, kind: str, feed: Any) -> Callable[..., Any]:
@@ -109,7 +112,8 @@ class Engine:
     def _window_graph(self, kind: str, batches: Any) -> Callable[..., Any]:
         step_fn = self._steps.train if kind == "train" else self._steps.test
         keep_logs = has_own_logs(self.model, kind)
-        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss
+        # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
+        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss and self.replicas.num_workers == 1
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
             def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:

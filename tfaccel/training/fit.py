@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 
+from tfaccel.errors import NonFiniteLossError
 from tfaccel.training import private_api
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
-from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.inputs import Source, prepared_model, source_of
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.validation import Validation
 from tfaccel.training.windows import WindowLength, epoch_windows
 
 
@@ -83,8 +83,10 @@ def fit(
     private_api.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
-        values = keras.utils.unpack_x_y_sample_weight(validation_data)
-        validation = Validation(values, validation_batch_size or batch_size, validation_steps, validation_freq)
+        val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+        held_out = source_of(val_x, val_y, val_weight, replicas=replicas, steps=validation_steps,
+                             batch_size=validation_batch_size or batch_size)  # fmt: skip
+        validation = Validation(held_out, validation_freq)
     engine = engine_of(model, options)
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:
@@ -92,37 +94,6 @@ def fit(
             return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:
         source.close()
-
-
-@dataclass
-class Validation:
-    """Validation data and when it is due."""
-
-    values: tuple[Any, Any, Any]
-    batch_size: int | None
-    steps: int | None
-    freq: int | list[int]
-    source: Source | None = None
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether the epoch (from 0) ends with validation."""
-        if isinstance(self.freq, int):
-            return (epoch + 1) % self.freq == 0
-        if isinstance(self.freq, list):
-            return epoch + 1 in self.freq
-        raise ValueError(
-            f"Expected `validation_freq` to be an int or a list of epochs (from 1). Received: {self.freq!r}."
-        )
-
-    def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
-        """Evaluates; returns the logs with `val_` before their names."""
-        if self.source is None:
-            x, y, sample_weight = self.values
-            self.source = source_of(x, y, sample_weight, replicas=engine.replicas, batch_size=self.batch_size,
-                                    steps=self.steps)  # fmt: skip
-        logs = run_evaluation(engine, self.source, container)
-        self.source.rewind()
-        return {f"val_{name}": value for name, value in logs.items()}
 
 
 def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int | str,
@@ -138,9 +109,12 @@ def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int
 
 def run_epochs(
     engine: Engine, source: Source, container: keras.callbacks.CallbackList, validation: Validation | None, *,
-    epochs: int, initial_epoch: int,
+    epochs: int, initial_epoch: int, keep_metrics: bool = False,
 ) -> keras.callbacks.History:  # fmt: skip
-    """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`."""
+    """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`.
+
+    With `keep_metrics` the first epoch goes on with the metrics as they are (it was begun before).
+    """
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
     model.stop_training = False
@@ -148,9 +122,11 @@ def run_epochs(
     container.on_train_begin()
     logs: dict[str, Any] = {}
     for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
-        model.reset_metrics()
+        if not keep_metrics:
+            model.reset_metrics()
+        keep_metrics = False
         container.on_epoch_begin(epoch)
-        logs = _run_epoch(engine, source, container, length)
+        logs = _run_epoch(engine, source, container, length, epoch)
         align_seeds(model, replicas)
         average_drifting(model, replicas)
         if validation is not None and validation.is_due(epoch):
@@ -165,15 +141,20 @@ def run_epochs(
     return history
 
 
-def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList,
-               length: WindowLength) -> dict[str, Any]:  # fmt: skip
+def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList, length: WindowLength,
+               epoch: int) -> dict[str, Any]:  # fmt: skip
     logs: dict[str, Any] = {}
     done = 0
     windows = epoch_windows(engine, "train", source.feed(), length=length, limit=source.steps_per_epoch,
                             begin=container.on_train_batch_begin)  # fmt: skip
     for done, result in windows:
         logs = result.logs
-        if length.is_fixed:
+        if not result.loss_is_finite:
+            raise NonFiniteLossError(
+                f"The loss became NaN or infinite at step {done} of epoch {epoch + 1}. Try a lower learning rate, "
+                "gradient clipping, or float32, and look at the data of that step."
+            )
+        if length.watched:
             average_drifting(engine.model, engine.replicas)
         container.on_train_batch_end(done - 1, logs)
         if engine.model.stop_training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from tfaccel.training.replicas import Replicas
 SEED_STRIDE = 1_000_003  # a prime: the seeds of replicas do not meet those of other layers
 
 _separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_averages: weakref.WeakKeyDictionary[keras.Model, Callable[[], None]] = weakref.WeakKeyDictionary()
 
 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
@@ -72,13 +74,23 @@ def drifting_variables(model: keras.Model) -> list[keras.Variable]:
 
 def average_drifting(model: keras.Model, replicas: Replicas) -> None:
     """Sets moving statistics to their mean over the replicas, on every replica."""
-    variables = drifting_variables(model) if replicas.num_replicas > 1 else []
-    if not variables:
+    if replicas.num_replicas == 1:
         return
+    if model not in _averages:
+        _averages[model] = _average_function(drifting_variables(model), replicas)
+    _averages[model]()
+
+
+def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Callable[[], None]:
     strategy = replicas.strategy
-    with strategy.scope():
-        values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
-        sums = replicas.local_results(replicas.sum(list(values)))
-    for replica, local in enumerate(sums):
-        for component, total in zip(replicas.components(variables, replica), local, strict=True):
-            component.assign(total / replicas.num_replicas)
+
+    @tf.function(autograph=False)
+    def average() -> None:
+        with strategy.scope():
+            values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
+            sums = replicas.local_results(replicas.sum(list(values)))
+        for replica, local in enumerate(sums):
+            for component, total in zip(replicas.components(variables, replica), local, strict=True):
+                component.assign(total / replicas.num_replicas)
+
+    return average if variables else lambda: None

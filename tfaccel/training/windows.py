@@ -41,6 +41,8 @@ def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
 class WindowLength:
     """Chooses the number of steps of the next graph call of one engine.
 
+    A callback with a method `steps_to_boundary(done)` gets a window that ends where it wants one to end.
+
     Args:
         engine: remembers the step time from call to call.
         kind: "train" or "test".
@@ -49,26 +51,23 @@ class WindowLength:
 
     def __init__(self, engine: Engine, kind: str, callbacks: list[keras.callbacks.Callback]) -> None:
         self._engine = engine
-        self._fixed: int | None = None
+        self.watched = any(needs_each_batch(callback, kind) for callback in callbacks)
         per_execution = int(engine.model.steps_per_execution)
-        if per_execution > 1 or any(needs_each_batch(callback, kind) for callback in callbacks):
-            self._fixed = per_execution
+        self._fixed = per_execution if per_execution > 1 or self.watched else None
+        self._bounds = [c.steps_to_boundary for c in callbacks if hasattr(c, "steps_to_boundary")]
         self._kind = kind
         self._last = 0
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether callbacks may look at the model after each window."""
-        return self._fixed is not None
-
-    def next(self, limit: int | None) -> int:
-        """Steps of the next call, at most `limit`."""
+    def next(self, done: int, limit: int | None) -> int:
+        """Steps of the next call, after `done` steps of an epoch of at most `limit`."""
         length = self._fixed
         if length is None:
             known = self._engine.step_seconds.get(self._kind)
             wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
-            length = min(wanted, max(1, self._last) * LONGEST_GROWTH) if self._last else wanted
-        return length if limit is None else min(length, limit)
+            length = min(wanted, self._last * LONGEST_GROWTH) if self._last else wanted
+        ends = [bound(done) for bound in self._bounds]
+        ends += [] if limit is None else [limit - done]
+        return min([length, *(end for end in ends if end)])
 
     def ran(self, num_steps: int, seconds: float) -> None:
         """Learns from a call: what it ran and how long that took. The first call also traced, so it does not count."""
@@ -101,7 +100,7 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         started = time.perf_counter()
-        result = run(feed, length.next(None if limit is None else limit - done))
+        result = run(feed, length.next(done, limit))
         length.ran(result.num_steps, time.perf_counter() - started)
         done += result.num_steps
         yield done, result

@@ -1,0 +1,58 @@
+"""The noun `TrainResult`: what a training run did, as it stands in `result.json`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfaccel.planning.plan import Plan
+
+_PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a training run did.
+
+    Attributes:
+        recipe: name of the workload.
+        plan: how it was trained.
+        history: metric name -> one value an epoch.
+        final: metrics of the finished model on the validation data (of the last epoch where there is none).
+        examples_per_second: training examples per second, first graph call left out.
+        step_seconds: {"median", "p95"} over the graph calls, seconds of one optimizer step.
+        first_step_seconds: duration of the first graph call, which traces and compiles.
+        wall_seconds: the whole call of `train`.
+        hardware: what the machine is, as data.
+        versions: package -> version.
+        run_dir: where everything stands.
+    """
+
+    recipe: str
+    plan: Plan
+    history: dict[str, list[float]]
+    final: dict[str, float]
+    examples_per_second: float
+    step_seconds: dict[str, float]
+    first_step_seconds: float
+    wall_seconds: float
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    run_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON-serialisable data."""
+        return {**asdict(self), "plan": self.plan.to_json()}
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

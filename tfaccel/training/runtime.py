@@ -1,0 +1,203 @@
+"""`Runtime`: sets a plan up in this process. The only module that changes anything global."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.planning.plan import Plan
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class Runtime:
+    """A context in which TensorFlow is set up as a plan says.
+
+    Entering sets devices, memory, threads, the dtype policy and the strategy; leaving puts back the environment, the
+    dtype policy and the states of Python's and numpy's random generators. Devices, memory and threads stay, since
+    TensorFlow cannot change them once it has started.
+
+    Args:
+        plan: what to set up.
+        seed: if given, seeds Python, numpy, TensorFlow and Keras.
+        cluster: the place of this process in a cluster, for plans with several workers where `TF_CONFIG` is not set.
+
+    Attributes:
+        strategy: the `tf.distribute.Strategy` of the plan, once entered.
+
+    Raises:
+        PlanError: when entered, if a device is not there, or TensorFlow has started otherwise already.
+
+    Example:
+
+    >>> import keras
+    >>> from tfaccel import Plan, Runtime
+    >>> with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)) as runtime:
+    ...     with runtime.strategy.scope():
+    ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    """
+
+    strategy: tf.distribute.Strategy
+
+    def __init__(self, plan: Plan, *, seed: int | None = None, cluster: Cluster | None = None) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._cluster = cluster
+        self._environment: dict[str, str] = {}
+        self._dtype_policy: Any = None
+        self._random_states: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        self._environment = dict(os.environ)
+        try:
+            self._set_environment()
+            import keras
+
+            self._dtype_policy = keras.config.dtype_policy()
+            self._random_states = (random.getstate(), np.random.get_state())
+            self._set_devices()
+            self._set_threads()
+            self.strategy = self._make_strategy()
+            keras.config.set_dtype_policy(self.plan.dtype_policy)
+            if self._seed is not None:
+                keras.utils.set_random_seed(self._seed)
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self._restore()
+
+    def _restore(self) -> None:
+        for name in set(os.environ) - set(self._environment):
+            del os.environ[name]
+        os.environ.update(self._environment)
+        if self._dtype_policy is not None:
+            import keras
+
+            keras.config.set_dtype_policy(self._dtype_policy)
+        if self._random_states is not None:
+            random.setstate(self._random_states[0])
+            np.random.set_state(self._random_states[1])
+
+    def _set_environment(self) -> None:
+        """What has to stand in the environment before TensorFlow and Keras are imported."""
+        keras = sys.modules.get("keras")
+        if keras is None:
+            os.environ["KERAS_BACKEND"] = "tensorflow"
+        elif keras.backend.backend() != "tensorflow":
+            raise PlanError(
+                f"Keras runs on the backend {keras.backend.backend()!r}; tfaccel trains on TensorFlow. Start a new "
+                "process with KERAS_BACKEND=tensorflow."
+            )
+        if "tensorflow" not in sys.modules:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
+            os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
+
+    def _set_devices(self) -> None:
+        import tensorflow as tf
+
+        plan = self.plan
+        wanted = [device.split(":") for device in plan.devices]
+        gpus = [int(index) for kind, index in wanted if kind == "GPU"]
+        physical = tf.config.list_physical_devices("GPU")
+        if gpus and max(gpus) >= len(physical):
+            there = ", ".join(f"GPU:{i}" for i in range(len(physical))) or "no GPU"
+            raise PlanError(
+                f"The plan uses {', '.join(plan.devices)}, but TensorFlow sees {there}. Choose --devices that are "
+                "there, or run `tfaccel doctor` to learn why one is missing."
+            )
+        if plan.strategy == "tpu":
+            return
+        self._before_start(
+            lambda: tf.config.set_visible_devices([physical[i] for i in gpus], "GPU"),
+            lambda: len(tf.config.list_logical_devices("GPU")) == len(gpus),
+            f"{len(gpus)} visible GPUs",
+        )
+        if plan.num_logical_cpus > 1:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            parts = [tf.config.LogicalDeviceConfiguration() for _ in range(plan.num_logical_cpus)]
+            self._before_start(
+                lambda: tf.config.set_logical_device_configuration(cpu, parts),
+                lambda: len(tf.config.list_logical_devices("CPU")) >= plan.num_logical_cpus,
+                f"{plan.num_logical_cpus} logical CPUs",
+            )
+        for index in gpus:
+            self._set_gpu_memory(physical[index])
+
+    def _set_gpu_memory(self, gpu: Any) -> None:
+        import tensorflow as tf
+
+        limit = self.plan.gpu_memory_limit_bytes
+        if limit is not None:
+            parts = [tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)]
+            self._before_start(
+                lambda: tf.config.set_logical_device_configuration(gpu, parts),
+                lambda: tf.config.get_logical_device_configuration(gpu) == parts,
+                f"a memory limit of {limit} bytes on {gpu.name}",
+            )
+        else:
+            growth = self.plan.gpu_memory_growth
+            self._before_start(
+                lambda: tf.config.experimental.set_memory_growth(gpu, growth),
+                lambda: tf.config.experimental.get_memory_growth(gpu) == growth,
+                f"memory growth {'on' if growth else 'off'} for {gpu.name}",
+            )
+
+    def _set_threads(self) -> None:
+        import tensorflow as tf
+
+        threading = tf.config.threading
+        for wanted, getter, setter, what in (
+            (self.plan.intra_op_threads, threading.get_intra_op_parallelism_threads,
+             threading.set_intra_op_parallelism_threads, "threads inside one operation"),
+            (self.plan.inter_op_threads, threading.get_inter_op_parallelism_threads,
+             threading.set_inter_op_parallelism_threads, "operations side by side"),
+        ):  # fmt: skip
+            if wanted is not None and getter() != wanted:
+                self._before_start(lambda s=setter, w=wanted: s(w), lambda: False, f"{wanted} {what}")
+
+    def _before_start(self, change: Any, fits: Any, what: str) -> None:
+        """Makes a change that TensorFlow takes only before it starts; afterwards it must fit already."""
+        try:
+            change()
+        except RuntimeError as error:
+            if not fits():
+                raise PlanError(
+                    f"The plan needs {what}, but TensorFlow has started in this process already and cannot change "
+                    "that. Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
+                ) from error
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        from tfaccel.training.strategies import make_strategy
+
+        return make_strategy(self.plan)
+
+
+def tf_config(cluster: Cluster) -> dict[str, Any]:
+    """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
+
+    Raises:
+        PlanError: if the addresses of the workers are not known.
+    """
+    if len(cluster.addresses) != cluster.num_workers:
+        raise PlanError(
+            f"The cluster ({cluster.source}) has {cluster.num_workers} workers, but {len(cluster.addresses)} addresses "
+            "are known. Set TF_CONFIG for each worker (see https://www.tensorflow.org/guide/distributed_training)."
+        )
+    return {
+        "cluster": {"worker": list(cluster.addresses)},
+        "task": {"type": "worker", "index": cluster.task_index},
+    }

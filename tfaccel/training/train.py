@@ -1,0 +1,101 @@
+"""`train`: a workload and a plan in, a run directory and a `TrainResult` out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.result import TrainResult, installed_versions
+from tfaccel.training.run_dir import RunDir
+from tfaccel.training.runtime import Runtime
+
+logger = logging.getLogger("tfaccel")
+
+
+def train(
+    workload: Workload,
+    plan: Plan | None = None,
+    *,
+    run_dir: str | os.PathLike[str],
+    epochs: int,
+    seed: int = 0,
+    resume: str = "never",
+    checkpoint_interval: int | None = None,
+    callbacks: Sequence[Any] = (),
+    verbose: int = 1,
+) -> TrainResult:
+    """Trains a workload as a plan says, and leaves a run directory.
+
+    The directory holds `config.json`, `plan.json`, `metrics.jsonl` (one line an epoch), `checkpoints/`, `tensorboard/`,
+    `model.keras` and `result.json`. Files are written by the chief only, each whole or not at all.
+
+    Args:
+        workload: what to train.
+        plan: how; None: `default_plan` for this machine.
+        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
+        epochs: epochs in all.
+        seed: decides initial weights, dropout and the order of the data.
+        resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop.
+        checkpoint_interval: optimizer steps between checkpoints; None: one each epoch.
+        callbacks: more Keras callbacks; their numbers and best weights are part of the checkpoints.
+        verbose: 1 shows progress on standard error, 0 nothing.
+
+    Returns:
+        The `TrainResult`, which is also in `result.json`.
+
+    Raises:
+        RunDirError: if the run directory holds another run.
+        PlanError: if the plan cannot run here.
+        NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
+
+    Example:
+        >>> import tempfile, tfaccel
+        >>> from tfaccel.recipes import image_classification
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = tfaccel.train(image_classification.workload(epochs=1), run_dir=folder, epochs=1, verbose=0)
+        >>> sorted(result.step_seconds)
+        ['median', 'p95']
+    """
+    started = time.perf_counter()
+    if type(epochs) is not int or epochs < 1:
+        raise ValueError(f"`epochs` must be a whole number of at least 1. Received: epochs={epochs!r}.")
+    if checkpoint_interval is not None and (type(checkpoint_interval) is not int or checkpoint_interval < 1):
+        raise ValueError(
+            "`checkpoint_interval` must be a whole number of at least 1, or None for one checkpoint an epoch. "
+            f"Received: {checkpoint_interval!r}."
+        )
+    hardware = detect_hardware()
+    plan = plan or default_plan(hardware, workload)
+    config = {"recipe": workload.name, "epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval,
+              "global_batch_size": plan.global_batch_size, "dtype_policy": plan.dtype_policy}  # fmt: skip
+    directory = RunDir(run_dir, config, resume=resume)
+    with Runtime(plan, seed=seed, cluster=hardware.cluster) as runtime:
+        from tfaccel.training.train_session import TrainSession
+
+        session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
+                               checkpoint_interval=checkpoint_interval)  # fmt: skip
+        outcome = session.run(runtime.strategy, list(callbacks), verbose=verbose)
+    result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
+    directory.write_result(result.to_json())
+    return result
+
+
+def _result(workload: Workload, plan: Plan, hardware: Hardware, outcome: Any, directory: RunDir,
+            wall_seconds: float) -> TrainResult:  # fmt: skip
+    rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)
+    steps = {name: seconds * plan.accumulation_steps for name, seconds in outcome.times.step_seconds().items()}
+    return TrainResult(
+        recipe=workload.name, plan=plan, history=outcome.history, final=outcome.final,
+        examples_per_second=0.0 if math.isinf(rate) else rate, step_seconds=steps,
+        first_step_seconds=outcome.times.first_seconds, wall_seconds=wall_seconds, hardware=hardware.to_json(),
+        versions=installed_versions(), run_dir=str(directory.path),
+    )  # fmt: skip

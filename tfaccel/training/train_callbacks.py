@@ -1,0 +1,220 @@
+"""The callbacks of `train`: metrics as JSON lines, times, checkpoints, and a progress bar.
+
+Their batch hooks are called once a window (`tfaccel_windows`), not once a batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tfaccel.training.checkpoint import read_state, save_checkpoint
+from tfaccel.training.replicas import Replicas
+from tfaccel.training.run_dir import RunDir
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Durations of the graph calls; the first, which traces and compiles, is kept apart."""
+
+    tfaccel_windows = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_seconds = 0.0
+        self.windows: list[tuple[int, float]] = []
+        self._begin = (0, 0.0)
+        self._first = True
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes when a window begins."""
+        self._begin = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes how long the window took."""
+        seconds = time.perf_counter() - self._begin[1]
+        if self._first:
+            self._first, self.first_seconds = False, seconds
+        else:
+            self.windows.append((batch + 1 - self._begin[0], seconds))
+
+    def step_seconds(self) -> dict[str, float]:
+        """Median and 95th percentile of the time of one step, each window counted by its steps."""
+        if not self.windows:
+            return {"median": self.first_seconds, "p95": self.first_seconds}
+        steps = np.repeat([s / n for n, s in self.windows], [n for n, _ in self.windows])
+        return {"median": float(np.median(steps)), "p95": float(np.percentile(steps, 95))}
+
+    def steps_per_second(self) -> float:
+        """Steps per second of graph calls, the first left out."""
+        windows = self.windows or [(1, self.first_seconds)]
+        return sum(n for n, _ in windows) / max(sum(s for _, s in windows), 1e-9)
+
+
+class MetricLines(keras.callbacks.Callback):
+    """One line of `metrics.jsonl` an epoch."""
+
+    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None) -> None:
+        super().__init__()
+        self._run_dir = run_dir
+        self._steps = steps_of_epoch
+        self._started = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the epoch's metrics."""
+        seconds = time.perf_counter() - self._started
+        row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
+        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **{k: float(v) for k, v in (logs or {}).items()}})
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves the whole training state every `interval` steps (None: each epoch), and puts a saved one back.
+
+    Args:
+        run_dir, replicas: where to, and whose state.
+        others: the callbacks whose state (best value, patience) is saved too; this callback must come after them.
+        interval: steps between checkpoints.
+        restored: arrays and position of the checkpoint to go on from.
+    """
+
+    tfaccel_windows = True
+
+    def __init__(self, run_dir: RunDir, replicas: Replicas, others: list[keras.callbacks.Callback], *,
+                 interval: int | None, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:  # fmt: skip
+        super().__init__()
+        self._interval = interval
+        self._run_dir = run_dir
+        self._replicas = replicas
+        self._others = others
+        self._restored = restored
+        position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0, "step": 0}
+        self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
+        self._step = position["step"]
+        self._last = 0
+
+    def steps_to_boundary(self, done: int) -> int | None:
+        """Steps until the next checkpoint is due, `done` steps after this epoch was begun (or gone on with)."""
+        return None if self._interval is None else self._interval - (self._step + done) % self._interval
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Gives the other callbacks back what they knew (they forget it when training begins)."""
+        if self._restored is not None:
+            arrays, position = self._restored
+            for index, callback in enumerate(self._others):
+                restore_callback(callback, position["callbacks"][index], arrays, f"callback/{index}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves in the middle of an epoch."""
+        self._last = batch + 1
+        if self._interval and (self._step + self._last) % self._interval == 0:
+            self._save(self._epoch, self._first_step + self._last, self._step + self._last)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an epoch; the next run begins with the next one."""
+        self._step += self._last
+        self._epoch, self._first_step = epoch + 1, 0
+        self._save(self._epoch, 0, self._step)
+
+    def _save(self, epoch: int, step_in_epoch: int, step: int) -> None:
+        arrays = read_state(self.model, self._replicas)
+        states = []
+        for index, callback in enumerate(self._others):
+            state, more = callback_state(callback, f"callback/{index}")
+            states.append(state)
+            arrays.update(more)
+        position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states}
+        if self._run_dir.writes:
+            save_checkpoint(self._run_dir.checkpoints, arrays, position)
+
+
+def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a callback knows: its numbers, texts and flags, and its lists of arrays (the best weights)."""
+    state: dict[str, Any] = {"class": type(callback).__name__}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in vars(callback).items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_"):
+            state[name] = repr(value) if isinstance(value, float) else value
+        elif isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
+            arrays.update({f"{prefix}/{name}/{i}": v for i, v in enumerate(value)})
+    return state, arrays
+
+
+def restore_callback(callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray],
+                     prefix: str) -> None:  # fmt: skip
+    """Gives a callback what `callback_state` returned; one of another class is left alone."""
+    if state.get("class") != type(callback).__name__:
+        return
+    for name, value in state.items():
+        current = getattr(callback, name, None)
+        if name != "class":
+            is_float = isinstance(value, str) and not isinstance(current, str)
+            setattr(callback, name, float(value) if is_float else value)
+    lists: dict[str, list[np.ndarray]] = {}
+    for key in arrays:  # in the order in which they were saved
+        if key.startswith(f"{prefix}/"):
+            lists.setdefault(key.split("/")[2], []).append(arrays[key])
+    for name, values in lists.items():
+        setattr(callback, name, values)
+
+
+class TrainingProgress(keras.callbacks.Callback):
+    """A progress bar with examples per second and time left; one line an epoch where there is no terminal."""
+
+    tfaccel_windows = True
+
+    def __init__(self, *, epochs: int, first_epoch: int, steps_of_epoch: int | None, examples_per_step: int) -> None:
+        super().__init__()
+        self._epochs = epochs
+        self._steps = steps_of_epoch
+        self._examples = examples_per_step
+        console = Console(file=sys.stderr)
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(), TextColumn("{task.fields[loss]}"), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        total = None if steps_of_epoch is None else (epochs - first_epoch) * steps_of_epoch
+        self._task = self._progress.add_task("training", total=total, speed="", loss="")
+        self._console = console
+        self._epoch = first_epoch
+        self._window = (0, 0.0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Shows the bar."""
+        self._progress.start()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes when the window begins."""
+        self._window = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Moves the bar by a window."""
+        steps, seconds = batch + 1 - self._window[0], time.perf_counter() - self._window[1]
+        loss = (logs or {}).get("loss")
+        self._progress.update(
+            self._task,
+            advance=steps,
+            description=f"epoch {self._epoch + 1}/{self._epochs}",
+            speed=f"{steps * self._examples / max(seconds, 1e-9):,.0f} examples/s",
+            loss="" if loss is None else f"loss {float(loss):.4f}",
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Prints the epoch's metrics."""
+        self._epoch = epoch + 1
+        values = "  ".join(f"{name} {float(value):.4f}" for name, value in (logs or {}).items())
+        self._console.print(f"epoch {epoch + 1}/{self._epochs}  {values}", highlight=False)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Removes the bar."""
+        self._progress.stop()
+
+    def close(self) -> None:
+        """Removes the bar, also after an error."""
+        self._progress.stop()

@@ -1,0 +1,142 @@
+"""One call of `train`, from the built model to the saved one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.sources import IteratorSource
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training import private_api
+from tfaccel.training.checkpoint import load_newest, write_state
+from tfaccel.training.chief import only_chief_writes
+from tfaccel.training.engine import EngineOptions, engine_of
+from tfaccel.training.evaluate import run_evaluation
+from tfaccel.training.files import whole_file
+from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.run_dir import RunDir
+from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.validation import Validation
+from tfaccel.training.workload_source import WorkloadSource, with_plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a session leaves for the result."""
+
+    history: dict[str, list[float]]
+    final: dict[str, float]
+    times: StepTimes
+
+
+class TrainSession:
+    """Builds the model of a workload under the current runtime, and trains it.
+
+    Args:
+        workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
+    """
+
+    def __init__(self, workload: Workload, plan: Plan, run_dir: RunDir, *, epochs: int, seed: int,
+                 checkpoint_interval: int | None) -> None:  # fmt: skip
+        self._workload = workload
+        self._plan = plan
+        self._run_dir = run_dir
+        self._epochs = epochs
+        self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
+        self._restored = load_newest(run_dir.checkpoints) if run_dir.resumes else None
+        position = self._restored[1] if self._restored else {"epoch": 0, "step_in_epoch": 0}
+        self._first_epoch: int = position["epoch"]
+        self._mid_epoch = position["step_in_epoch"] > 0
+        self._source = WorkloadSource(workload, plan, seed=seed, start_epoch=self._first_epoch,
+                                      start_step=position["step_in_epoch"])  # fmt: skip
+
+    def run(self, strategy: tf.distribute.Strategy, callbacks: list[keras.callbacks.Callback], *,
+            verbose: int) -> Outcome:  # fmt: skip
+        """Trains under a strategy, evaluates and saves."""
+        with strategy.scope():
+            model = self._compiled_model()
+        private_api.build_model(model, self._source.batch_spec)
+        options = EngineOptions(
+            sum_duplicate_indices=self._plan.sum_duplicate_indices, bytes_per_pack=self._plan.bytes_per_pack,
+            stop_at_non_finite_loss=True,
+        )  # fmt: skip
+        engine = engine_of(model, options)
+        validation = self._validation()
+        self._run_dir.writes = engine.replicas.is_chief
+        if self._restored is not None:
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            write_state(model, engine.replicas, own)
+            self._run_dir.keep_rows(self._first_epoch)
+        self._run_dir.start(self._plan.to_json())
+        times = StepTimes()
+        container = self._callbacks(callbacks, engine, times, verbose)
+        try:
+            with only_chief_writes(model, container.callbacks, engine.replicas):
+                run_epochs(engine, self._source, container, validation, epochs=self._epochs,
+                           initial_epoch=self._first_epoch, keep_metrics=self._mid_epoch)  # fmt: skip
+                final = self._final_metrics(engine, validation)
+        finally:
+            for callback in container.callbacks:
+                if isinstance(callback, TrainingProgress):
+                    callback.close()
+            self._source.close()
+        if engine.replicas.is_chief:
+            with whole_file(self._run_dir.model_file) as temporary:
+                model.save(temporary)
+        return Outcome(self._history(), final, times)
+
+    def _compiled_model(self) -> keras.Model:
+        model = self._workload.build_model()
+        if not isinstance(model, keras.Model):
+            raise WorkloadError(
+                f"build_model of workload {self._workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
+            )
+        arguments = dict(self._workload.compile_args())
+        optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
+        if self._plan.accumulation_steps > 1:
+            optimizer.gradient_accumulation_steps = self._plan.accumulation_steps
+        arguments |= {"optimizer": optimizer, "jit_compile": self._plan.jit_compile}
+        arguments["steps_per_execution"] = self._plan.steps_per_execution * self._plan.accumulation_steps
+        model.compile(**arguments)
+        return model
+
+    def _validation(self) -> Validation | None:
+        if self._workload.validation_data is None:
+            return None
+        dataset = with_plan(self._workload.validation_data(self._source.batch_size), self._plan, "validation_data")
+        length = int(dataset.cardinality())
+        source = IteratorSource(dataset, num_batches=length if length > 0 else None)
+        return Validation(source=source)
+
+    def _callbacks(self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes,
+                   verbose: int) -> keras.callbacks.CallbackList:  # fmt: skip
+        steps = self._source.num_batches
+        every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
+        if engine.replicas.is_chief:
+            every.append(keras.callbacks.TensorBoard(str(self._run_dir.tensorboard), write_graph=False))
+            if verbose:
+                every.append(TrainingProgress(epochs=self._epochs, first_epoch=self._first_epoch, steps_of_epoch=steps,
+                                              examples_per_step=self._source.batch_size))  # fmt: skip
+        every.append(Checkpoints(self._run_dir, engine.replicas, callbacks, interval=self._interval,
+                                 restored=self._restored))  # fmt: skip
+        return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
+
+    def _final_metrics(self, engine: Any, validation: Validation | None) -> dict[str, float]:
+        if validation is None or validation.source is None:
+            rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
+            return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}
+        quiet = keras.callbacks.CallbackList([], model=engine.model)
+        try:
+            return run_evaluation(engine, validation.source, quiet)
+        finally:
+            validation.source.close()
+
+    def _history(self) -> dict[str, list[float]]:
+        first = self._run_dir.rows[0] if self._run_dir.rows else {}
+        names = [name for name in first if name not in ("epoch", "step", "seconds")]
+        return {name: [row.get(name) for row in self._run_dir.rows] for name in names}

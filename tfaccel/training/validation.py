@@ -1,0 +1,40 @@
+"""Validation data of a fit, and when it is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import keras
+
+from tfaccel.training.engine import Engine
+from tfaccel.training.evaluate import run_evaluation
+from tfaccel.training.inputs import Source
+
+
+@dataclass
+class Validation:
+    """Validation data and the epochs that end with it.
+
+    Attributes:
+        source: the batches.
+        freq: every `freq` epochs, or a list of epochs (from 1).
+    """
+
+    source: Source
+    freq: int | list[int] = 1
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the epoch (from 0) ends with validation."""
+        if isinstance(self.freq, int):
+            return (epoch + 1) % self.freq == 0
+        if isinstance(self.freq, list | tuple):
+            return epoch + 1 in self.freq
+        raise ValueError(
+            f"Expected `validation_freq` to be an int or a list of epochs (from 1). Received: {self.freq!r}."
+        )
+
+    def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates; returns the logs with `val_` before their names."""
+        logs = run_evaluation(engine, self.source, container)
+        self.source.rewind()
+        return {f"val_{name}": value for name, value in logs.items()}
