@@ -89,10 +89,24 @@ class Engine:
         done, state, own_logs, results, finite = self._function(kind, feed)(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
-        logs = dict(own_logs) if own_logs and set(own_logs) != set(results) else dict(results)
+        logs = self._logs(dict(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and all(math.isfinite(float(v)) for v in [logs.get("loss", 0.0)])
         return WindowResult(num_done, logs, bool(finite))
+
+    def _logs(self, own: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+        """Logs of a model's own step. As in Keras, they are the metrics' results where the names are the same.
+
+        With several replicas, a log that bears the name of a metric is its result over all of them; the compiled loss
+        tracker does not count, since an own step need not use it.
+        """
+        if set(own) == set(results):
+            return results
+        if self.replicas.num_replicas == 1:
+            return own
+        tracker = private_api.compile_marker(self.model)
+        tracked = {name for name in results if tracker is None or name != tracker.name}
+        return {name: results[name] if name in tracked else value for name, value in own.items()}
 
     def _function(self, kind: str, feed: Any) -> Callable[..., Any]:
         """The traced graph for batches of this kind, made when first asked for."""

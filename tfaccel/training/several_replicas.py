@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,6 +26,7 @@ from tfaccel.training.model_parts import (
     variables_of,
     xla_refusal,
 )
+from tfaccel.training.replica_state import drifting_variables
 from tfaccel.training.replicas import Replicas, split_rows
 
 logger = logging.getLogger("tfaccel")
@@ -73,7 +74,7 @@ class SeveralReplicas:
                     for update in self._updates.values():
                         attributes = {"apply": self._merged_apply(update)}
                         stack.enter_context(private_api.instance_attributes(update.optimizer, attributes))
-                    return self._mean(self._run(batches, batch, self._own_train, may_skip=False))
+                    return self._mean(self._run(batches, batch, self._own_train, if_empty="borrow"))
             update = self._updates["optimizer"]
             with private_api.instance_attributes(update.optimizer, _recording(update.optimizer)):
                 denominators = self._denominators(batches, batch, training=True)
@@ -85,14 +86,14 @@ class SeveralReplicas:
         """One evaluation step; returns the logs of an own `test_step`, averaged over the replicas, else None."""
         with self._replicas.strategy.scope(), global_losses():
             if has_own_test_step(self._model):
-                return self._mean(self._run(batches, batch, self._own_test, may_skip=False))
+                return self._mean(self._run(batches, batch, self._own_test, if_empty="borrow"))
             self._run(batches, batch, self._test, self._denominators(batches, batch, training=False))
             return None
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
-            return self._replicas.local_results(self._run(batches, batch, self._predict, runs_empty=True))
+            return self._replicas.local_results(self._run(batches, batch, self._predict, if_empty="run"))
 
     # --- What a replica runs --------------------------------------------------------------------------------------
 
@@ -142,33 +143,52 @@ class SeveralReplicas:
     # --- Rows -----------------------------------------------------------------------------------------------------
 
     def _run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
-             may_skip: bool = True, runs_empty: bool = False) -> Any:  # fmt: skip
+             if_empty: str = "skip") -> Any:  # fmt: skip
         """Runs `step` on every replica with its rows of the global batch.
 
-        A replica without rows skips the step. Where every replica has to take part it runs on no rows (`runs_empty`,
-        synchronized layers), or on a borrowed row of weight 0 (own steps: `may_skip=False`).
+        A replica without rows skips the step. Where every replica has to take part it runs the step on no rows
+        ("run": a step that changes nothing, or synchronized layers), or on a borrowed row of weight 0, after which its
+        state is put back ("borrow": a model's own steps, which may reduce over the replicas).
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
         enough = isinstance(num_rows, int) and num_rows >= num_replicas
-        outputs_of_first: list[Any] = []
+        of_first: list[Any] = []
 
         def on_replica() -> Any:
             replica = static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             start, stop = split_rows(num_rows, replica, num_replicas)
             row_weight = tf.cast(stop - start, tf.float32) / tf.cast(num_rows, tf.float32)
-            if not may_skip and not enough:
-                start, stop = tf.minimum(start, num_rows - 1), tf.minimum(tf.maximum(stop, start + 1), num_rows)
 
-            def run() -> Any:
+            def run(start: Any = start, stop: Any = stop) -> Any:
                 outputs = step(batches.rows(batch, start, stop), row_weight, denominators)
-                outputs_of_first[:] = outputs_of_first or [outputs]
+                of_first[:] = of_first or [outputs]
                 return outputs
 
-            if enough or runs_empty or not may_skip or self._synchronized:
+            if enough or if_empty == "run" or (if_empty == "skip" and self._synchronized):
                 return run()
-            return tf.cond(stop > start, run, lambda: empty_like(outputs_of_first[0]))
+            if if_empty == "skip":
+                return tf.cond(stop > start, run, lambda: self._nothing_like(of_first[0]))
+            is_empty = tf.equal(stop, start)
+            with kept_if(is_empty, self._local_state()):
+                borrowed = tf.minimum(start, num_rows - 1)
+                return run(borrowed, tf.where(is_empty, borrowed + 1, stop))
 
         return self._replicas.strategy.run(on_replica)
+
+    def _nothing_like(self, outputs: Any) -> Any:
+        """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
+        if not outputs:
+            return outputs
+        gradients, overflows = outputs
+        zeros = [
+            None if g is None else empty_gradient(g, v)
+            for g, v in zip(gradients, self._model.trainable_variables, strict=True)
+        ]
+        return zeros, tf.zeros_like(overflows)
+
+    def _local_state(self) -> list[Any]:
+        """What a replica's own rows change in its state: metrics and moving statistics."""
+        return [private_api.tf_variable(v) for v in [*self._model.metrics_variables, *drifting_variables(self._model)]]
 
     def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a pass that changes nothing.
@@ -188,7 +208,7 @@ class SeveralReplicas:
             counted_by_first[:] = [len(share.counted)]
             return tf.stack(share.counted) if share.counted else tf.zeros([0])
 
-        counts = self._run(batches, batch, count, runs_empty=True)
+        counts = self._run(batches, batch, count, if_empty="run")
         if counted_by_first == [0]:
             return None
         (total,) = self._replicas.sum([counts])
@@ -231,16 +251,24 @@ def count_overflows(gradients: list[Any]) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
 
 
-def empty_like(outputs: Any) -> Any:
-    """Outputs of a replica that has no rows: zeros of the same structure, no rows where the number of rows varies."""
+def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
+    """The gradient of a variable over no rows: zeros, or `IndexedSlices` without a single slice."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.zeros(variable.shape, gradient.dtype)
+    shape = [int(size) for size in variable.shape]
+    return tf.IndexedSlices(
+        tf.zeros([0, *shape[1:]], gradient.dtype), tf.zeros([0], gradient.indices.dtype),
+        None if gradient.dense_shape is None else tf.constant(shape, gradient.dense_shape.dtype),
+    )  # fmt: skip
 
-    def empty(value: Any) -> Any:
-        if isinstance(value, tf.IndexedSlices):
-            dense_shape = None if value.dense_shape is None else tf.zeros_like(value.dense_shape)
-            return tf.IndexedSlices(empty(value.values), empty(value.indices), dense_shape)
-        return tf.zeros([size or 0 for size in value.shape], value.dtype)
 
-    return keras.tree.map_structure(lambda v: None if v is None else empty(v), outputs)
+@contextlib.contextmanager
+def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
+    """While tracing: puts the replica's values of the variables back after the block where the condition holds."""
+    before = [tf.identity(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, value, tf.identity(variable)))
 
 
 def _scaled(gradient: Any, weight: Any) -> Any:
