@@ -1,0 +1,151 @@
+"""Measures how fast tfaccel is, by turns with what it is compared to, and says whether each bound is met.
+
+    tfaccel benchmark engine
+    tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
+
+Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
+minutes on two cores). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
+"""
+
+import difflib
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.errors import TfaccelError
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.report import Report
+from tfaccel.scripts.command import run_command
+
+SUITES = ("engine",)
+ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
+
+_REPETITIONS = flags.DEFINE_integer(
+    "repetitions", 5, "timed windows of each program", lower_bound=1, allow_override=True
+)
+_FIGURES = flags.DEFINE_list("figures", list(ENGINE_FIGURE_NAMES), "what to measure", allow_override=True)
+_SCALE = flags.DEFINE_float(
+    "scale", 1.0, "multiplies the steps of each window; below 1 for trials, whose figures mean little",
+    lower_bound=1e-6, upper_bound=100.0, allow_override=True,
+)  # fmt: skip
+_OUT = flags.DEFINE_string("out", None, "also write the report, raw times included, to this JSON file",
+                           allow_override=True)  # fmt: skip
+_JSON = flags.DEFINE_bool("json", False, "print the report as JSON", allow_override=True)
+
+# A table needs this width where the output is not a terminal.
+_FILE_WIDTH = 150
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    description = (__doc__ or "").strip()
+    suite = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
+    if suite in SUITES:
+        return run_command(_main, [f"{argv[0]} {suite}", *argv[2:]], description=description)
+    if any(argument in ("-h", "--help", "-help", "--helpshort") for argument in argv[1:]):
+        return run_command(_main, [f"{argv[0]} SUITE", "--help"], description=description)
+    received = "Name a suite first." if suite is None else f"Unknown suite {suite!r}."
+    near = difflib.get_close_matches(suite or "", SUITES, n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    print(f"{argv[0]}: {received}{hint} Suites: {', '.join(SUITES)}.", file=sys.stderr)
+    return 2
+
+
+def _main() -> int:
+    names = chosen_figures(_FIGURES.value)
+    if _OUT.value is not None:
+        check_writable(Path(_OUT.value))
+    report = _measure(names)
+    data = report.to_json()
+    if _OUT.value is not None:
+        write_json(Path(_OUT.value), data)
+    if _JSON.value:
+        print(json.dumps(data, indent=2))
+    else:
+        print_report(report)
+    return 0 if report.met else 1
+
+
+def _measure(names: list[str]) -> Report:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds are a CPU's.
+    from tfaccel.measuring.engine_suite import SuiteOptions, run_engine_suite
+
+    options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=show_progress)
+    try:
+        return run_engine_suite(names, options)
+    finally:
+        show_progress("")
+
+
+def chosen_figures(names: list[str]) -> list[str]:
+    """The figures to measure, each once; raises TfaccelError for one that does not exist."""
+    for name in names or [""]:
+        if name not in ENGINE_FIGURE_NAMES:
+            near = difflib.get_close_matches(name, ENGINE_FIGURE_NAMES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TfaccelError(f"--figures: unknown figure {name!r}.{hint} Figures: {', '.join(ENGINE_FIGURE_NAMES)}.")
+    return list(dict.fromkeys(names))
+
+
+def check_writable(path: Path) -> None:
+    """Raises TfaccelError, before minutes of measuring, for a file that cannot be written afterwards."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise TfaccelError(f"--out: cannot write {path}. Name a file in a folder that exists and can be written.")
+
+
+def write_json(path: Path, data: object) -> None:
+    """Writes to a temporary name, then renames."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def show_progress(text: str) -> None:
+    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+    elif text:
+        print(f"benchmark: {text}", file=sys.stderr, flush=True)
+
+
+def print_report(report: Report) -> None:
+    """A table of all figures, then what makes them doubtful."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    table = Table(title=f"Benchmark of the {report.suite}", title_justify="left")
+    for heading in ("figure", "quantity"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("median", "min", "max", "CPU time", "loss diff", "bound", "met"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for figure in report.figures:
+        table.add_row(*(Text(cell) for cell in row_of(figure)))
+    console.print(table)
+    for warning in report.warnings:
+        console.print(Text(f"warning: {warning}"))
+
+
+def row_of(figure: Figure) -> list[str]:
+    """The cells of a figure's row."""
+    bound = ""
+    if figure.at_most is not None:
+        bound = f"<= {figure.at_most:g}"
+    elif figure.at_least is not None:
+        bound = f">= {figure.at_least:g}"
+    difference = "" if figure.loss_difference is None else f"{figure.loss_difference:.1e}"
+    cpu = "" if figure.cpu_median is None else f"{figure.cpu_median:.3f}"
+    numbers = [f"{value:.3f}" for value in (figure.median, figure.minimum, figure.maximum)]
+    met = {True: "yes", False: "NO", None: ""}[figure.met]
+    return [figure.name, figure.quantity, *numbers, cpu, difference, bound, met]
+
+
+if __name__ == "__main__":
+    sys.exit(run(["benchmark", *sys.argv[1:]]))

@@ -1,0 +1,177 @@
+"""The engine's benchmark: what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.measuring import engine_tasks
+from tfaccel.measuring.comparison import PARTS, step_time_ratio, tail_share, throughput_ratio
+from tfaccel.measuring.engine_tasks import Task
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.interleaved import Program, measure_interleaved
+from tfaccel.measuring.measurement import Measurement
+from tfaccel.measuring.report import Report
+from tfaccel.measuring.training_programs import FitProgram, HandWrittenLoop, TrainedModel
+from tfaccel.training.result import installed_versions
+
+# Epochs whose end is measured last about this long.
+EPOCH_SECONDS = (0.7, 2.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """How a suite is run.
+
+    Attributes:
+        repetitions: windows that are kept of each program.
+        scale: the steps of each epoch are multiplied by this; below 1 for trials, whose figures mean little.
+        progress: called with a line before each run.
+    """
+
+    repetitions: int
+    scale: float = 1.0
+    progress: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Raw times of one comparison, and what was derived from them."""
+
+    measurements: dict[str, tuple[Measurement, ...]]
+    figures: tuple[Figure, ...]
+
+
+def run_engine_suite(figures: Iterable[str], options: SuiteOptions) -> Report:
+    """Measures the named figures (keys of `ENGINE_FIGURES`), one after the other, and reports them."""
+    found = [ENGINE_FIGURES[name](name, options) for name in figures]
+    hardware = detect_hardware()
+    machine = {
+        "cpu_model": hardware.cpu_model,
+        "num_usable_cores": hardware.num_usable_cores,
+        "versions": installed_versions(),
+        "repetitions": options.repetitions,
+        "scale": options.scale,
+    }
+    measurements = {name: times for findings in found for name, times in findings.measurements.items()}
+    derived = tuple(figure for findings in found for figure in findings.figures)
+    return Report(suite="engine", machine=machine, measurements=measurements, figures=derived)
+
+
+def mlp_loop(name: str, options: SuiteOptions) -> Findings:
+    """`tfaccel.fit` beside a loop written by hand, on the same batches in the same order."""
+    task = engine_tasks.mlp(steps_per_epoch=2000, num_epochs=2).shortened(options.scale)
+    starts = _equal_starts(task)
+    programs: list[Program] = [
+        HandWrittenLoop(task, next(starts)),
+        FitProgram("tfaccel.fit(numpy)", task, next(starts), is_tfaccel=True, shuffle=False),
+        FitProgram("tfaccel.fit(tf.data)", task, next(starts), is_tfaccel=True, dataset=task.dataset()),
+    ]
+    hand, *ours = times = _measure(name, programs, options)
+    figures = [step_time_ratio(name, of=own, to=hand, part=part, at_most=1.05) for own in ours for part in PARTS]
+    return Findings({name: times}, tuple(figures))
+
+
+def mlp_fit(name: str, options: SuiteOptions) -> Findings:
+    """`tfaccel.fit` beside `Model.fit` with defaults, silent and with the progress bar going nowhere."""
+    task = engine_tasks.mlp(steps_per_epoch=1500).shortened(options.scale)
+    starts = _equal_starts(task)
+    programs: list[Program] = [
+        FitProgram(f"{fit}(verbose={verbose})", task, next(starts), is_tfaccel=fit != "Model.fit", verbose=verbose)
+        for verbose in (0, 1)
+        for fit in ("tfaccel.fit", "Model.fit")
+    ]
+    ours, keras, ours_talking, keras_talking = times = _measure(name, programs, options)
+    figures = [
+        throughput_ratio(name, of=own, to=other, part=part, at_least=2.5)
+        for own, other in ((ours, keras), (ours_talking, keras_talking))
+        for part in PARTS
+    ]
+    return Findings({name: times}, tuple(figures))
+
+
+def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
+    """`tfaccel.fit` beside `Model.fit` with defaults, for a model that has much to compute."""
+
+    def measure(name: str, options: SuiteOptions) -> Findings:
+        shortened = task.shortened(options.scale)
+        starts = _equal_starts(shortened)
+        programs: list[Program] = [
+            FitProgram("tfaccel.fit", shortened, next(starts), is_tfaccel=True),
+            FitProgram("Model.fit", shortened, next(starts), is_tfaccel=False),
+        ]
+        ours, keras = times = _measure(name, programs, options)
+        figures = [throughput_ratio(name, of=ours, to=keras, part=part, at_least=0.98) for part in PARTS]
+        return Findings({name: times}, tuple(figures))
+
+    return measure
+
+
+def epoch_end(name: str, options: SuiteOptions) -> Findings:
+    """What goes by after the last batch of an epoch; `Model.fit` stands beside it for information."""
+    step_seconds = _wide_mlp_step_seconds(options)
+    measurements, figures = {}, []
+    for seconds in EPOCH_SECONDS:
+        task = engine_tasks.wide_mlp(steps_per_epoch=round(seconds / step_seconds), num_epochs=2)
+        task = task.shortened(options.scale)
+        starts = _equal_starts(task)
+        programs: list[Program] = [
+            FitProgram(f"{fit}({kind})", task, next(starts), is_tfaccel=fit != "Model.fit", dataset=data)
+            for kind, data in (("numpy", None), ("tf.data", task.mapped_dataset()))
+            for fit in ("tfaccel.fit", "Model.fit")
+        ]
+        times = _measure(f"{name} {seconds} s", programs, options)
+        measurements[f"{name} {seconds} s"] = times
+        bounds = (0.01, None, 0.01, None)
+        figures += [tail_share(name, of=one, at_most=bound) for one, bound in zip(times, bounds, strict=True)]
+    return Findings(measurements, tuple(figures))
+
+
+def one_replica_xla(name: str, options: SuiteOptions) -> Findings:
+    """XLA on under a `MirroredStrategy` of one replica, beside XLA on without a strategy."""
+    task = engine_tasks.mlp(steps_per_epoch=6000, jit_compile=True).shortened(options.scale)
+    plain = next(_equal_starts(task))
+    mirrored = TrainedModel(task, plain.weights, tf.distribute.MirroredStrategy(["CPU:0"]))
+    programs: list[Program] = [
+        FitProgram("tfaccel.fit(one replica, XLA)", task, mirrored, is_tfaccel=True),
+        FitProgram("tfaccel.fit(XLA)", task, plain, is_tfaccel=True),
+    ]
+    replica, alone = times = _measure(name, programs, options)
+    figures = [throughput_ratio(name, of=replica, to=alone, part=part, at_least=0.95) for part in PARTS]
+    return Findings({name: times}, tuple(figures))
+
+
+ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
+    "mlp_loop": mlp_loop,
+    "mlp_fit": mlp_fit,
+    "cnn": never_slower(engine_tasks.cnn(steps_per_epoch=8)),
+    "lstm": never_slower(engine_tasks.lstm(steps_per_epoch=8)),
+    "transformer": never_slower(engine_tasks.transformer(steps_per_epoch=3)),
+    "epoch_end": epoch_end,
+    "one_replica_xla": one_replica_xla,
+}
+
+
+def _equal_starts(task: Task) -> Iterator[TrainedModel]:
+    """Models without end, all of the same weights."""
+    first = TrainedModel(task)
+    yield first
+    while True:
+        yield TrainedModel(task, first.weights)
+
+
+def _measure(name: str, programs: list[Program], options: SuiteOptions) -> tuple[Measurement, ...]:
+    return measure_interleaved(
+        programs, repetitions=options.repetitions, progress=lambda text: options.progress(f"{name}: {text}")
+    )
+
+
+def _wide_mlp_step_seconds(options: SuiteOptions) -> float:
+    """How long a step of the wide MLP takes here, so that epochs can be made to last a given time."""
+    task = engine_tasks.wide_mlp(steps_per_epoch=400).shortened(options.scale)
+    program = FitProgram("tfaccel.fit", task, TrainedModel(task), is_tfaccel=True)
+    program.warm_up()
+    return min(program.run().steps_seconds for _ in range(3)) / task.num_steps

@@ -1,0 +1,145 @@
+"""What the engine's benchmark trains: small models on made-up data that they can learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+NUM_CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model, its data, and how long it trains in one window.
+
+    Attributes:
+        name: of the model.
+        build_model: returns an uncompiled classifier with `NUM_CLASSES` logits.
+        input_shape: of one example.
+        num_tokens: the examples hold whole numbers below this; 0: they hold float32 numbers.
+        global_batch_size, steps_per_epoch, num_epochs: of one window.
+        jit_compile: as in `compile`.
+    """
+
+    name: str
+    build_model: Callable[[], keras.Model]
+    input_shape: tuple[int, ...]
+    num_tokens: int = 0
+    global_batch_size: int
+    steps_per_epoch: int
+    num_epochs: int = 1
+    jit_compile: bool | str = "auto"
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of one window."""
+        return self.steps_per_epoch * self.num_epochs
+
+    def shortened(self, scale: float) -> Task:
+        """The task with fewer steps an epoch."""
+        return replace(self, steps_per_epoch=max(2, round(self.steps_per_epoch * scale)))
+
+    def compiled_model(self) -> keras.Model:
+        """A new model, compiled as most users do: Adam, cross-entropy, accuracy."""
+        model = self.build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"], jit_compile=self.jit_compile)
+        return model
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Examples and labels of one epoch, the same in every call; the labels follow from the examples."""
+        generator = np.random.default_rng(7)
+        shape = (self.steps_per_epoch * self.global_batch_size, *self.input_shape)
+        if self.num_tokens:
+            tokens = generator.integers(0, self.num_tokens, shape, dtype=np.int32)
+            return tokens, tokens.reshape(len(tokens), -1)[:, 0] % NUM_CLASSES
+        x = generator.standard_normal(shape, dtype=np.float32)
+        weights = generator.standard_normal((int(np.prod(self.input_shape)), NUM_CLASSES), dtype=np.float32)
+        return x, (x.reshape(len(x), -1) @ weights).argmax(axis=1).astype(np.int32)
+
+    def dataset(self) -> tf.data.Dataset:
+        """The same batches through `tf.data`, in order."""
+        return (
+            tf.data.Dataset.from_tensor_slices(self.arrays()).batch(self.global_batch_size).prefetch(tf.data.AUTOTUNE)
+        )
+
+    def mapped_dataset(self) -> tf.data.Dataset:
+        """The same batches through `tf.data` with a parallel map, whose number of threads tf.data tunes."""
+
+        def scaled(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.cast(x, tf.float32) * 1.0, y
+
+        batches = tf.data.Dataset.from_tensor_slices(self.arrays()).batch(self.global_batch_size)
+        return batches.map(scaled, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def mlp(**fields: Any) -> Task:
+    """Two layers, 32 wide, batch 32: almost nothing to compute, so what stands between two steps shows."""
+
+    def build() -> keras.Model:
+        dense = keras.layers.Dense
+        layers = [dense(32, activation="relu"), dense(32, activation="relu"), dense(NUM_CLASSES)]
+        return keras.Sequential([keras.Input((32,)), *layers])
+
+    return Task(name="MLP", build_model=build, input_shape=(32,), **{"global_batch_size": 32, **fields})
+
+
+def wide_mlp(**fields: Any) -> Task:
+    """Three layers, 256 wide, batch 128: some milliseconds a step."""
+
+    def build() -> keras.Model:
+        hidden = [keras.layers.Dense(256, activation="relu") for _ in range(3)]
+        return keras.Sequential([keras.Input((32,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
+
+    return Task(name="wide MLP", build_model=build, input_shape=(32,), **{"global_batch_size": 128, **fields})
+
+
+def cnn(**fields: Any) -> Task:
+    """Six 3x3 convolutions, 32 to 128 filters, with batch normalization, on 32x32x3 images, batch 128."""
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((32, 32, 3))])
+        for filters in (32, 64, 128):
+            for _ in range(2):
+                model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
+                model.add(keras.layers.BatchNormalization())
+                model.add(keras.layers.ReLU())
+            model.add(keras.layers.MaxPooling2D())
+        model.add(keras.layers.GlobalAveragePooling2D())
+        model.add(keras.layers.Dense(NUM_CLASSES))
+        return model
+
+    return Task(name="CNN", build_model=build, input_shape=(32, 32, 3), **{"global_batch_size": 128, **fields})
+
+
+def lstm(**fields: Any) -> Task:
+    """An LSTM of 128 units on sequences of length 100, batch 128."""
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input((100, 32)), keras.layers.LSTM(128), keras.layers.Dense(NUM_CLASSES)])
+
+    return Task(name="LSTM", build_model=build, input_shape=(100, 32), **{"global_batch_size": 128, **fields})
+
+
+def transformer(**fields: Any) -> Task:
+    """A Transformer encoder of 2 layers, width 256, on 128 tokens, batch 128."""
+
+    def build() -> keras.Model:
+        layers = keras.layers
+        tokens = keras.Input((128,), dtype="int32")
+        x = layers.Embedding(1000, 256)(tokens)
+        for _ in range(2):
+            y = layers.LayerNormalization()(x)
+            x = layers.Add()([x, layers.MultiHeadAttention(num_heads=4, key_dim=64)(y, y)])
+            y = layers.Dense(1024, activation="relu")(layers.LayerNormalization()(x))
+            x = layers.Add()([x, layers.Dense(256)(y)])
+        x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+        return keras.Model(tokens, layers.Dense(NUM_CLASSES)(x))
+
+    fields = {"global_batch_size": 128, "num_tokens": 1000, **fields}
+    return Task(name="Transformer", build_model=build, input_shape=(128,), **fields)

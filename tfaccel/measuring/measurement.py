@@ -1,0 +1,112 @@
+"""The nouns `Window` and `Measurement`: raw times of one program, from which everything else is derived."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One timed call that trained for some epochs.
+
+    Attributes:
+        wall_seconds: the whole call.
+        cpu_seconds: processor time of the process during the call, all threads, user and system.
+        epoch_seconds: one entry an epoch: from its first batch to the next epoch's first batch, or the call's return.
+        tail_seconds: one entry an epoch: the part of it after its last batch.
+        loss: training loss of the last epoch.
+
+    Raises:
+        ValueError: for a time that is not positive, epochs without tails, or a tail longer than its epoch.
+
+    Example:
+        >>> window = Window(wall_seconds=3.0, cpu_seconds=4.0, epoch_seconds=(1.0, 1.5), tail_seconds=(0, 0.5), loss=0)
+        >>> window.steps_seconds
+        2.0
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+    epoch_seconds: tuple[float, ...]
+    tail_seconds: tuple[float, ...]
+    loss: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epoch_seconds", tuple(self.epoch_seconds))
+        object.__setattr__(self, "tail_seconds", tuple(self.tail_seconds))
+        if self.wall_seconds <= 0 or not self.epoch_seconds or min(self.epoch_seconds) <= 0:
+            raise ValueError(f"A window needs positive times and at least one epoch. Received: {self!r}.")
+        if len(self.epoch_seconds) != len(self.tail_seconds):
+            raise ValueError(f"Each epoch needs its tail. Received: {self!r}.")
+        if any(not 0 <= tail <= epoch for tail, epoch in zip(self.tail_seconds, self.epoch_seconds, strict=True)):
+            raise ValueError(f"A tail is a part of its epoch. Received: {self!r}.")
+
+    @property
+    def steps_seconds(self) -> float:
+        """From first to last batch, summed over the epochs: what the steps alone took."""
+        return sum(self.epoch_seconds) - sum(self.tail_seconds)
+
+    @property
+    def tail_share(self) -> float:
+        """The part of the epochs' time that went by after their last batches."""
+        return sum(self.tail_seconds) / sum(self.epoch_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """All timed windows of one program, warm-up left out.
+
+    Attributes:
+        name: the program, such as "tfaccel.fit(numpy)".
+        num_steps: training steps of one window.
+        windows: in the order in which they ran.
+        warm_up_loss: final loss of the warm-up, which runs the same batches in the same order in all programs.
+
+    Raises:
+        ValueError: without windows or steps.
+    """
+
+    name: str
+    num_steps: int
+    windows: tuple[Window, ...]
+    warm_up_loss: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "windows", tuple(self.windows))
+        if not self.windows or self.num_steps < 1:
+            raise ValueError(f"A measurement needs at least one window of at least one step. Received: {self!r}.")
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of one step, everything that a call does between and around steps included."""
+        return statistics.median(window.wall_seconds for window in self.windows) / self.num_steps
+
+    @property
+    def spread(self) -> float:
+        """How far the program differs from itself: interquartile range of the windows' wall times / their median."""
+        return relative_spread([window.wall_seconds for window in self.windows])
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Measurement:
+        """The measurement that `to_json` gave."""
+        return cls(**{**data, "windows": tuple(Window(**window) for window in data["windows"])})
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Interquartile range / median; 0 for a single value.
+
+    Example:
+        >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])
+        0.6666666666666666
+    """
+    if len(values) < 2:
+        return 0.0
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / median
