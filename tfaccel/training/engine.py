@@ -89,7 +89,7 @@ class Engine:
         done, state, own_logs, results, finite = self._function(kind, feed)(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
-        logs = self._logs(dict(own_logs), dict(results)) if own_logs else dict(results)
+        logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and all(math.isfinite(float(v)) for v in [logs.get("loss", 0.0)])
         return WindowResult(num_done, logs, bool(finite))
@@ -175,6 +175,14 @@ class Engine:
         total = private_api.loss_total(self.model)
         local = self.replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with the dicts inside them (the results of several metrics) merged in, as Keras reports them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _tensors(logs: Any) -> Any:

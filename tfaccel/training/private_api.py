@@ -135,6 +135,16 @@ def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
     return _private(model, "_flatten_metrics_in_order")(logs)
 
 
+def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[str, Any]:
+    """Attributes that let a batch normalization take its statistics from `rows(inputs)` only."""
+    moments = _private(layer, "_moments")
+
+    def moments_of_rows(inputs: Any, mask: Any = None) -> Any:
+        return moments(rows(inputs), None if mask is None else rows(mask))
+
+    return {"_moments": moments_of_rows}
+
+
 def loss_total(model: keras.Model) -> keras.Variable:
     """The variable in which the mean loss of an epoch is summed."""
     total: keras.Variable = _private(model, "_loss_tracker").total

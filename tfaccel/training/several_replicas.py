@@ -71,12 +71,15 @@ class SeveralReplicas:
         with self._replicas.strategy.scope(), global_losses():
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
+                    self._let_synchronized_layers_see_own_rows(stack)
                     for update in self._updates.values():
                         attributes = {"apply": self._merged_apply(update)}
                         stack.enter_context(private_api.instance_attributes(update.optimizer, attributes))
                     return self._mean(self._run(batches, batch, self._own_train, if_empty="borrow"))
             update = self._updates["optimizer"]
-            with private_api.instance_attributes(update.optimizer, _recording(update.optimizer)):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(private_api.instance_attributes(update.optimizer, _recording(update.optimizer)))
+                self._let_synchronized_layers_see_own_rows(stack)
                 denominators = self._denominators(batches, batch, training=True)
                 gradients, overflows = self._run(batches, batch, self._forward_backward, denominators)
             update.apply(gradients, self._model.trainable_variables, overflows)
@@ -93,7 +96,8 @@ class SeveralReplicas:
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
-            return self._replicas.local_results(self._run(batches, batch, self._predict, if_empty="run"))
+            outputs = self._run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
+            return self._replicas.local_results(outputs)
 
     # --- What a replica runs --------------------------------------------------------------------------------------
 
@@ -143,18 +147,18 @@ class SeveralReplicas:
     # --- Rows -----------------------------------------------------------------------------------------------------
 
     def _run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
-             if_empty: str = "skip") -> Any:  # fmt: skip
+             if_empty: str = "skip", returns_rows: bool = False) -> Any:  # fmt: skip
         """Runs `step` on every replica with its rows of the global batch.
 
-        A replica without rows skips the step. Where every replica has to take part it runs the step on no rows
-        ("run": a step that changes nothing, or synchronized layers), or on a borrowed row of weight 0, after which its
-        state is put back ("borrow": a model's own steps, which may reduce over the replicas).
+        A replica without rows skips the step ("skip"). Where every replica has to take part, because the step reduces
+        over the replicas or returns rows, it runs on a borrowed row of weight 0 and its state is put back ("borrow");
+        TensorFlow's convolutions do not take batches without rows.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
         enough = isinstance(num_rows, int) and num_rows >= num_replicas
         of_first: list[Any] = []
 
-        def on_replica() -> Any:
+        def on_replica(denominators: Any) -> Any:
             replica = static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             start, stop = split_rows(num_rows, replica, num_replicas)
             row_weight = tf.cast(stop - start, tf.float32) / tf.cast(num_rows, tf.float32)
@@ -164,16 +168,30 @@ class SeveralReplicas:
                 of_first[:] = of_first or [outputs]
                 return outputs
 
-            if enough or if_empty == "run" or (if_empty == "skip" and self._synchronized):
+            if enough:
                 return run()
-            if if_empty == "skip":
+            if if_empty == "skip" and not self._synchronized:
                 return tf.cond(stop > start, run, lambda: self._nothing_like(of_first[0]))
             is_empty = tf.equal(stop, start)
+            borrowed = tf.minimum(start, num_rows - 1)
             with kept_if(is_empty, self._local_state()):
-                borrowed = tf.minimum(start, num_rows - 1)
-                return run(borrowed, tf.where(is_empty, borrowed + 1, stop))
+                outputs = run(borrowed, tf.where(is_empty, borrowed + 1, stop))
+            return keras.tree.map_structure(lambda v: v[: stop - start], outputs) if returns_rows else outputs
 
-        return self._replicas.strategy.run(on_replica)
+        return self._replicas.strategy.run(on_replica, args=(denominators,))
+
+    def _let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
+        """A borrowed row must not count in statistics over all replicas."""
+
+        def own_rows(inputs: tf.Tensor) -> tf.Tensor:
+            share = current_share()
+            if share is None:
+                return inputs
+            return inputs[: tf.where(share.row_weight > 0, tf.shape(inputs)[0], 0)]
+
+        for layer in synchronized_layers(self._model):
+            attributes = private_api.moments_of(layer, own_rows)
+            stack.enter_context(private_api.instance_attributes(layer, attributes))
 
     def _nothing_like(self, outputs: Any) -> Any:
         """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
@@ -197,8 +215,7 @@ class SeveralReplicas:
         """
         counted_by_first: list[int] = []
 
-        def count(data: Any, row_weight: Any, denominators: Any) -> tf.Tensor:
-            del denominators
+        def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
             share = Share(row_weight, self._replicas.num_replicas, counting=True)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
             frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
@@ -206,9 +223,10 @@ class SeveralReplicas:
                 y_pred = private_api.call_model(self._model, x, training=training)
                 private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)
             counted_by_first[:] = [len(share.counted)]
-            return tf.stack(share.counted) if share.counted else tf.zeros([0])
+            counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
+            return tf.where(row_weight > 0, counts, tf.zeros_like(counts))
 
-        counts = self._run(batches, batch, count, if_empty="run")
+        counts = self._run(batches, batch, count, if_empty="borrow")
         if counted_by_first == [0]:
             return None
         (total,) = self._replicas.sum([counts])
