@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
@@ -51,7 +52,7 @@ def align_seeds(model: keras.Model, replicas: Replicas) -> None:
         return
     for position, variable in enumerate(variables):
         first = replicas.components([variable], 0)[0].numpy()
-        counter = replicas.same_on_all_workers(lambda first=first: int(first[1]))
+        counter = replicas.same_on_all_workers(partial(int, first[1]))
         for replica in range(len(replicas.devices)):
             component = replicas.components(variables, replica)[position]
             component.assign(np.array([component.numpy()[0], counter], dtype=np.uint32))

@@ -76,6 +76,10 @@ class Replicas:
                 return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
         return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
 
+    def wait_for_all_workers(self) -> None:
+        """Returns when every worker has come here; a worker that ends early takes the others down."""
+        self.same_on_all_workers(lambda: 0)
+
     def same_on_all_workers(self, draw: Callable[[], int]) -> int:
         """A number below 2**31 that the chief draws, known to every worker."""
         if self.num_workers == 1:

@@ -32,7 +32,7 @@ class TrainResult:
 
     recipe: str
     plan: Plan
-    history: dict[str, list[float]]
+    history: dict[str, list[float | None]]
     final: dict[str, float]
     examples_per_second: float
     step_seconds: dict[str, float]

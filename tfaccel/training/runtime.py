@@ -103,6 +103,8 @@ class Runtime:
             )
         if "tensorflow" not in sys.modules:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+            if not any(device.startswith("GPU") for device in self.plan.devices):
+                os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
 

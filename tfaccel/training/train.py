@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -17,8 +16,6 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult, installed_versions
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
-
-logger = logging.getLogger("tfaccel")
 
 
 def train(

@@ -29,7 +29,7 @@ from tfaccel.training.workload_source import WorkloadSource, with_plan
 class Outcome:
     """What a session leaves for the result."""
 
-    history: dict[str, list[float]]
+    history: dict[str, list[float | None]]
     final: dict[str, float]
     times: StepTimes
 
@@ -88,6 +88,7 @@ class TrainSession:
         if engine.replicas.is_chief:
             with whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
+        engine.replicas.wait_for_all_workers()
         return Outcome(self._history(), final, times)
 
     def _compiled_model(self) -> keras.Model:
@@ -136,7 +137,7 @@ class TrainSession:
         finally:
             validation.source.close()
 
-    def _history(self) -> dict[str, list[float]]:
+    def _history(self) -> dict[str, list[float | None]]:
         first = self._run_dir.rows[0] if self._run_dir.rows else {}
         names = [name for name in first if name not in ("epoch", "step", "seconds")]
         return {name: [row.get(name) for row in self._run_dir.rows] for name in names}
