@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.training import private_api
+from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
 
 # Attributes of Keras's callbacks that name what they write.
@@ -30,14 +30,14 @@ def only_chief_writes(model: keras.Model, callbacks: list[keras.callbacks.Callba
     nothing: dict[str, Any] = {"save": _nothing, "save_weights": _nothing}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfaccel-worker-"))
-        stack.enter_context(private_api.instance_attributes(model, nothing))
+        stack.enter_context(instance_attributes(model, nothing))
         for callback in callbacks:
             for kind, attribute in _PATHS.items():
                 if isinstance(callback, kind):
                     path = os.path.join(scratch, os.path.basename(os.fspath(getattr(callback, attribute))))
-                    stack.enter_context(private_api.instance_attributes(callback, {attribute: path}))
+                    stack.enter_context(instance_attributes(callback, {attribute: path}))
             if isinstance(callback, keras.callbacks.BackupAndRestore):
-                stack.enter_context(private_api.instance_attributes(callback, {"delete_checkpoint": False}))
+                stack.enter_context(instance_attributes(callback, {"delete_checkpoint": False}))
         yield
 
 

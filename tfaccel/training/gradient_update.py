@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.gradients import densify
 from tfaccel.training.replicas import Replicas
 
 
@@ -144,15 +145,6 @@ class GradientUpdate:
         if self.sum_duplicate_indices:
             gradients = densify(gradients)
         type(self.optimizer).apply(self.optimizer, gradients, variables)
-
-
-def densify(gradients: list[Any]) -> list[Any]:
-    """Gradients with the rows of `IndexedSlices` added up into dense tensors.
-
-    Keras applies the gradient of a repeated embedding row once for each repetition, so that Adam and clipping see
-    `sum(g_i ** 2)` in place of `sum(g_i) ** 2`. Summed first, they see the true gradient.
-    """
-    return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable],

@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
-from tfaccel.training.gradient_update import densify
+from tfaccel.training.gradients import densify
 from tfaccel.training.model_parts import optimizers_of, variables_of
+from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
 
 
@@ -54,7 +55,7 @@ class OneReplica:
                         stack.enter_context(private_api.single_device_optimizer(optimizer))
                 if self._sum_duplicate_indices:
                     for optimizer in optimizers:
-                        stack.enter_context(private_api.instance_attributes(optimizer, _densified(optimizer)))
+                        stack.enter_context(instance_attributes(optimizer, _densified(optimizer)))
                 return step(data)
 
         if self._jit_compile:

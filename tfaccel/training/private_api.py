@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import VersionError
+from tfaccel.training.overrides import instance_attributes
 
 TESTED_KERAS = ("3.15",)
 TESTED_TENSORFLOW = ("2.20", "2.21")
@@ -216,22 +217,6 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
         for one, methods in replaced:
             stack.enter_context(instance_attributes(one, methods))
         yield
-
-
-@contextlib.contextmanager
-def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Sets attributes on one instance for a while, past any `__setattr__` that would track them."""
-    missing = object()
-    saved = {name: instance.__dict__.get(name, missing) for name in attributes}
-    instance.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is missing:
-                instance.__dict__.pop(name, None)
-            else:
-                instance.__dict__[name] = value
 
 
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
+from tfaccel.training.gradients import count_overflows, empty_gradient, scaled
 from tfaccel.training.model_parts import (
     has_own_test_step,
     has_own_train_step,
@@ -26,6 +27,7 @@ from tfaccel.training.model_parts import (
     variables_of,
     xla_refusal,
 )
+from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replica_state import drifting_variables
 from tfaccel.training.replicas import Replicas, split_rows
 
@@ -74,11 +76,11 @@ class SeveralReplicas:
                     self._let_synchronized_layers_see_own_rows(stack)
                     for update in self._updates.values():
                         attributes = {"apply": self._merged_apply(update)}
-                        stack.enter_context(private_api.instance_attributes(update.optimizer, attributes))
+                        stack.enter_context(instance_attributes(update.optimizer, attributes))
                     return self._mean(self._run(batches, batch, self._own_train, if_empty="borrow"))
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
-                stack.enter_context(private_api.instance_attributes(update.optimizer, _recording(update.optimizer)))
+                stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
                 self._let_synchronized_layers_see_own_rows(stack)
                 denominators = self._denominators(batches, batch, training=True)
                 gradients, overflows = self._run(batches, batch, self._forward_backward, denominators)
@@ -129,7 +131,7 @@ class SeveralReplicas:
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             share = current_share()
             weight = 1.0 if share is None else share.row_weight
-            weighted = [None if g is None else _scaled(g, weight) for g in gradients]
+            weighted = [None if g is None else scaled(g, weight) for g in gradients]
             variables = list(trainable_variables or self._model.trainable_variables)
             present = [g is not None for g in weighted]
 
@@ -191,7 +193,7 @@ class SeveralReplicas:
 
         for layer in synchronized_layers(self._model):
             attributes = private_api.moments_of(layer, own_rows)
-            stack.enter_context(private_api.instance_attributes(layer, attributes))
+            stack.enter_context(instance_attributes(layer, attributes))
 
     def _nothing_like(self, outputs: Any) -> Any:
         """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
@@ -259,27 +261,6 @@ def static_value(value: Any) -> Any:
     return value if known is None else int(known)
 
 
-def count_overflows(gradients: list[Any]) -> tf.Tensor:
-    """How many gradients hold an inf or NaN, float32 scalar."""
-    flags = [
-        tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
-        for g in gradients
-        if g is not None
-    ]
-    return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
-
-
-def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
-    """The gradient of a variable over no rows: zeros, or `IndexedSlices` without a single slice."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.zeros(variable.shape, gradient.dtype)
-    shape = [int(size) for size in variable.shape]
-    return tf.IndexedSlices(
-        tf.zeros([0, *shape[1:]], gradient.dtype), tf.zeros([0], gradient.indices.dtype),
-        None if gradient.dense_shape is None else tf.constant(shape, gradient.dense_shape.dtype),
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
 def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
     """While tracing: puts the replica's values of the variables back after the block where the condition holds."""
@@ -287,10 +268,3 @@ def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
     yield
     for variable, value in zip(variables, before, strict=True):
         variable.assign(tf.where(condition, value, tf.identity(variable)))
-
-
-def _scaled(gradient: Any, weight: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(weight, gradient.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(weight, gradient.dtype)
