@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import zlib
 from typing import Any
 
 import keras
@@ -110,6 +111,9 @@ class ArrayFeed:
         del state
         self._step += num_steps
 
+    def fingerprint(self) -> int | None:
+        """None: the order follows from a seed that all workers share."""
+
 
 class IteratorSource:
     """Any other input: a `tf.data.Dataset` of global batches.
@@ -173,6 +177,7 @@ class IteratorFeed:
         self._iterator: Any = iter(dataset)
         self._next: Any = self._iterator.get_next_as_optional()
         self._left: int | None = None
+        self._fingerprinted = False
 
     def begin(self, num_batches: int | None) -> None:
         """Starts an epoch of `num_batches` (None: until the iterator ends)."""
@@ -195,6 +200,18 @@ class IteratorFeed:
 
     def signature(self) -> None:
         """None: the iterator's own type says all."""
+
+    def fingerprint(self) -> int | None:
+        """A checksum of the iterator's first batch (below 2**31), once; None afterwards."""
+        if self._fingerprinted or self.ended:
+            return None
+        self._fingerprinted = True
+        checksum = 0
+        for leaf in tf.nest.flatten(self._next.get_value(), expand_composites=True):
+            values = np.asarray(leaf)
+            content = b"\0".join(values.ravel().tolist()) if values.dtype == object else values.tobytes()
+            checksum = zlib.crc32(content, checksum)
+        return checksum & 0x7FFFFFFF
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the next graph call and how many steps it may run."""

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
@@ -84,7 +85,18 @@ class Engine:
         feed.finished(1, state)
         return outputs
 
+    def _check_same_data(self, feed: Any) -> None:
+        """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
+        fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
+        if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):
+            raise DataError(
+                "The workers read different first batches. Each of them must make the same data set of global batches, "
+                "of which it takes its rows: give `shuffle` a seed (`dataset.shuffle(n, seed=0)`), or call "
+                "`keras.utils.set_random_seed` with one number on all workers, and do not shard the data set."
+            )
+
     def _window(self, kind: str, feed: Any, num_steps: int) -> WindowResult:
+        self._check_same_data(feed)
         arguments, count = feed.arguments(num_steps)
         done, state, own_logs, results, finite = self._function(kind, feed)(arguments, tf.constant(count))
         num_done = int(done)

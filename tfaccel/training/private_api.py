@@ -78,7 +78,8 @@ def dense_arrays(adapter: Any) -> Any | None:
         return None
     arrays = _private(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
-    return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+    with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
+        return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
 
 def _is_sparse_or_ragged(value: Any) -> bool:

@@ -76,6 +76,14 @@ class Replicas:
                 return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
         return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
 
+    def differs_between_workers(self, value: int) -> bool:
+        """Whether any worker has another value (below 2**31) than the chief; every worker gets the same answer."""
+        if self.num_workers == 1:
+            return False
+        differs = int(value != self.same_on_all_workers(lambda: value))
+        flags = self.strategy.experimental_distribute_values_from_function(lambda _: tf.constant(differs))
+        return int(self.strategy.reduce("SUM", flags, axis=None)) > 0
+
     def wait_for_all_workers(self) -> None:
         """Returns when every worker has come here; a worker that ends early takes the others down."""
         self.same_on_all_workers(lambda: 0)
