@@ -18,6 +18,7 @@ def run_command(main: Callable[[], int], argv: list[str], *, description: str) -
     if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
         print(f"{description}\n\nusage: {program} [--flag=value ...]\n{own_flags_help()}")
         return 0
+    flags.FLAGS.unparse_flags()
     try:
         rest = flags.FLAGS(argv)[1:]
         if rest:

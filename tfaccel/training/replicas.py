@@ -119,6 +119,7 @@ def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
 
 def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
     """Raises PlanError for strategies under which Keras 3 models cannot be trained rightly."""
+    _refuse_tpu(strategy)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PlanError(
             "Received a model built under ParameterServerStrategy. Keras 3 does not support parameter server training "
@@ -128,6 +129,14 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
         raise PlanError(
             "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
             "gradients before their sum. Build it under MirroredStrategy instead."
+        )
+
+
+def _refuse_tpu(strategy: tf.distribute.Strategy) -> None:
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        raise PlanError(
+            "Received a model built under TPUStrategy, which tfaccel plans for but does not train under yet: a TPU needs "
+            "the optimizer's update inside the replicated step. Use `model.fit` there, or another strategy here."
         )
 
 
