@@ -7,7 +7,6 @@ The inner loop (`Engine.train`, `Engine.test`) runs a *window* of steps inside t
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,9 @@ from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.several_replicas import SeveralReplicas
+
+
+_ENGINE = "_tfaccel_engine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Engine:
 
     def __init__(self, model: keras.Model, options: EngineOptions) -> None:
         private_api.check_versions()
-        self._model = weakref.ref(model)
+        self.model = model
         self._options = options
         self.replicas = Replicas(model.distribute_strategy)
         make = OneReplica if self.replicas.num_replicas == 1 else SeveralReplicas
@@ -62,13 +64,6 @@ class Engine:
                            sum_duplicate_indices=options.sum_duplicate_indices, **extra)  # fmt: skip
         self._functions: dict[tuple[str, Any, str], Callable[..., Any]] = {}
         self.step_seconds: dict[str, float] = {}
-
-    @property
-    def model(self) -> keras.Model:
-        model = self._model()
-        if model is None:
-            raise ReferenceError("The model of this engine no longer exists.")
-        return model
 
     def train(self, feed: Any, num_steps: int) -> WindowResult:
         """Runs up to `num_steps` training steps on the next batches of `feed` in one call."""
@@ -201,9 +196,6 @@ def _tensors(logs: Any) -> Any:
     return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
 
 
-_engines: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Engine]] = weakref.WeakKeyDictionary()
-
-
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
     """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
     options = options or EngineOptions()
@@ -211,8 +203,9 @@ def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engin
         private_api.compile_marker(model), options, model.jit_compile, model.run_eagerly,
         tuple(id(v) for v in model.trainable_variables),
     )  # fmt: skip
-    known = _engines.get(model)
+    known = vars(model).get(_ENGINE)
     if known is None or known[0] != state:
         known = (state, Engine(model, options))
-        _engines[model] = known
-    return known[1]
+        vars(model)[_ENGINE] = known  # with the model, so that both are let go together; past Keras's tracking
+    engine: Engine = known[1]
+    return engine

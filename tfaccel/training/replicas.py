@@ -135,8 +135,8 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
 def _refuse_tpu(strategy: tf.distribute.Strategy) -> None:
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise PlanError(
-            "Received a model built under TPUStrategy, which tfaccel plans for but does not train under yet: a TPU needs "
-            "the optimizer's update inside the replicated step. Use `model.fit` there, or another strategy here."
+            "Received a model built under TPUStrategy, which tfaccel plans for but does not train under yet: there the "
+            "optimizer's update has to be inside the replicated step. Use `model.fit` on the TPU, or another strategy."
         )
 
 
