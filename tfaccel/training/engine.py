@@ -21,7 +21,6 @@ from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.several_replicas import SeveralReplicas
 
-
 _ENGINE = "_tfaccel_engine"
 
 
