@@ -14,6 +14,7 @@ COMMANDS = {
     "recipes": "list the ready training recipes",
     "train": "train a recipe or a workload of your own",
     "test": "prove parity: N replicas give what one device gives",
+    "benchmark": "measure what tfaccel costs and gains beside plain Keras and a loop written by hand",
 }
 
 

@@ -148,7 +148,7 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
     "mlp_loop": mlp_loop,
     "mlp_fit": mlp_fit,
     "cnn": never_slower(engine_tasks.cnn(steps_per_epoch=8)),
-    "lstm": never_slower(engine_tasks.lstm(steps_per_epoch=8)),
+    "lstm": never_slower(engine_tasks.lstm(steps_per_epoch=24)),
     "transformer": never_slower(engine_tasks.transformer(steps_per_epoch=3)),
     "epoch_end": epoch_end,
     "one_replica_xla": one_replica_xla,

@@ -101,7 +101,7 @@ class FitProgram:
         options = {**options, "epochs": self._task.num_epochs}
         if self._arrays is None:
             data: tuple[Any, ...] = (self._dataset,)
-            del options["shuffle"]
+            options["shuffle"] = False  # A data set shuffles itself; Keras warns of anything else.
         else:
             data = self._arrays
             options["batch_size"] = self._task.global_batch_size

@@ -1,0 +1,74 @@
+"""`tfaccel benchmark`: a very short run of every kind of figure, and one clear line for every bad input."""
+
+import json
+import os
+
+import pytest
+from absl import flags
+
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.report import Report
+from tfaccel.scripts import benchmark
+
+
+def run(capsys, *arguments):
+    flags.FLAGS.unparse_flags()
+    status = benchmark.run(["benchmark", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name a suite first. Suites: engine."),
+        (["--json"], "Name a suite first."),
+        (["engin"], "Unknown suite 'engin'. Did you mean `engine`? Suites: engine."),
+        (["engine", "more"], "unexpected argument 'more'"),
+        (["engine", "--figures=cnnn"], "--figures: unknown figure 'cnnn'. Did you mean 'cnn'? Figures: mlp_loop,"),
+        (["engine", "--figures="], "--figures: unknown figure ''."),
+        (["engine", "--repetitions=0"], "repetitions"),
+        (["engine", "--scale=0"], "scale"),
+        (["engine", "--out=no/such/folder/report.json"], "--out: cannot write no/such/folder/report.json."),
+        (["engine", "--speed=9"], "Unknown command line flag 'speed'"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_help_names_the_suites_and_flags(capsys):
+    for arguments in (["--help"], ["engine", "--help"]):
+        status, out, _ = run(capsys, *arguments)
+        assert status == 0
+        assert "Suites: `engine`" in out
+        assert "--figures" in out
+
+
+def test_row_of_a_figure():
+    figure = Figure(name="f", quantity="q", values=(1.0, 3.0), cpu_values=(2.0,), at_least=2.5, loss_difference=0.0)
+    assert benchmark.row_of(figure) == ["f", "q", "2.000", "1.000", "3.000", "2.000", "0.0e+00", ">= 2.5", "NO"]
+    bare = Figure(name="f", quantity="q", values=(1.0,), at_most=1.05)
+    assert benchmark.row_of(bare)[5:] == ["", "", "<= 1.05", "yes"]
+
+
+def test_short_run(run_python, tmp_path):
+    out = tmp_path / "report.json"
+    figures = "mlp_loop,epoch_end,one_replica_xla"
+    done = run_python(
+        "tfaccel.scripts.benchmark", "engine", "--json", "--repetitions=2", "--scale=0.002", f"--figures={figures}",
+        f"--out={out}", check=False,
+    )  # fmt: skip
+    data = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == data
+    assert done.returncode == (0 if data["met"] else 1)
+    assert os.listdir(tmp_path) == ["report.json"]
+    report = Report.from_json(data)
+    assert {figure.name for figure in report.figures} == set(figures.split(","))
+    assert [len(figure.values) for figure in report.figures] == [2] * len(report.figures)
+    assert all(figure.losses_agree for figure in report.figures)
+    assert report.machine["num_usable_cores"] >= 1
+    assert "benchmark: mlp_loop: tfaccel.fit(numpy), 2 of 2" in done.stderr
