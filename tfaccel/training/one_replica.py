@@ -58,9 +58,15 @@ class OneReplica:
                         stack.enter_context(instance_attributes(optimizer, _densified(optimizer)))
                 return step(data)
 
+        function = run
         if self._jit_compile:
-            return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
-        return run
+            function = tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+
+        def on_device(data: Any) -> Any:
+            with tf.device(self._replicas.devices[0] or None):
+                return function(data)
+
+        return on_device
 
 
 def _densified(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
