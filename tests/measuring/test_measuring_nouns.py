@@ -74,6 +74,9 @@ def test_steps_alone_leave_the_tails_out():
     assert tail_share("f", of=late, at_most=0.01).values == (0.5,)
     assert tail_share("f", of=late, at_most=0.01).met is False
     assert "epoch of 2 s" in tail_share("f", of=late).quantity
+    stranger = measurement("stranger", window(1.0), loss=0.6)
+    assert tail_share("f", of=prompt, beside=late, at_most=0.01).met is True
+    assert tail_share("f", of=prompt, beside=stranger, at_most=0.01).met is False
 
 
 def test_programs_that_learned_different_things_miss_the_bound():

@@ -44,12 +44,23 @@ def throughput_ratio(name: str, *, of: Measurement, to: Measurement, part: str =
                   loss_difference=_loss_difference(of, to), loss_tolerance=_loss_tolerance(to))  # fmt: skip
 
 
-def tail_share(name: str, *, of: Measurement, at_most: float | None = None) -> Figure:
-    """The part of the epochs' time that goes by after their last batches, repetition by repetition."""
+def tail_share(name: str, *, of: Measurement, beside: Measurement | None = None,
+               at_most: float | None = None) -> Figure:  # fmt: skip
+    """The part of the epochs' time that goes by after their last batches, repetition by repetition.
+
+    Args:
+        name: name of the figure.
+        of: the program.
+        beside: another program that has to learn the same from the same batches.
+        at_most: the bound of the median.
+    """
     mean_epoch_seconds = sum(sum(w.epoch_seconds) / len(w.epoch_seconds) for w in of.windows) / len(of.windows)
     quantity = f"time after the last batch / epoch of {mean_epoch_seconds:.2g} s, {of.name}"
     values = tuple(window.tail_share for window in of.windows)
-    return Figure(name=name, quantity=quantity, values=values, at_most=at_most)
+    if beside is None:
+        return Figure(name=name, quantity=quantity, values=values, at_most=at_most)
+    return Figure(name=name, quantity=quantity, values=values, at_most=at_most,
+                  loss_difference=_loss_difference(of, beside), loss_tolerance=_loss_tolerance(beside))  # fmt: skip
 
 
 def _ratios(over: Measurement, under: Measurement, seconds: Callable[[Window], float]) -> tuple[float, ...]:

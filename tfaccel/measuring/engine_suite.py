@@ -125,8 +125,9 @@ def epoch_end(name: str, options: SuiteOptions) -> Findings:
         ]
         times = _measure(f"{name} {seconds} s", programs, options)
         measurements[f"{name} {seconds} s"] = times
-        bounds = (0.01, None, 0.01, None)
-        figures += [tail_share(name, of=one, at_most=bound) for one, bound in zip(times, bounds, strict=True)]
+        for ours, keras in (times[:2], times[2:]):
+            figures.append(tail_share(name, of=ours, beside=keras, at_most=0.01))
+            figures.append(tail_share(name, of=keras))
     return Findings(measurements, tuple(figures))
 
 
