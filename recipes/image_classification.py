@@ -1,0 +1,311 @@
+r"""Image classification: a small residual network on handwritten digits, or on images of your own.
+
+References:
+    He et al., Deep residual learning for image recognition, 2016, https://arxiv.org/abs/1512.03385 (the network)
+    Szegedy et al., Rethinking the Inception architecture, 2016, https://arxiv.org/abs/1512.00567 (label smoothing)
+    Loshchilov and Hutter, Decoupled weight decay regularization, 2019, https://arxiv.org/abs/1711.05101 (AdamW)
+    Goyal et al., Accurate, large minibatch SGD, 2017, https://arxiv.org/abs/1706.02677 (warm-up)
+
+Command:
+    tfaccel train --recipe=image_classification --run_dir=runs/digits
+    tfaccel train --recipe=image_classification --run_dir=runs/mine --data_dir=FOLDER
+
+    FOLDER has one sub-folder of PNG or JPEG files for each class, or `train` and `test` with those sub-folders; or it
+    is a `.npz` file with the arrays x_train, y_train, x_test and y_test.
+
+Expected result on the digits (scikit-learn's 1,797 images, stratified 80/20 split: 360 test images):
+    RESULT
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfaccel.data.digits import digits
+from tfaccel.data.image_files import read_image_set
+from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.image_set import ImageSet, check_image_size
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import write_json
+from tfaccel.training.optimizer_options import OptimizerOptions
+from tfaccel.training.result import TrainResult
+from tfaccel.training.train import train
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger("tfaccel")
+
+EPOCHS = 20
+GLOBAL_BATCH_SIZE = 64
+LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
+WARM_UP_PART = 0.1  # of all steps
+MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
+MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The workload: what is trained. TensorFlow is imported inside its functions only, after the runtime has been set up.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageWorkload(Workload):
+    """A workload that knows the names of its classes, and has test images for certain."""
+
+    class_names: tuple[str, ...]
+    validation_data: Callable[[int], Any]
+
+
+def workload(
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    image_size: int | None = None,
+    epochs: int = EPOCHS,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    label_smoothing: float = LABEL_SMOOTHING,
+    remat: bool = False,
+    **optimizer_options: Any,
+) -> ImageWorkload:
+    """What this recipe trains. The images are checked here, and decoded when they are used.
+
+    Arguments:
+        data_dir: a folder of images or a `.npz` file, as said at the top; None for the digits.
+        image_size: height and width to which images are brought, in pixels; None for what suits the data.
+        epochs: passes over the training images, for the learning rate's schedule.
+        global_batch_size: images per step, over all replicas.
+        label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
+        remat: calculate the inside of each block again in the backward pass: less memory, more time.
+        **optimizer_options: optimizer, learning_rate, weight_decay, clipnorm, global_clipnorm, ema; see
+            `tfaccel.training.optimizer_options.OptimizerOptions`.
+
+    Raises:
+        DataError: if the images cannot be used; the message names the file.
+        WorkloadError: if another argument cannot be used.
+
+    Example:
+        >>> workload(epochs=3).num_train_examples
+        1437
+    """
+    options = OptimizerOptions.of(optimizer_options)
+    _check_numbers(epochs, global_batch_size, label_smoothing)
+    images = _images(data_dir, image_size)
+    flops_per_example, num_parameters = cost(images)
+    num_steps = epochs * max(1, images.num_train_images // global_batch_size)
+
+    @functools.cache
+    def batches() -> Any:
+        from tfaccel.data.image_batches import ImageBatches
+
+        return ImageBatches(images, MOVES)
+
+    return ImageWorkload(
+        name="image_classification",
+        build_model=lambda: residual_network(images, remat=remat),
+        compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        validation_data=lambda batch_size: batches().test(batch_size),
+        global_batch_size=global_batch_size,
+        num_train_examples=images.num_train_images,
+        flops_per_example=flops_per_example,
+        num_parameters=num_parameters,
+        class_names=images.class_names,
+    )
+
+
+def _images(data_dir: str | os.PathLike[str] | None, image_size: int | None) -> ImageSet:
+    if data_dir is not None:
+        return read_image_set(data_dir, image_size=image_size)
+    if image_size is None:
+        return digits()
+    check_image_size(image_size)
+    return replace(digits(), image_size=image_size)
+
+
+def _check_numbers(epochs: int, global_batch_size: int, label_smoothing: float) -> None:
+    for name, value in (("epochs", epochs), ("global_batch_size", global_batch_size)):
+        if type(value) is not int or value < 1:
+            raise WorkloadError(f"`{name}` must be a whole number of at least 1. Received: {name}={value!r}.")
+    if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing < 1:
+        raise WorkloadError(
+            f"`label_smoothing` must be a number from 0 to below 1. Received: label_smoothing={label_smoothing!r}."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The model: a residual network that grows with the images. For the digits: 8x8 pixels with 32 filters, 4x4 with 64.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Two 3x3 convolutions, and a way around them."""
+
+    num_filters: int
+    strides: int  # of the first convolution
+    size: int  # height and width of what comes out
+
+
+def residual_blocks(image_size: int) -> tuple[Block, ...]:
+    """One block for each size, halved down to 4 pixels or three times, each time with twice the filters.
+
+    The convolution before the blocks halves images above 32 pixels and quarters those above 96.
+
+    Example:
+        >>> residual_blocks(8)
+        (Block(num_filters=32, strides=1, size=8), Block(num_filters=64, strides=2, size=4))
+    """
+    blocks = [Block(32, 1, -(-image_size // first_strides(image_size)))]
+    while blocks[-1].size > 4 and len(blocks) < 4:
+        blocks.append(Block(2 * blocks[-1].num_filters, 2, -(-blocks[-1].size // 2)))
+    return tuple(blocks)
+
+
+def first_strides(image_size: int) -> int:
+    """Strides of the convolution before the blocks; its kernel has 3x3 numbers, or 7x7 where the strides are 4."""
+    return 1 if image_size <= 32 else 2 if image_size <= 96 else 4
+
+
+def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
+    """The model: raw pixel values in, one logit (float32) for each class out."""
+    import keras
+    from keras import layers
+
+    from tfaccel.training.rematerialize import rematerialize
+
+    def normalized_convolution(x: Any, num_filters: int, kernel_size: int, strides: int) -> Any:
+        kernel = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
+        x = layers.Conv2D(num_filters, kernel_size, strides, **kernel)(x)
+        # Keras's momentum of 0.99 would look back over more steps than there are in an epoch.
+        return layers.BatchNormalization(momentum=0.9)(x)
+
+    def residual_block(block: Block, shape: tuple[int, int, int], name: str) -> keras.Model:
+        inputs = x = keras.Input(shape)
+        y = layers.ReLU()(normalized_convolution(x, block.num_filters, 3, block.strides))
+        y = normalized_convolution(y, block.num_filters, 3, 1)
+        if block.strides > 1:
+            x = normalized_convolution(x, block.num_filters, 1, block.strides)
+        model = keras.Model(inputs, layers.ReLU()(layers.Add()([x, y])), name=name)
+        return rematerialize(model) if remat else model
+
+    blocks, strides = residual_blocks(images.image_size), first_strides(images.image_size)
+    inputs = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
+    x = layers.Rescaling(1 / images.pixel_scale, -images.pixel_mean / images.pixel_scale)(inputs)
+    x = layers.ReLU()(normalized_convolution(x, blocks[0].num_filters, max(3, 2 * strides - 1), strides))
+    for number, block in enumerate(blocks):
+        x = residual_block(block, x.shape[1:], f"block_{number}")(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+    return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="logits")(x))
+
+
+def cost(images: ImageSet) -> tuple[float, int]:
+    """Floating-point operations of one image's forward and backward pass, and the number of trainable parameters."""
+    blocks, strides = residual_blocks(images.image_size), first_strides(images.image_size)
+    inputs = blocks[0].num_filters
+    # The numbers in each kernel, the filters, and the size of what comes out.
+    convolutions = [(max(3, 2 * strides - 1) ** 2 * images.num_channels * inputs, inputs, blocks[0].size)]
+    for block in blocks:
+        filters = block.num_filters
+        convolutions += [(9 * inputs * filters, filters, block.size), (9 * filters**2, filters, block.size)]
+        if block.strides > 1:
+            convolutions.append((inputs * filters, filters, block.size))
+        inputs = filters
+    multiplications = sum(kernel * size**2 for kernel, _, size in convolutions) + inputs * len(images.class_names)
+    parameters = sum(kernel + 2 * filters for kernel, filters, _ in convolutions)  # two for each filter: gamma, beta
+    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
+    return 2.0 * 3.0 * multiplications, parameters + (inputs + 1) * len(images.class_names)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loss, metrics and optimizer
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def compile_args(options: OptimizerOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
+    """What `Model.compile` takes: smoothed labels, and a learning rate that rises evenly, then falls as a cosine."""
+    import keras
+
+    num_warm_up_steps = max(1, round(WARM_UP_PART * num_steps))
+    learning_rate = keras.optimizers.schedules.CosineDecay(
+        0.0,
+        decay_steps=max(1, num_steps - num_warm_up_steps),
+        warmup_target=options.peak_learning_rate,
+        warmup_steps=num_warm_up_steps,
+    )
+    return {
+        "optimizer": options.make(learning_rate),
+        "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
+        "metrics": ["accuracy"],
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The run: trains, and leaves a picture of what the model makes of the test images
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def run(
+    *,
+    run_dir: str | os.PathLike[str],
+    plan: Plan | None = None,
+    seed: int = 0,
+    resume: str = "never",
+    checkpoint_interval: int | None = None,
+    verbose: int = 1,
+    **options: Any,
+) -> TrainResult:
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and `predictions.png` and `classes.json`.
+
+    Arguments:
+        run_dir, plan, seed, resume, checkpoint_interval, verbose: as in `tfaccel.train`.
+        **options: as in `workload`.
+
+    Raises:
+        TfaccelError: what `workload` and `tfaccel.train` raise.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run(run_dir=folder, epochs=1, verbose=0)
+        >>> result.final["accuracy"] > 0.5
+        True
+    """
+    if plan is not None:
+        options = {"global_batch_size": plan.global_batch_size, **options}
+    work = workload(**options)
+    result = train(
+        work, plan, run_dir=run_dir, epochs=options.get("epochs", EPOCHS), seed=seed, resume=resume,
+        checkpoint_interval=checkpoint_interval, verbose=verbose,
+    )  # fmt: skip
+    show_result(work, result)
+    return result
+
+
+def show_result(work: ImageWorkload, result: TrainResult) -> None:
+    """Writes the classes' names, and a picture of test images with what the model takes them for."""
+    cluster = result.hardware["cluster"]
+    if result.plan.num_workers > 1 and cluster is not None and cluster["task_index"] > 0:
+        return  # The chief alone writes files.
+    import keras
+
+    from tfaccel.reporting.prediction_grid import save_prediction_grid
+
+    run_dir = Path(result.run_dir)
+    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    images, labels = next(work.validation_data(MOST_IMAGES_LOOKED_AT).as_numpy_iterator())
+    save_prediction_grid(
+        run_dir / "predictions.png",
+        images,
+        labels=labels.argmax(axis=1),
+        predictions=model.predict(images, verbose=0).argmax(axis=1),
+        class_names=work.class_names,
+    )
+    write_json(run_dir / "classes.json", list(work.class_names))
+    logger.info("Predictions for test images are in %s", run_dir / "predictions.png")

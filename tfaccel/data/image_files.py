@@ -1,0 +1,165 @@
+"""Image sets from folders: one sub-folder for each class, PNG and JPEG files in it."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.image_arrays import read_image_arrays
+from tfaccel.data.image_set import (
+    LARGEST_DEFAULT_IMAGE_SIZE,
+    SMALLEST_IMAGE_SIZE,
+    ImageSet,
+    ImageSplit,
+    check_image_size,
+    split_rows,
+)
+from tfaccel.errors import DataError
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG with further pictures behind it, as telephones write them
+_GREY_MODES = ("1", "L", "LA", "I", "I;16")
+_NUM_CHECKING_THREADS = 8
+
+
+def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None = None) -> ImageSet:
+    """The images of a folder or of a `.npz` file, checked as a whole.
+
+    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Where
+    there is no `test`, a stratified fifth of the images is kept for it, always the same one. Every file is opened and
+    checked here; pixels are read when they are used.
+
+    Arguments:
+        data_dir: the folder or file.
+        image_size: height and width in pixels to which images are brought; None for the median of the images' longer
+            sides, at most 64.
+
+    Raises:
+        DataError: if there is nothing to read, an image cannot be read (it is named), or there are fewer than two
+            classes with images.
+    """
+    path = Path(data_dir)
+    if image_size is not None:
+        check_image_size(image_size)
+    if path.is_dir():
+        return _read_folder(path, image_size)
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return read_image_arrays(path, image_size=image_size)
+    if path.exists():
+        raise DataError(f"`data_dir` must be a folder or a .npz file. Received: {path}.")
+    raise DataError(f"There is no folder or file {path} (`data_dir`).")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The image files of one folder of classes, in order of their names, and each one's class."""
+
+    paths: tuple[Path, ...]
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the head of an image file says."""
+
+    longer_side: int
+    is_grey: bool
+
+
+def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
+    parts = [folder / name for name in ("train", "test")]
+    present = [part for part in parts if part.is_dir()]
+    if len(present) == 1 and any(_class_folders(present[0])):
+        other = "test" if present[0].name == "train" else "train"
+        raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
+    is_split = len(present) == 2
+    classes = _class_names(present[0] if is_split else folder)
+    listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
+    headers = _check_files([path for files in listed for path in files.paths])
+    train, test = (_as_split(listed[0]), _as_split(listed[1])) if is_split else _cut(listed[0], classes, folder)
+    sides = [header.longer_side for header in headers]
+    default_size = min(max(int(np.median(sides)), SMALLEST_IMAGE_SIZE), LARGEST_DEFAULT_IMAGE_SIZE)
+    return ImageSet(
+        class_names=classes,
+        image_size=image_size or default_size,
+        num_channels=1 if all(header.is_grey for header in headers) else 3,
+        num_train_images=len(train.labels),
+        num_test_images=len(test.labels),
+        load=lambda: (train, test),
+    )
+
+
+def _class_folders(folder: Path) -> Iterator[Path]:
+    return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = tuple(entry.name for entry in _class_folders(folder))
+    if len(names) < 2:
+        found = f"one, {names[0]!r}" if names else "none"
+        raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
+    return names
+
+
+def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
+    paths: list[Path] = []
+    labels: list[int] = []
+    unknown = sorted({entry.name for entry in _class_folders(folder)} - set(classes))
+    if unknown:
+        raise DataError(f"{folder} has the class {unknown[0]!r}, which the training images do not have.")
+    for label, name in enumerate(classes):
+        entries = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
+        found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES and not entry.name.startswith(".")]
+        if not found:
+            raise DataError(f"The class folder {folder / name} holds no PNG or JPEG image.")
+        paths += found
+        labels += [label] * len(found)
+    return _Files(tuple(paths), np.array(labels, dtype=np.int64))
+
+
+def _as_split(files: _Files, rows: np.ndarray | None = None) -> ImageSplit:
+    """The files in these rows, or all of them."""
+    rows = np.arange(len(files.paths)) if rows is None else rows
+    return ImageSplit(tuple(str(files.paths[row]) for row in rows), files.labels[rows])
+
+
+def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSplit, ImageSplit]:
+    """The files in a stratified split, training part first."""
+    counts = np.bincount(files.labels)
+    if counts.min() < 2:
+        raise DataError(
+            f"The class folder {folder / classes[int(counts.argmin())]} holds one image; two are the least, one to "
+            "train on and one to test with."
+        )
+    train, test = split_rows(files.labels)
+    return _as_split(files, train), _as_split(files, test)
+
+
+def _check_files(paths: list[Path]) -> list[_Header]:
+    with ThreadPoolExecutor(_NUM_CHECKING_THREADS) as threads:
+        return list(threads.map(_check_file, paths))
+
+
+def _check_file(path: Path) -> _Header:
+    """Opens an image; PNG files are read to their end, JPEG files decoded at an eighth of their size."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            if image.format not in _FORMATS:
+                raise DataError(f"{path} must be a PNG or JPEG image. Received: {image.format}.")
+            header = _Header(max(image.size), image.mode in _GREY_MODES)
+            if image.format == "PNG":
+                image.verify()
+            else:
+                image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
+                image.load()
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
+        reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+        raise DataError(f"Cannot read the image {path}: {reason}. Mend or remove it.") from error
+    return header

@@ -1,0 +1,43 @@
+"""How training images are moved about: turned, scaled, shifted a little, each by numbers of its own."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ImageMoves:
+    """How far images are moved at random; each amount is drawn evenly between its bounds.
+
+    Arguments:
+        rotation: turned by up to this angle either way, in radians.
+        zoom: height and width each scaled by exp(-zoom) to exp(zoom).
+        shift: shifted by up to this part of the image's size, up or down and sideways.
+
+    Example:
+        >>> ImageMoves(rotation=0, zoom=0, shift=0).transforms(np.random.default_rng(0), 1, 8)
+        array([[1., 0., 0., 0., 1., 0., 0., 0.]], dtype=float32)
+    """
+
+    rotation: float = 0.2
+    zoom: float = 0.1
+    shift: float = 0.1
+
+    def transforms(self, generator: np.random.Generator, num_images: int, image_size: int) -> np.ndarray:
+        r"""One affine transform for each image, as TensorFlow's `ImageProjectiveTransformV3` takes them.
+
+        The pixel at $(x, y)$ of the moved image is that of the image at
+        $(a_0 x + a_1 y + a_2, \; b_0 x + b_1 y + b_2)$.
+
+        Returns:
+            $(a_0, a_1, a_2, b_0, b_1, b_2, 0, 0)$ for each image: float32, of shape (num_images, 8).
+        """
+        angle, zoom_x, zoom_y, shift_x, shift_y = generator.uniform(-1.0, 1.0, (5, num_images))
+        angle, scale_x, scale_y = self.rotation * angle, np.exp(self.zoom * zoom_x), np.exp(self.zoom * zoom_y)
+        a0, a1 = scale_x * np.cos(angle), -scale_x * np.sin(angle)
+        b0, b1 = scale_y * np.sin(angle), scale_y * np.cos(angle)
+        middle = (image_size - 1) / 2  # turned and scaled about the middle
+        a2 = middle - (a0 + a1) * middle + self.shift * shift_x * image_size
+        b2 = middle - (b0 + b1) * middle + self.shift * shift_y * image_size
+        zero = np.zeros(num_images)
+        return np.stack([a0, a1, a2, b0, b1, b2, zero, zero], axis=1).astype(np.float32)

@@ -1,0 +1,81 @@
+"""The noun `ImageSet`: labelled images, cut into a training and a test part."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfaccel.errors import DataError
+
+SMALLEST_IMAGE_SIZE = 8
+LARGEST_IMAGE_SIZE = 512
+LARGEST_DEFAULT_IMAGE_SIZE = 64
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """One part of an image set.
+
+    Arguments:
+        images: an array, uint8 or float32, of shape (num_images, height, width, channels); or the names of image files.
+        labels: the class of each image, a number from 0; int64, of shape (num_images,).
+    """
+
+    images: np.ndarray | tuple[str, ...]
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """Labelled images, cut into a training and a test part.
+
+    Arguments:
+        class_names: a name for each class.
+        image_size: height and width, in pixels, to which images are brought.
+        num_channels: 1 (grey) or 3 (red, green, blue).
+        num_train_images: images in the training part.
+        num_test_images: images in the test part.
+        pixel_mean: about the mean of the pixels' values.
+        pixel_scale: about their standard deviation.
+        load: `load()` returns the training and the test part, the same at every call.
+    """
+
+    class_names: tuple[str, ...]
+    image_size: int
+    num_channels: int
+    num_train_images: int
+    num_test_images: int
+    pixel_mean: float = 127.5
+    pixel_scale: float = 63.75
+    load: Callable[[], tuple[ImageSplit, ImageSplit]]
+
+
+def check_image_size(image_size: int) -> None:
+    """Raises DataError for a height and width that images cannot be brought to."""
+    if type(image_size) is not int or not SMALLEST_IMAGE_SIZE <= image_size <= LARGEST_IMAGE_SIZE:
+        raise DataError(
+            f"`image_size` must be a whole number from {SMALLEST_IMAGE_SIZE} to {LARGEST_IMAGE_SIZE} pixels. "
+            f"Received: image_size={image_size!r}."
+        )
+
+
+def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of a stratified 80/20 split: the same for the same labels, whatever else is random in a run.
+
+    Arguments:
+        labels: the class of each row; every class at least twice.
+
+    Returns:
+        The rows of the training part and of the test part; each class is in both.
+
+    Example:
+        >>> train, test = split_rows(np.repeat([0, 1], 10))
+        >>> len(train), len(test)
+        (16, 4)
+    """
+    from sklearn.model_selection import train_test_split
+
+    num_test = max(int(np.ceil(TEST_FRACTION * len(labels))), len(np.unique(labels)))
+    train, test = train_test_split(np.arange(len(labels)), test_size=num_test, random_state=0, stratify=labels)
+    return train, test

@@ -1,0 +1,71 @@
+"""Blocks of a model whose inner values are calculated again in the backward pass instead of being kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.errors import WorkloadError
+
+
+def rematerialize(block: keras.Model) -> keras.Model:
+    """Makes a block of a model keep only its input while training: less memory for a second forward pass.
+
+    Gradients and weights stay the same. `keras.remat` alone would update the moving statistics of a
+    BatchNormalization twice in each step; here the second calculation leaves them as they are. The block is saved as
+    the ordinary model that it is.
+
+    Arguments:
+        block: a functional or sequential model with one input, used as a layer of a larger one.
+
+    Returns:
+        The same block.
+
+    Raises:
+        WorkloadError: if a layer keeps a state of another kind (Dropout's seed, for example), which a second
+            calculation would change.
+
+    Example:
+        >>> block = rematerialize(keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu")]))
+        >>> model = keras.Sequential([keras.Input((4,)), block, keras.layers.Dense(1)])
+    """
+    normalizations = [layer for layer in block.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    for layer in block.layers:
+        if layer not in normalizations and layer.non_trainable_variables:
+            raise WorkloadError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) cannot be calculated twice: it keeps a state "
+                f"({layer.non_trainable_variables[0].path}). Leave it out of the block."
+            )
+    call = block.call
+
+    def rematerialized_call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        if not training:
+            return call(inputs, training=training, mask=mask)
+        num_calculations = 0
+
+        def calculate(values: Any) -> Any:
+            nonlocal num_calculations
+            num_calculations += 1
+            with kept_statistics(normalizations) if num_calculations > 1 else contextlib.nullcontext():
+                return call(values, training=True, mask=mask)
+
+        return keras.remat(calculate)(inputs)
+
+    block.call = rematerialized_call
+    return block
+
+
+@contextlib.contextmanager
+def kept_statistics(normalizations: list[keras.layers.BatchNormalization]) -> Iterator[None]:
+    """Moving statistics stay as they are: a momentum of 1 keeps all of the old value."""
+    momenta = [layer.momentum for layer in normalizations]
+    try:
+        for layer in normalizations:
+            layer.momentum = 1.0
+        yield
+    finally:
+        for layer, momentum in zip(normalizations, momenta, strict=True):
+            layer.momentum = momentum
