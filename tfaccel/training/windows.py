@@ -26,16 +26,26 @@ def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
     Keras's own callbacks that have batch hooks, but do nothing in them as they are set, do not count. A callback of the
     user's can say `tfaccel_windows = True`: its batch hooks are then called once a window.
     """
-    if getattr(callback, "tfaccel_windows", False) or isinstance(callback, keras.callbacks.ProgbarLogger):
+    if getattr(callback, "tfaccel_windows", False):
         return False
-    if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
-        return kind == "train" and callback.save_freq != "epoch"
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return kind == "train" and (callback.update_freq != "epoch" or getattr(callback, "_should_trace", False))
+    idle = _idle_class(callback, kind)
     return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        name in vars(callback) or getattr(type(callback), name) is not getattr(idle, name)
         for name in _BATCH_HOOKS[kind]
     )
+
+
+def _idle_class(callback: keras.callbacks.Callback, kind: str) -> type[keras.callbacks.Callback]:
+    """The class of Keras's whose batch hooks do nothing as the callback is set."""
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
+        return keras.callbacks.ProgbarLogger
+    for saver in (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore):
+        if isinstance(callback, saver) and callback.save_freq == "epoch":
+            return saver
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
+        traces = kind == "train" and getattr(callback, "_should_trace", False)
+        return keras.callbacks.Callback if traces else keras.callbacks.TensorBoard
+    return keras.callbacks.Callback
 
 
 class WindowLength:
