@@ -81,7 +81,7 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
         if model.stop_evaluating:
             break
     source.epoch_end(done)
-    values = {name: _number(value) for name, value in logs.items()}
+    values = {name: _number(value) for name, value in sorted(logs.items())}
     container.on_test_end(values)
     return values
 

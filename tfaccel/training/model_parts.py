@@ -10,8 +10,9 @@ from tfaccel.training import private_api
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """The optimizers that a model holds as attributes, by name (a GAN has two); `optimizer` is the compiled one."""
     found: dict[str, keras.optimizers.Optimizer] = {}
-    if isinstance(model.optimizer, keras.optimizers.Optimizer):
-        found["optimizer"] = model.optimizer
+    compiled = getattr(model, "optimizer", None)
+    if isinstance(compiled, keras.optimizers.Optimizer):
+        found["optimizer"] = compiled
     for name, value in vars(model).items():
         if isinstance(value, keras.optimizers.Optimizer) and all(value is not other for other in found.values()):
             found[name] = value

@@ -57,17 +57,23 @@ class Replicas:
         """A nest of per-replica values as one nest for each local replica."""
         flat = tf.nest.flatten(values, expand_composites=False)
         split = [self.strategy.experimental_local_results(value) for value in flat]
-        return [tf.nest.pack_sequence_as(values, [s[i] for s in split]) for i in range(len(self.devices))]
+        return [
+            tf.nest.pack_sequence_as(values, [s[min(i, len(s) - 1)] for s in split]) for i in range(len(self.devices))
+        ]
 
     def sum(self, values: list[Any], *, bytes_per_pack: int = 0) -> list[Any]:
         """Sums each per-replica value over all replicas of all workers, in one packed reduction.
 
         Must be called in the strategy's cross-replica context. Takes dense tensors and `IndexedSlices`.
         """
+        local = [self.strategy.experimental_local_results(value) for value in values]
+        # TensorFlow's collectives take no other number of slices in the next step of the same graph call.
+        joined = [self.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
         options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
-        pairs = [(value, value) for value in values]
-        reduced = self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options=options)
-        return list(reduced)
+        pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
+        reduce = self.strategy.extended.batch_reduce_to
+        reduced = iter(reduce(tf.distribute.ReduceOp.SUM, pairs, options=options) if pairs else ())
+        return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
 
     def concatenate(self, outputs: list[Any]) -> Any:
         """Outputs of the local replicas, and of the other workers', as one nest with the rows in order."""
@@ -99,6 +105,12 @@ class Replicas:
 
         values = self.strategy.experimental_distribute_values_from_function(share)
         return int(self.strategy.reduce("SUM", values, axis=None))
+
+
+def _joined_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The sum of sparse gradients: the slices of all."""
+    values = tf.concat([part.values for part in parts], axis=0)
+    return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
