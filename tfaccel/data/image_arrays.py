@@ -55,7 +55,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [name for name in _NAMES if name not in file]
             if missing:
                 raise DataError(

@@ -67,7 +67,8 @@ def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         labels: the class of each row; every class at least twice.
 
     Returns:
-        The rows of the training part and of the test part; each class is in both.
+        The rows of the training part and of the test part. Each class has the same share of both, as nearly as whole
+        rows allow.
 
     Example:
         >>> train, test = split_rows(np.repeat([0, 1], 10))

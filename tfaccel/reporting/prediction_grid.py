@@ -70,13 +70,13 @@ def shown_rows(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
 
 
 def caption_of(label: int, prediction: int, class_names: tuple[str, ...]) -> str:
-    """`"7"` for a right prediction, `"1, not 7"` for a wrong one.
+    """`"7"` for a right prediction, `"1 (is 7)"` for a wrong one.
 
     Example:
         >>> caption_of(1, 0, ("cat", "dog"))
-        'cat, not dog'
+        'cat (is dog)'
     """
-    text = class_names[prediction] if label == prediction else f"{class_names[prediction]}, not {class_names[label]}"
+    text = class_names[prediction] if label == prediction else f"{class_names[prediction]} (is {class_names[label]})"
     text = text if len(text) <= _LONGEST_CAPTION else f"{text[: _LONGEST_CAPTION - 3]}..."
     return text.encode("latin-1", "replace").decode("latin-1")  # what Pillow's own font can write
 
