@@ -79,6 +79,15 @@ class Engine:
         feed.finished(1, state)
         return outputs
 
+    def longest_window(self, feed: Any) -> int | None:
+        """The most steps that one graph call may run; None: any number.
+
+        Across workers `IndexedSlices` travel by a gather that keeps the shape of its first step for a whole call.
+        """
+        varying = feed.signature() is None
+        several_workers = self.replicas.num_workers > 1
+        return 1 if several_workers and varying and self._steps.has_sparse_gradients else None
+
     def _check_same_data(self, feed: Any) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
         fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None

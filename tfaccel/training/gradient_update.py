@@ -36,6 +36,7 @@ class GradientUpdate:
         self.jit_compile = jit_compile
         self.sum_duplicate_indices = sum_duplicate_indices
         self.bytes_per_pack = bytes_per_pack
+        self.saw_sparse_gradients = False
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
 
     @property
@@ -57,6 +58,8 @@ class GradientUpdate:
         """
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]
+        first = self.replicas.local_results(kept)[0]
+        self.saw_sparse_gradients |= any(isinstance(g, tf.IndexedSlices) for g in first)
         if self.accumulation_steps == 1:
             self._apply_sum(kept, kept_variables)
             return

@@ -33,6 +33,8 @@ class OneReplica:
         self._test = self._function(model.test_step)
         self._predict = self._function(model.predict_step)
 
+    has_sparse_gradients = False  # nothing travels
+
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
         return self._train(batches.rows(batch))

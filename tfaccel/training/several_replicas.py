@@ -68,6 +68,11 @@ class SeveralReplicas:
         self._own_test = self._with_share(model.test_step, jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
 
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether a traced step had `IndexedSlices` among its gradients."""
+        return any(update.saw_sparse_gradients for update in self._updates.values())
+
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step`, averaged over the replicas, else None."""
         with self._replicas.strategy.scope(), global_losses():

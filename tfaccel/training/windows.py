@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -110,7 +111,7 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         started = time.perf_counter()
-        result = run(feed, length.next(done, limit))
+        result = run(feed, min(length.next(done, limit), engine.longest_window(feed) or sys.maxsize))
         length.ran(result.num_steps, time.perf_counter() - started)
         done += result.num_steps
         yield done, result
