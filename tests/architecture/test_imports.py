@@ -20,6 +20,7 @@ LAYERS = {
     "exporting": 4,
     "launching": 4,
     "reporting": 4,
+    "parity": 4,
     "recipes": 5,
     "scripts": 5,
 }

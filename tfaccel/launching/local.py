@@ -1,0 +1,206 @@
+"""Worker processes on this machine: started together, watched together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from tfaccel.errors import TfaccelError
+
+# Below the ports that Linux gives to outgoing connections, so that none of those takes a port before its worker does.
+_PORTS = range(20000, 32768)
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+_SHOWN_CHARACTERS = 6000
+
+OnLine = Callable[[int, str], None]
+
+
+class WorkerError(TfaccelError, RuntimeError):
+    """A worker process failed, or the workers took too long.
+
+    Attributes:
+        index: the worker that failed first; None when all took too long.
+        output: the end of what it had written to its standard error.
+    """
+
+    def __init__(self, message: str, *, index: int | None, output: str) -> None:
+        super().__init__(f"{message} The end of its output:\n{output}" if output else message)
+        self.index = index
+        self.output = output
+
+
+@dataclass(frozen=True)
+class WorkerOutput:
+    """What a worker that ended well had written."""
+
+    stdout: str
+    stderr: str
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different TCP ports of 127.0.0.1 that nothing listens on.
+
+    Example:
+
+    >>> len(set(free_ports(3)))
+    3
+    """
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                break
+            candidate = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                candidate.bind(("127.0.0.1", port))
+                ports.append(port)
+    if len(ports) < count:
+        raise WorkerError(f"Only {len(ports)} of {count} ports are free on 127.0.0.1.", index=None, output="")
+    return ports
+
+
+def cluster_environments(num_workers: int) -> list[dict[str, str]]:
+    """For each worker of a new cluster on 127.0.0.1 the environment variable `TF_CONFIG` that tells its place.
+
+    Example:
+
+    >>> json.loads(cluster_environments(2)[1]["TF_CONFIG"])["task"]
+    {'type': 'worker', 'index': 1}
+    """
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(num_workers)]}
+    tasks = [{"type": "worker", "index": index} for index in range(num_workers)]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+def run_local_cluster(
+    command: Sequence[str], *, num_workers: int, time_limit_seconds: float, on_line: OnLine | None = None
+) -> list[WorkerOutput]:
+    """Runs a command as each worker of a cluster on this machine; see `run_workers`.
+
+    Example:
+
+    >>> import sys
+    >>> command = [sys.executable, "-c", "import os; print(len(os.environ['TF_CONFIG']) > 0)"]
+    >>> [worker.stdout for worker in run_local_cluster(command, num_workers=2, time_limit_seconds=60)]
+    ['True\\n', 'True\\n']
+    """
+    environments = cluster_environments(num_workers)
+    return run_workers(command, environments=environments, time_limit_seconds=time_limit_seconds, on_line=on_line)
+
+
+def run_workers(
+    command: Sequence[str],
+    *,
+    environments: Sequence[Mapping[str, str | None]],
+    time_limit_seconds: float,
+    on_line: OnLine | None = None,
+) -> list[WorkerOutput]:
+    """Runs a command once for each environment, all at the same time, and waits for all of them.
+
+    When one fails, the others are ended with all that they started: workers of one cluster would wait for it for ever.
+
+    Args:
+        command: program and arguments.
+        environments: one for each worker: what to add to this process's environment; None removes a name.
+        time_limit_seconds: how long all of them may take together.
+        on_line: called with a worker's index and each line of its standard output, while it runs, from a thread.
+
+    Returns:
+        What each worker has written, in order.
+
+    Raises:
+        WorkerError: if a worker ended with another status than 0, or the time was up.
+    """
+    deadline = time.monotonic() + time_limit_seconds
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_running(command, env, i, on_line)) for i, env in enumerate(environments)]
+        while any(worker.process.poll() is None for worker in workers):
+            _raise_if_failed(workers)
+            if time.monotonic() > deadline:
+                slow = next(worker for worker in workers if worker.process.poll() is None)
+                message = f"The workers were ended after {time_limit_seconds:g} seconds; worker {slow.index} still ran."
+                raise WorkerError(message, index=None, output=slow.end_of_stderr())
+            time.sleep(_POLL_SECONDS)
+        _raise_if_failed(workers)
+        for worker in workers:
+            worker.reader.join()
+        return [WorkerOutput("".join(worker.lines), worker.end_of_stderr(None)) for worker in workers]
+
+
+@dataclass
+class _Worker:
+    index: int
+    process: subprocess.Popen[str]
+    stderr: IO[bytes]
+    lines: list[str]
+    reader: threading.Thread
+
+    def end_of_stderr(self, num_characters: int | None = _SHOWN_CHARACTERS) -> str:
+        size = self.stderr.seek(0, os.SEEK_END)
+        self.stderr.seek(0 if num_characters is None else max(0, size - num_characters))
+        return self.stderr.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str | None], index: int, on_line: OnLine | None
+) -> Iterator[_Worker]:
+    """A started worker, ended when the block ends."""
+    variables = {**os.environ, **environment}
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            list(command),
+            env={name: value for name, value in variables.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        lines: list[str] = []
+
+        def read() -> None:
+            for line in process.stdout or ():
+                lines.append(line)
+                if on_line is not None:
+                    on_line(index, line)
+
+        reader = threading.Thread(target=read, name=f"output of worker {index}", daemon=True)
+        reader.start()
+        try:
+            yield _Worker(index, process, stderr, lines, reader)
+        finally:
+            _end(process)
+            reader.join(_GRACE_SECONDS)
+
+
+def _raise_if_failed(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        status = worker.process.poll()
+        if status:
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            message = f"Worker {worker.index} of {len(workers)} {how}."
+            raise WorkerError(message, index=worker.index, output=worker.end_of_stderr())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a process and everything it started: asked first, then forced."""
+    for number, patience_seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):  # the whole group may have ended
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_seconds)

@@ -1,0 +1,85 @@
+"""The axes of the parity cases, their values, and which values exclude each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfaccel.parity.case import ParityCase, Placement
+from tfaccel.parity.pairwise import pairwise
+
+# The placements of the test suite.
+PLACEMENTS = (Placement("mirrored", 2), Placement("mirrored", 3), Placement("multi_worker", 2))
+
+# Models with one label for each row, or one for each token where there are masks.
+TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed")
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "model": (
+        "dense",
+        "penalties",
+        "batch_norm",
+        "batch_norm_synchronized",
+        "dropout",
+        *TOKEN_MODELS,
+        "stateful_lstm",
+        "two_outputs",
+        "own_train_step",
+        "gan",
+    ),
+    "optimizer": ("sgd", "adam", "adamw", "lamb", "ema"),
+    "clipping": ("none", "clipvalue", "clipnorm", "global_clipnorm"),
+    "accumulation": (1, 4),
+    "dtype_policy": ("float32", "mixed_bfloat16", "mixed_float16"),
+    "xla": (False, True),
+    "last_batch": ("even", "short", "empty"),
+    "weighting": ("none", "sample_weights", "class_weights", "masks"),
+    "source": ("numpy", "tf_data", "py_dataset"),
+}
+
+# XLA has to compile, and low precision needs one more reference; both take most of a case's time.
+CHEAP_FIRST = ("dtype_policy", "xla")
+
+
+def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:
+    """Why two values, each given as (axis, value), cannot be in one case; None where they can.
+
+    Example:
+
+    >>> excluded(("weighting", "masks"), ("model", "dense"))
+    'only models of tokens hand on a mask'
+    """
+    pair = dict([a, b])
+    model, weighting, last_batch = pair.get("model"), pair.get("weighting"), pair.get("last_batch")
+    if model == "stateful_lstm" and last_batch not in (None, "even"):
+        return "a stateful layer keeps one state a row, so that Keras needs full batches"
+    if model is None or weighting is None:
+        return None
+    if weighting == "masks" and model not in TOKEN_MODELS:
+        return "only models of tokens hand on a mask"
+    if weighting == "class_weights" and model == "two_outputs":
+        return "Keras takes class weights for models with one output only"
+    if model == "gan" and weighting != "none":
+        return "the losses of a GAN do not know the weights of `fit`"
+    return None
+
+
+def axes_of(placements: Sequence[Placement]) -> dict[str, tuple[Any, ...]]:
+    """All axes, the strategies among them."""
+    return {"placement": tuple(placements), **AXES}
+
+
+def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
+    """Every valid case; those that share a reference of plain Keras follow one another."""
+    axes = axes_of(placements)
+    names = sorted(axes, key=lambda name: name in ("placement", "xla"))
+    for values in itertools.product(*(axes[name] for name in names)):
+        chosen = dict(zip(names, values, strict=True))
+        if not any(excluded(a, b) for a, b in itertools.combinations(chosen.items(), 2)):
+            yield ParityCase(**chosen)
+
+
+def pairwise_cases(placements: Sequence[Placement]) -> list[ParityCase]:
+    """Some 60 cases in which every valid pair of values of two axes occurs."""
+    return [ParityCase(**chosen) for chosen in pairwise(axes_of(placements), excluded, cheap_first=CHEAP_FIRST)]

@@ -1,0 +1,48 @@
+"""What each case is compared with, and how far it may be from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+from tfaccel.parity.case import ParityCase
+from tfaccel.parity.compare import largest_difference
+from tfaccel.parity.share_layers import AverageShares
+from tfaccel.parity.training_run import PLAIN_KERAS, Values, compiled_model, training_run
+
+ADAPTIVE_TOLERANCE = 1e-4
+SGD_TOLERANCE = 1e-5
+
+
+def reference_values(case: ParityCase) -> Values:
+    """What plain Keras gives on one device with the same global batches, or what is right (`ParityModel.fault`)."""
+    return _run(_reference_case(case))
+
+
+def _reference_case(case: ParityCase) -> ParityCase:
+    """The case without what its reference does not depend on.
+
+    Random draws differ with and without XLA, so that the reference of a model that draws has to be compiled as well.
+    """
+    return dataclasses.replace(case, xla=case.xla and case.model == "dropout")
+
+
+@lru_cache(maxsize=8)
+def _run(case: ParityCase) -> Values:
+    model = compiled_model(case, reference=True, jit_compile=case.xla)
+    return training_run(case, PLAIN_KERAS, model, callbacks=[AverageShares()])
+
+
+def tolerance(case: ParityCase) -> float:
+    """The largest difference from the reference that is allowed after `NUM_STEPS` steps.
+
+    In float32 a constant. In low precision, where a sum over N shares is rounded N times and the sum over the whole
+    batch once, twice the distance between plain Keras in this policy and plain Keras in float32: replicas and reference
+    are both roundings of the float32 run, so that each may be that far from it.
+    """
+    exact = SGD_TOLERANCE if case.optimizer == "sgd" else ADAPTIVE_TOLERANCE
+    if case.dtype_policy == "float32":
+        return exact
+    in_float32 = reference_values(dataclasses.replace(case, computes_in_float32=True))
+    rounding, _ = largest_difference(reference_values(case), in_float32)
+    return max(exact, 2 * rounding)

@@ -1,0 +1,55 @@
+"""Runs one case under its strategy and compares it with its reference."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow
+from tfaccel.parity.checks import CHECKS
+from tfaccel.parity.compare import largest_difference
+from tfaccel.parity.models import MODELS
+from tfaccel.parity.references import reference_values, tolerance
+from tfaccel.parity.training_run import TFACCEL, Trainer, compiled_model, training_run
+
+
+def run_case(
+    case: ParityCase | ParityCheck, strategy: tf.distribute.Strategy | None, trainer: Trainer = TFACCEL
+) -> ParityRow:
+    """Trains the case under a strategy (None: without one) and compares it with plain Keras on one device.
+
+    Args:
+        case: a case, or a check of a property.
+        strategy: a strategy that fits the case's placement.
+        trainer: what trains the case; the default is what is to be proved.
+    """
+    started = time.perf_counter()
+
+    def make(build: Callable[[], keras.Model]) -> keras.Model:
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            return build()
+
+    fault = ""
+    if isinstance(case, ParityCheck):
+        distance, allowed, where = CHECKS[case.check](case.placement, make)
+    else:
+        fault = MODELS[case.model].fault
+        expected, allowed = reference_values(case), tolerance(case)
+        model = make(lambda: compiled_model(case, reference=False, jit_compile=case.xla))
+        extra = dict(MODELS[case.model].fit_arguments) if trainer is TFACCEL else {}
+        distance, where = largest_difference(training_run(case, trainer, model, **extra), expected)
+    return ParityRow(
+        case=case.name,
+        strategy=str(case.placement),
+        max_abs_diff=distance if math.isfinite(distance) else None,
+        tolerance=allowed,
+        ok=math.isfinite(distance) and distance <= allowed,
+        fault=fault,
+        note=where,
+        seconds=round(time.perf_counter() - started, 3),
+    )

@@ -1,0 +1,127 @@
+"""Runs parity cases in child processes, one kind of strategy in each, and collects their rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tfaccel.launching.local import WorkerError, cluster_environments, run_workers
+from tfaccel.parity.case import ParityCase, ParityRow, Placement
+
+# Tiny models: threads of their own would only stand in one another's way. The proof is for CPUs.
+_ENVIRONMENT: dict[str, str | None] = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CONFIG": None,
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+
+START_LIMIT_SECONDS = 120.0
+CASE_LIMIT_SECONDS = 60.0
+
+OnRow = Callable[[ParityRow], None]
+
+
+def run_cases(
+    cases: Sequence[ParityCase], *, on_row: OnRow = lambda row: None, num_parallel: int = 2,
+    interpreter_options: Sequence[str] = (),
+) -> list[ParityRow]:  # fmt: skip
+    """Runs each case under its strategy, compared with plain Keras on one device.
+
+    Args:
+        cases: what to run; those of one placement share their child processes.
+        on_row: called with each row as soon as it is there, from a thread.
+        num_parallel: placements that run at the same time.
+        interpreter_options: options of Python for the children, for example warning filters.
+
+    Returns:
+        A row for each case, in the order of the cases.
+    """
+
+    def run(placement: Placement) -> dict[ParityCase, ParityRow]:
+        mine = [case for case in cases if case.placement == placement]
+        return dict(zip(mine, _run_placement(mine, on_row, interpreter_options), strict=True))
+
+    rows: dict[ParityCase, ParityRow] = {}
+    with ThreadPoolExecutor(num_parallel, thread_name_prefix="parity") as pool:
+        for found in pool.map(run, sorted({case.placement for case in cases})):
+            rows |= found
+    return [rows[case] for case in cases]
+
+
+def _run_placement(cases: list[ParityCase], on_row: OnRow, interpreter_options: Sequence[str]) -> list[ParityRow]:
+    """Rows of cases of one placement. After a case that broke its process, the next ones run in a new process."""
+    rows: list[ParityRow] = []
+    while len(rows) < len(cases):
+        left = cases[len(rows) :]
+        collector = _Rows(_environments(cases[0].placement), on_row)
+        problem = _run_child(left, collector, interpreter_options)
+        rows += collector.rows
+        if len(collector.rows) < len(left) and not collector.has_failed:
+            row = ParityRow(cases[len(rows)].name, str(cases[0].placement), None, 0.0, False, note=problem)
+            on_row(row)
+            rows.append(row)
+    return rows
+
+
+def _environments(placement: Placement) -> list[Mapping[str, str | None]]:
+    """For each process of a placement, what it has in its environment."""
+    own = cluster_environments(placement.num_replicas) if placement.strategy == "multi_worker" else [{}]
+    return [{**_ENVIRONMENT, **environment} for environment in own]
+
+
+class _Rows:
+    """The rows that the workers of one run have written so far."""
+
+    def __init__(self, environments: list[Mapping[str, str | None]], on_row: OnRow) -> None:
+        self.environments = environments
+        self.rows: list[ParityRow] = []
+        self._on_row = on_row
+        self._of_workers: list[list[ParityRow]] = [[] for _ in environments]
+        self._lock = threading.Lock()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last case gave nothing to compare."""
+        return bool(self.rows) and self.rows[-1].max_abs_diff is None
+
+    def add(self, worker: int, line: str) -> None:
+        """Takes a line of a worker. A case is done when all workers are, or when it failed on one."""
+        row = ParityRow.from_json(json.loads(line))
+        with self._lock:
+            self._of_workers[worker].append(row)
+            done = len(self.rows)
+            complete = [rows[done] for rows in self._of_workers if len(rows) > done]
+            if self.has_failed or not complete:
+                return
+            worst = max(complete, key=_distance)
+            if len(complete) == len(self._of_workers) or worst.max_abs_diff is None:
+                self.rows.append(worst)
+                self._on_row(worst)
+
+
+def _distance(row: ParityRow) -> float:
+    return float("inf") if row.max_abs_diff is None else row.max_abs_diff
+
+
+def _run_child(cases: list[ParityCase], collector: _Rows, interpreter_options: Sequence[str]) -> str:
+    """Runs one process, or one cluster of them; returns why it stopped early."""
+    with tempfile.TemporaryDirectory(prefix="tfaccel-parity-") as folder:
+        path = Path(folder) / "cases.json"
+        path.write_text(json.dumps([case.to_json() for case in cases]), encoding="utf-8")
+        try:
+            run_workers(
+                [sys.executable, *interpreter_options, "-m", "tfaccel.parity.child", str(path)],
+                environments=collector.environments,
+                time_limit_seconds=START_LIMIT_SECONDS + CASE_LIMIT_SECONDS * len(cases),
+                on_line=collector.add,
+            )
+        except WorkerError as error:
+            return str(error)
+    return "The process ended without a row for this case."
