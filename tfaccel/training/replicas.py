@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training import private_api
+from tfaccel.training.private_tensorflow import keep_collectives_apart
 
 
 class Replicas:
@@ -32,6 +33,8 @@ class Replicas:
         self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
         self.first_replica: int = _worker_index(strategy) * len(self.devices) if self.num_workers > 1 else 0
         self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
+        if self.num_workers == 1 and self.num_replicas > 1:
+            keep_collectives_apart(strategy)
 
     def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
         """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""

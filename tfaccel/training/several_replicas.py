@@ -226,7 +226,7 @@ class SeveralReplicas:
             share = Share(row_weight, self._replicas.num_replicas, counting=True)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
             frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
-            with replica_share(share), keras.StatelessScope(state_mapping=frozen):
+            with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):
                 y_pred = private_api.call_model(self._model, x, training=training)
                 private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)
             counted_by_first[:] = [len(share.counted)]
