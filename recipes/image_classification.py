@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-EPOCHS = 20
+EPOCHS = 24
 GLOBAL_BATCH_SIZE = 64
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
 WARM_UP_PART = 0.1  # of all steps

@@ -121,7 +121,9 @@ def _print_plan(workload: Workload, plan: Plan) -> None:
 def _as_flag(explanation: FieldExplanation) -> str:
     """A choice as it is written on the command line."""
     value = explanation.value
-    text = ",".join(value) if isinstance(value, tuple) else {True: "on", False: "off"}.get(value, value)
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, bool):
+        text = "on" if value else "off"
     return f"{explanation.flag.removesuffix('=VALUE')}={text}"
 
 

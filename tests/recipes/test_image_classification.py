@@ -1,0 +1,148 @@
+"""The recipe for images: what it plans for, what it builds, and that it learns and leaves what it says."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.data.digits import digits
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.recipes import image_classification as recipe
+
+SIZES = [(8, 1, 10), (28, 1, 2), (64, 3, 5), (128, 3, 7)]
+
+
+def image_set(image_size, num_channels, num_classes):
+    names = tuple(map(str, range(num_classes)))
+    return replace(digits(), image_size=image_size, num_channels=num_channels, class_names=names)
+
+
+def test_workload_is_made_without_tensorflow(run_python):
+    run_python("""
+import sys
+from tfaccel.recipes import image_classification
+image_classification.workload(optimizer="lamb", remat=True)
+sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
+""")
+
+
+def test_workload_says_what_rules_need():
+    work = recipe.workload(global_batch_size=32)
+    assert (work.name, work.global_batch_size, work.num_train_examples) == ("image_classification", 32, 1437)
+    assert work.class_names == tuple("0123456789")
+    assert default_plan(Hardware(), work).global_batch_size == 32
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_cost_is_the_model_s(logical_devices, shape):
+    import keras
+
+    images = image_set(*shape)
+    model = recipe.residual_network(images, remat=False)
+    flops, num_parameters = recipe.cost(images)
+    assert num_parameters == sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
+    positions = [np.prod(layer.output.shape[1:-1]) for layer in layers]
+    multiplications = sum(np.prod(layer.kernel.shape) * n for layer, n in zip(layers, positions, strict=True))
+    assert flops == 6 * multiplications
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_model_takes_raw_pixels_and_gives_float32_logits(logical_devices, shape):
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        model = recipe.residual_network(image_set(*shape), remat=True)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    logits = model(np.full((2, shape[0], shape[0], shape[1]), 255, np.uint8))
+    assert (tuple(logits.shape), logits.dtype) == ((2, shape[2]), "float32")
+    assert model.layers[-2].compute_dtype == "bfloat16"
+    assert min(int(block.output.shape[1]) for block in model.layers if "block" in block.name) >= 4
+
+
+def test_learning_rate_rises_then_falls_to_nothing(logical_devices):
+    work = recipe.workload(epochs=10, learning_rate=0.5)
+    optimizer = work.compile_args()["optimizer"]
+    num_steps = 10 * (1437 // 64)
+    rates = []
+    for step in (0, 11, 22, num_steps // 2, num_steps):
+        optimizer.iterations.assign(step)
+        rates.append(float(optimizer.learning_rate))
+    assert rates[:3] == pytest.approx([0.0, 0.25, 0.5])
+    assert rates[2] > rates[3] > 0.2
+    assert rates[4] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_shortest_run_has_a_learning_rate(logical_devices):
+    optimizer = recipe.workload(epochs=1, global_batch_size=1437).compile_args()["optimizer"]
+    optimizer.iterations.assign(1)
+    assert np.isfinite(float(optimizer.learning_rate))
+
+
+def test_labels_are_smoothed(logical_devices):
+    loss = recipe.workload(label_smoothing=0.2).compile_args()["loss"]
+    logits = np.log(np.array([[0.9, 0.1]], "float32"))
+    expected = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    assert float(loss(np.array([[1.0, 0.0]], "float32"), logits)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": "adamm"}, WorkloadError, "Keras has no optimizer 'adamm'. Did you mean 'adam"),
+        ({"optimiser": "adam"}, WorkloadError, "There is no option 'optimiser'. Did you mean 'optimizer'?"),
+        ({"epochs": 0}, WorkloadError, "`epochs` must be a whole number of at least 1. Received: epochs=0."),
+        ({"global_batch_size": 6.4}, WorkloadError, "`global_batch_size` must be a whole number of at least 1."),
+        ({"label_smoothing": 1.0}, WorkloadError, "`label_smoothing` must be a number from 0 to below 1."),
+        ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
+        ({"image_size": 4}, DataError, "`image_size` must be a whole number from 8 to 512 pixels."),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        recipe.workload(**options)
+
+
+def test_data_of_your_own_decides_the_model(tmp_path):
+    x = np.zeros((4, 40, 30, 3), np.uint8)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(4), x_test=x, y_test=np.arange(4))
+    work = recipe.workload(data_dir=tmp_path / "data.npz")
+    assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
+    assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4))
+    assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8).num_parameters < work.num_parameters
+
+
+RUN = """
+import json, sys
+from tfaccel import Plan
+from tfaccel.recipes import image_classification
+
+plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=64, steps_per_execution=22)
+result = image_classification.run(run_dir=sys.argv[1], plan=plan, verbose=0, **json.loads(sys.argv[2]))
+print(json.dumps(result.to_json()))
+"""
+
+
+def test_run_learns_and_leaves_a_picture_and_the_classes(run_python, tmp_path):
+    child = run_python(RUN, tmp_path / "run", json.dumps({"epochs": 4}))
+    result = json.loads(child.stdout)
+    assert result["recipe"] == "image_classification"
+    assert result["final"]["accuracy"] > 0.9
+    assert len(result["history"]["val_accuracy"]) == 4
+    with Image.open(tmp_path / "run" / "predictions.png") as picture:
+        assert picture.size == (10 * 102, 6 * 118)
+    assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list("0123456789")
+
+
+@pytest.mark.slow
+def test_digits_reach_the_expected_accuracy(run_python, tmp_path):
+    runs = [run_python(RUN, tmp_path / str(seed), json.dumps({"seed": seed}), timeout_seconds=500) for seed in range(5)]
+    assert np.median([json.loads(run.stdout)["final"]["accuracy"] for run in runs]) >= 0.993

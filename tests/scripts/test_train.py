@@ -1,0 +1,215 @@
+"""`tfaccel train`: what it trains, prints and leaves, and one clear line for every bad input."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+
+from tfaccel.planning.override_flags import OVERRIDE_FLAGS
+from tfaccel.planning.plan import Plan
+from tfaccel.scripts import train as train_command
+from tfaccel.scripts.train_flags import chosen_epochs
+
+RECIPE = "--recipe=image_classification"
+FLAGS = (
+    "accumulation_steps checkpoint_interval clipnorm data_dir devices dtype_policy ema epochs global_batch_size "
+    "global_clipnorm image_size json learning_rate logical_cpus num_threads optimizer plan quiet recipe remat resume "
+    "run_dir seed set steps_per_execution strategy weight_decay workload xla"
+)
+LINES = """
+from tfaccel import Workload
+
+def data(batch_size):
+    import tensorflow as tf
+    x = tf.reshape(tf.range(40.0) / 40.0, (40, 1))
+    return tf.data.Dataset.from_tensor_slices((x, 2.0 * x + 1.0)).batch(batch_size)
+
+def workload(*, epochs=3):
+    def build_model():
+        import keras
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    compile_args = lambda: {"optimizer": "sgd", "loss": "mse"}
+    train_data = lambda batch_size, *, seed, epoch: data(batch_size)
+    return Workload(f"lines of {epochs} epochs", build_model, compile_args, train_data, data, global_batch_size=8)
+
+def endless():
+    return workload()
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
+    """A function that runs the command with these flags in an empty folder: status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments):
+        flags.FLAGS.unparse_flags()
+        for name in ("recipe", "workload", "run_dir", "plan"):
+            flags.FLAGS[name].unparse()
+        status = train_command.run(["tfaccel train", *arguments])
+        flags.FLAGS.unparse_flags()
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path):
+    """A function that runs the installed command in a folder with a workload and small images, in a child process."""
+    (tmp_path / "lines.py").write_text(LINES)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (24, 8, 8), dtype=np.uint8), np.tile([0, 1, 2], 8)
+    np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
+
+    def run(*arguments):
+        code = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', 'train', *sys.argv[1:]]))"
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def files_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_help_names_every_flag_without_tensorflow(run_python):
+    child = run_python("""
+import sys
+from tfaccel.scripts.main import main
+status = main(["tfaccel", "train", "--help"])
+sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or status)
+""")
+    assert sorted(re.findall(r"^  --(\w+)$", child.stdout, re.MULTILINE)) == FLAGS.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([RECIPE], "Give --run_dir=DIR, a new folder for all that the run leaves."),
+        (["--run_dir=run"], "Give --recipe=NAME or --workload=package.module:function. Received: neither."),
+        (["--run_dir=run", "--recipe=image_clasification"], "Did you mean 'image_classification'?"),
+        ([RECIPE, "--run_dir=run", "--optimizer=adamv"], "Keras has no optimizer 'adamv'. Did you mean 'adam"),
+        ([RECIPE, "--run_dir=run", "--data_dir=nowhere"], "There is no folder or file nowhere (`data_dir`)."),
+        ([RECIPE, "--run_dir=run", "--data_dir=one_class"], "at least two. Received: one, 'cat'."),
+        ([RECIPE, "--run_dir=run", "--data_dir=broken"], "Cannot read the image broken/dog/1.png: it is no image."),
+        ([RECIPE, "--run_dir=run", "--data_dir=empty_class"], "The class folder empty_class/dog holds no PNG or JPEG"),
+        (
+            [RECIPE, "--run_dir=run", "--logical_cpus=2", "--devices=CPU:0,CPU:1", "--global_batch_size=63"],
+            "`global_batch_size` must be divisible by the number of replicas. Received: global_batch_size=63",
+        ),
+        ([RECIPE, "--run_dir=run", "--devices=GPU:7"], "GPU:7 is not there. Devices here: CPU:0."),
+        ([RECIPE, "--run_dir=run", "--learning_rate=fast"], "--learning_rate must be a number, or auto."),
+        ([RECIPE, "--run_dir=run", "--epochs=0"], "--epochs must be a whole number of at least 1, or auto. Received:"),
+        ([RECIPE, "--run_dir=run", "--checkpoint_interval=1.5"], "--checkpoint_interval must be a whole number of"),
+        ([RECIPE, "--run_dir=run", "--clipnorm=1", "--global_clipnorm=1"], "not by both."),
+        ([RECIPE, "--run_dir=run", "--image_size=9000"], "`image_size` must be a whole number from 8 to 512 pixels."),
+        ([RECIPE, "--run_dir=run", "--resume=always"], "flag --resume=always: value should be one of <never|auto>"),
+        ([RECIPE, "--run_dir=run", "--plan=nowhere.json"], "Cannot read the plan file 'nowhere.json'"),
+        ([RECIPE, "--run_dir=run", "--seed=-1"], "--seed=-1"),
+        ([RECIPE, "--run_dir=taken"], "taken is not empty and holds no run of tfaccel. Choose a new directory."),
+        (
+            [RECIPE, "--run_dir=run", "--optimiser=sgd"],
+            "Unknown command line flag 'optimiser'. Did you mean: optimizer",
+        ),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(train, tmp_path, arguments, message):
+    for name in ("one_class/cat", "broken/cat", "broken/dog", "empty_class/cat", "empty_class/dog"):
+        (tmp_path / name).mkdir(parents=True)
+    from PIL import Image
+
+    for name in ("one_class/cat", "broken/cat", "broken/dog", "empty_class/cat"):
+        Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
+    (tmp_path / "broken/dog/1.png").write_text("no image")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/thesis.txt").write_text("mine")
+    before = files_in(tmp_path)
+    status, out, err = train(*arguments, "--quiet")
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.startswith("tfaccel train: ") and err.count("\n") == 1
+    assert files_in(tmp_path) == before
+    assert files_in(tmp_path / "taken") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("flag", ["data_dir=x", "optimizer=sgd", "weight_decay=0.1", "ema", "remat"])
+def test_flag_that_a_workload_does_not_take_is_refused(train, tmp_path, flag):
+    (tmp_path / "my_trained_module.py").write_text("def workload(*, epochs=1): pass\n")
+    status, _, err = train("--workload=my_trained_module:workload", "--run_dir=run", f"--{flag}")
+    sys.modules.pop("my_trained_module", None)
+    assert status == 2
+    assert f"cannot be called like this: got an unexpected keyword argument '{flag.partition('=')[0]}'" in err
+
+
+def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_path):
+    arguments = [RECIPE, "--data_dir=small.npz", "--epochs=2", "--global_batch_size=8", "--optimizer=sgd", "--ema"]
+    automatic = [f"--{flag}=auto" for flag in OVERRIDE_FLAGS.values() if flag != "global_batch_size"]
+    ended = command(*arguments, "--run_dir=runs/first", "--weight_decay=auto", *automatic)
+    assert ended.returncode == 0, ended.stderr
+    plan = Plan.load(tmp_path / "runs/first/plan.json")
+    assert plan.global_batch_size == 8
+    assert "  --global_batch_size=8  Set by you.\n" in ended.stdout
+    assert f"  --xla={'on' if plan.jit_compile else 'off'}  {dict(plan.reasons)['jit_compile']}\n" in ended.stdout
+    assert "  --devices=CPU:0  " in ended.stdout
+    table = dict(
+        line.split(maxsplit=1) for line in ended.stdout.partition("Trained image_classification")[2].splitlines()[1:]
+    )
+    result = json.loads((tmp_path / "runs/first/result.json").read_text())
+    assert float(table["accuracy"]) == pytest.approx(result["final"]["accuracy"], abs=1e-4)
+    for name in ("model", "predictions", "result", "tensorboard"):
+        assert (tmp_path / table[name].strip()).exists()
+    assert "epoch 2/2" in ended.stderr
+    again = command(*arguments, "--run_dir=runs/first")
+    assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+
+
+def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
+    plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=12)
+    plan.save(tmp_path / "plan.json")
+    ended = command(
+        RECIPE, "--data_dir=small.npz", "--epochs=1", "--run_dir=run", "--plan=plan.json", "--json", "--remat",
+        "--set=prefetch_batches=1", "--seed=5", "--checkpoint_interval=1",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["plan"]["global_batch_size"] == 12
+    assert (result["plan"]["strategy"], result["plan"]["prefetch_batches"]) == ("mirrored", 1)
+    assert "  --set=prefetch_batches=1  Set by you." in ended.stderr
+    assert result == json.loads((tmp_path / "run/result.json").read_text())
+
+
+def test_loss_that_is_no_number_names_its_step_and_leaves_no_model(command, tmp_path):
+    ended = command(
+        RECIPE, "--data_dir=small.npz", "--epochs=30", "--global_batch_size=8", "--run_dir=run", "--quiet",
+        "--optimizer=sgd", "--learning_rate=1e30", "--steps_per_execution=1",
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.search(r"^tfaccel train: .*step \d+", ended.stderr, re.MULTILINE), ended.stderr
+    assert not (tmp_path / "run/model.keras").exists()
+    assert not (tmp_path / "run/result.json").exists()
+
+
+def test_workload_of_your_own_trains_for_your_epochs(command, tmp_path):
+    ended = command("--workload=lines:workload", "--run_dir=two", "--quiet", "--epochs=2")
+    assert ended.returncode == 0, ended.stderr
+    assert len(json.loads((tmp_path / "two/result.json").read_text())["history"]["loss"]) == 2
+    assert "Trained lines of 2 epochs" in ended.stdout
+    assert "Plan" not in ended.stdout and "epoch 1" not in ended.stderr
+
+
+def test_workload_without_epochs_of_its_own_needs_them(train, tmp_path):
+    (tmp_path / "lines_without_epochs.py").write_text(LINES)
+    status, _, err = train("--workload=lines_without_epochs:endless", "--run_dir=run")
+    sys.modules.pop("lines_without_epochs", None)
+    assert (status, files_in(tmp_path)) == (2, ["lines_without_epochs.py"])
+    assert "This workload does not say how many epochs it needs. Give --epochs=NUMBER." in err
+    assert chosen_epochs({"epochs": 3}) == 3
