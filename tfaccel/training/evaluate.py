@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfaccel.training import private_api
 from tfaccel.training.engine import Engine, engine_of
@@ -87,8 +88,6 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
 
 
 def _number(value: Any) -> Any:
-    """A scalar tensor as a float; anything else as it is."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
+    """A scalar as a float, another tensor as a numpy array."""
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array

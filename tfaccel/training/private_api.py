@@ -120,6 +120,11 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(_private(model, "_flatten_layers")())
 
 
+def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The layer's own weights that are trained unless they are frozen; public properties go by the present state."""
+    return list(_private(layer, "_trainable_variables"))
+
+
 def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
     """The model's predictions for `x`; `training` is passed only to models that take it, as Keras's steps do."""
     return model(x, training=training) if _private(model, "_call_has_training_arg") else model(x)

@@ -17,8 +17,8 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
     """Gives each strategy of this process collectives of its own; to be called before its first step is traced.
 
     TensorFlow keeps what it knows of a collective for the life of the process, under keys that begin anew with each
-    strategy object: a second `MirroredStrategy`, as after running a notebook's cell twice, fails with "Shape mismatch in
-    the collective instance". Only its own tests can choose other keys (`MirroredStrategy._collective_key_base`).
+    strategy object. A second `MirroredStrategy`, as after running a notebook's cell twice, then fails with "Shape
+    mismatch in the collective instance"; TensorFlow's own tests choose other keys (`_collective_key_base`).
     Where the private parts are gone, the strategy is left as it is.
     """
     if strategy in _numbers:

@@ -61,11 +61,12 @@ def align_seeds(model: keras.Model, replicas: Replicas) -> None:
 def drifting_variables(model: keras.Model) -> list[keras.Variable]:
     """Non-trainable weights that each replica updates from its own rows: moving statistics and the like.
 
-    Not among them: synchronized layers, whose statistics are equal already, and the states of recurrent layers, which
-    belong to a replica's rows.
+    Not among them: synchronized layers, whose statistics are equal already, frozen weights, and the states of recurrent
+    layers, which belong to a replica's rows.
     """
     equal = set()
     for layer in private_api.all_layers(model):
+        equal |= {id(v) for v in private_api.weights_made_trainable(layer)}
         if getattr(layer, "synchronized", False):
             equal |= {id(v) for v in layer.non_trainable_weights}
         if getattr(layer, "stateful", False):

@@ -20,6 +20,7 @@ from tfaccel.training.global_batch import Share, current_share, global_losses, r
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
 from tfaccel.training.gradients import count_overflows, empty_gradient, scaled
 from tfaccel.training.model_parts import (
+    has_own_logs,
     has_own_test_step,
     has_own_train_step,
     optimizers_of,
@@ -64,7 +65,7 @@ class SeveralReplicas:
         }  # fmt: skip
         self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
         self._own_train = self._with_share(model.train_step, jit_compile=False)
-        self._test = self._with_share(self._test_quietly, jit_compile=jit_compile)
+        self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
         self._own_test = self._with_share(model.test_step, jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
 
@@ -74,7 +75,7 @@ class SeveralReplicas:
         return any(update.saw_sparse_gradients for update in self._updates.values())
 
     def train(self, batches: Any, batch: Any) -> Any:
-        """One training step; returns the logs of an own `train_step`, averaged over the replicas, else None."""
+        """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
         with self._replicas.strategy.scope(), global_losses():
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
@@ -88,17 +89,20 @@ class SeveralReplicas:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
                 self._let_synchronized_layers_see_own_rows(stack)
                 denominators = self._denominators(batches, batch, training=True)
-                gradients, overflows = self._run(batches, batch, self._forward_backward, denominators)
+                if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
+                outputs = self._run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
+            gradients, overflows, logs = outputs
             update.apply(gradients, self._model.trainable_variables, overflows)
-            return None
+            return self._mean(logs)
 
     def test(self, batches: Any, batch: Any) -> Any:
-        """One evaluation step; returns the logs of an own `test_step`, averaged over the replicas, else None."""
+        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         with self._replicas.strategy.scope(), global_losses():
             if has_own_test_step(self._model):
                 return self._mean(self._run(batches, batch, self._own_test, if_empty="borrow"))
-            self._run(batches, batch, self._test, self._denominators(batches, batch, training=False))
-            return None
+            if_empty = "borrow" if has_own_logs(self._model, "test") else "skip"
+            denominators = self._denominators(batches, batch, training=False)
+            return self._mean(self._run(batches, batch, self._test, denominators, if_empty=if_empty))
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
@@ -119,16 +123,19 @@ class SeveralReplicas:
             return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
         return run
 
-    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor]:
-        """Keras's train step up to the gradients, and how many of them are not finite."""
-        self._model.train_step(data)
+    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
+        """Keras's train step up to the gradients, how many of them are not finite, and the model's own logs."""
+        logs = self._model.train_step(data)
         share = current_share()
         gradients = list(share.gradients) if share is not None else []
-        return gradients, count_overflows(gradients)
+        return gradients, count_overflows(gradients), self._own_logs(logs, "train")
 
-    def _test_quietly(self, data: Any) -> tuple[()]:
-        self._model.test_step(data)
-        return ()
+    def _test_logs(self, data: Any) -> Any:
+        return self._own_logs(self._model.test_step(data), "test")
+
+    def _own_logs(self, logs: Any, kind: str) -> Any:
+        """Logs as tensors where they may differ from the metrics' results, which are read at the window's end."""
+        return keras.tree.map_structure(tf.convert_to_tensor, logs) if has_own_logs(self._model, kind) else {}
 
     def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
         """`optimizer.apply` inside a model's own train step: weighted, summed, then applied on every replica."""
@@ -204,12 +211,12 @@ class SeveralReplicas:
         """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
         if not outputs:
             return outputs
-        gradients, overflows = outputs
+        gradients, overflows, _ = outputs
         zeros = [
             None if g is None else empty_gradient(g, v)
             for g, v in zip(gradients, self._model.trainable_variables, strict=True)
         ]
-        return zeros, tf.zeros_like(overflows)
+        return zeros, tf.zeros_like(overflows), {}
 
     def _local_state(self) -> list[Any]:
         """What a replica's own rows change in its state: metrics and moving statistics."""
