@@ -107,28 +107,34 @@ def run_workers(
     environments: Sequence[Mapping[str, str | None]],
     time_limit_seconds: float,
     on_line: OnLine | None = None,
+    cancelled: threading.Event | None = None,
 ) -> list[WorkerOutput]:
     """Runs a command once for each environment, all at the same time, and waits for all of them.
 
     When one fails, the others are ended with all that they started: workers of one cluster would wait for it for ever.
+    The standard input of the workers is a pipe that nothing is written to. It ends when this process does, so that a
+    worker that reads from it can end as well.
 
     Args:
         command: program and arguments.
         environments: one for each worker: what to add to this process's environment; None removes a name.
         time_limit_seconds: how long all of them may take together.
         on_line: called with a worker's index and each line of its standard output, while it runs, from a thread.
+        cancelled: when another thread sets it, all workers are ended.
 
     Returns:
         What each worker has written, in order.
 
     Raises:
-        WorkerError: if a worker ended with another status than 0, or the time was up.
+        WorkerError: if a worker ended with another status than 0, the time was up, or the run was cancelled.
     """
     deadline = time.monotonic() + time_limit_seconds
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_running(command, env, i, on_line)) for i, env in enumerate(environments)]
         while any(worker.process.poll() is None for worker in workers):
             _raise_if_failed(workers)
+            if cancelled is not None and cancelled.is_set():
+                raise WorkerError("The workers were ended: the run was cancelled.", index=None, output="")
             if time.monotonic() > deadline:
                 slow = next(worker for worker in workers if worker.process.poll() is None)
                 message = f"The workers were ended after {time_limit_seconds:g} seconds; worker {slow.index} still ran."
@@ -164,7 +170,7 @@ def _running(
         process = subprocess.Popen(
             list(command),
             env={name: value for name, value in variables.items() if value is not None},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -186,6 +192,9 @@ def _running(
         finally:
             _end(process)
             reader.join(_GRACE_SECONDS)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
 
 def _raise_if_failed(workers: Sequence[_Worker]) -> None:

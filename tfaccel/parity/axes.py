@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfaccel.parity.case import ParityCase, Placement
-from tfaccel.parity.pairwise import pairwise
+from tfaccel.parity.covering import covering_cases
 
 # The placements of the test suite.
 PLACEMENTS = (Placement("mirrored", 2), Placement("mirrored", 3), Placement("multi_worker", 2))
@@ -37,6 +37,13 @@ AXES: dict[str, tuple[Any, ...]] = {
     "weighting": ("none", "sample_weights", "class_weights", "masks"),
     "source": ("numpy", "tf_data", "py_dataset"),
 }
+
+# Properties that are checked besides, by functions of these names in `checks`.
+CHECK_NAMES = (
+    "accumulating_4_batches_is_one_step_on_all_of_them",
+    "an_overflow_on_the_last_replica_skips_the_step_everywhere",
+    "dropout_masks_differ_between_replicas_and_are_the_same_in_every_run",
+)
 
 # XLA has to compile, and low precision needs one more reference; both take most of a case's time.
 CHEAP_FIRST = ("dtype_policy", "xla")
@@ -80,6 +87,11 @@ def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
             yield ParityCase(**chosen)
 
 
-def pairwise_cases(placements: Sequence[Placement]) -> list[ParityCase]:
-    """Some 60 cases in which every valid pair of values of two axes occurs."""
-    return [ParityCase(**chosen) for chosen in pairwise(axes_of(placements), excluded, cheap_first=CHEAP_FIRST)]
+def covering_set(placements: Sequence[Placement], *, num_axes: int = 2) -> list[ParityCase]:
+    """Cases in which every valid pair (or triple, with `num_axes=3`) of values of different axes occurs.
+
+    Each case in low precision is followed by the same case in float32: rounding could hide what float32 shows.
+    """
+    chosen = covering_cases(axes_of(placements), excluded, num_axes=num_axes, cheap_first=CHEAP_FIRST)
+    cases = [ParityCase(**values) for values in chosen]
+    return list(dict.fromkeys(twin for case in cases for twin in (case, case.in_float32())))

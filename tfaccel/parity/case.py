@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tfaccel.errors import TfaccelError
@@ -49,8 +49,8 @@ class ParityCase:
     """A small training run, named by one value of each axis (see `axes.AXES` for the values).
 
     Attributes:
-        computes_in_float32: the case with all it has for the sake of its dtype policy (a loss scale), but without the
-            policy's rounding; it tells how much rounding matters.
+        computes_in_float32: a case of mixed_float16 with all that float16 asks for (a loss scale, a step that
+            overflows), but with layers in float32, so that nothing is rounded.
     """
 
     placement: Placement
@@ -70,13 +70,20 @@ class ParityCase:
         """The dtype policy of the layers."""
         return "float32" if self.computes_in_float32 else self.dtype_policy
 
+    def in_float32(self) -> ParityCase:
+        """The same case without the rounding of low precision."""
+        if self.dtype_policy == "mixed_float16":
+            return replace(self, computes_in_float32=True)
+        return replace(self, dtype_policy="float32")
+
     @property
     def name(self) -> str:
         """All axes but the strategy, in one line."""
         parts = [self.model, self.optimizer]
         parts += [self.clipping] if self.clipping != "none" else []
         parts += [f"accumulation={self.accumulation}"] if self.accumulation > 1 else []
-        parts += [self.dtype_policy, "xla" if self.xla else "no-xla", f"last-batch={self.last_batch}"]
+        parts += ["float32-with-loss-scale" if self.computes_in_float32 else self.dtype_policy]
+        parts += ["xla" if self.xla else "no-xla", f"last-batch={self.last_batch}"]
         parts += [self.weighting] if self.weighting != "none" else []
         return " ".join([*parts, self.source])
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, Placement
 from tfaccel.parity.compare import difference, largest_difference
 from tfaccel.parity.datasets import OVERFLOWING_STEP, Arrays, arrays, global_batch_size
@@ -99,11 +100,4 @@ def _dropout_masks(placement: Placement, make: Make) -> np.ndarray:
     return model.trainable_variables[0].numpy() > 0
 
 
-CHECKS: dict[str, Callable[[Placement, Make], Outcome]] = {
-    check.__name__: check
-    for check in (
-        accumulating_4_batches_is_one_step_on_all_of_them,
-        an_overflow_on_the_last_replica_skips_the_step_everywhere,
-        dropout_masks_differ_between_replicas_and_are_the_same_in_every_run,
-    )
-}
+CHECKS: dict[str, Callable[[Placement, Make], Outcome]] = {name: globals()[name] for name in CHECK_NAMES}

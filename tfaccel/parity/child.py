@@ -1,9 +1,10 @@
-"""The child process that runs parity cases, all of one placement, and writes a row for each as a line of JSON.
+"""The child process that runs parity cases and writes a row for each as a line of JSON.
 
     python -m tfaccel.parity.child CASES.json
 
 As a worker of a cluster it is started once for each worker, and each writes its rows. It ends with status 1 after a
 case that raised an error, since collectives that failed once fail ever after; the cases behind it then have no rows.
+It ends as well when its standard input does, that is with the process that started it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -27,11 +29,14 @@ def main(argv: Sequence[str]) -> int:
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed must not get between the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
-    strategy = make_strategy(cases[0].placement)
+    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
+    placements = {case.placement for case in cases}
+    split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
+    strategies = {placement: make_strategy(placement) for placement in placements}
     for case in cases:
         started = time.perf_counter()
         try:
-            row = run_case(case, strategy)
+            row = run_case(case, strategies[case.placement])
         except Exception as error:
             traceback.print_exc()
             row = failed_row(case, f"{type(error).__name__}: {error}", time.perf_counter() - started)
@@ -42,18 +47,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def split_cpu(num_devices: int) -> None:
+    """Gives TensorFlow, before it starts, this number of logical CPU devices."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+
+
 def make_strategy(placement: Placement) -> tf.distribute.Strategy | None:
-    """The strategy of a placement; splits the CPU into as many logical devices as it has replicas here."""
+    """The strategy of a placement; None for no strategy."""
     if placement.strategy == "multi_worker":
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if placement.strategy == "none":
-        return None
-    if placement.strategy == "one_device":
-        return tf.distribute.OneDeviceStrategy("CPU:0")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    split = [tf.config.LogicalDeviceConfiguration()] * placement.num_replicas
-    tf.config.set_logical_device_configuration(cpu, split)
-    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(placement.num_replicas)])
+    if placement.strategy == "mirrored":
+        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(placement.num_replicas)])
+    return tf.distribute.OneDeviceStrategy("CPU:0") if placement.strategy == "one_device" else None
 
 
 def failed_row(case: ParityCase | ParityCheck, note: str, seconds: float = 0.0) -> ParityRow:

@@ -41,8 +41,8 @@ def tolerance(case: ParityCase) -> float:
     are both roundings of the float32 run, so that each may be that far from it.
     """
     exact = SGD_TOLERANCE if case.optimizer == "sgd" else ADAPTIVE_TOLERANCE
-    if case.dtype_policy == "float32":
+    if case.layer_dtype == "float32":
         return exact
-    in_float32 = reference_values(dataclasses.replace(case, computes_in_float32=True))
-    rounding, _ = largest_difference(reference_values(case), in_float32)
-    return max(exact, 2 * rounding)
+    rounded, in_float32 = reference_values(case), reference_values(case.in_float32())
+    distance, _ = largest_difference(rounded, {name: in_float32[name] for name in rounded})
+    return max(exact, 2 * distance)

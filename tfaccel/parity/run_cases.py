@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tfaccel.launching.local import WorkerError, cluster_environments, run_workers
-from tfaccel.parity.case import ParityCase, ParityRow, Placement
+from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 
 # Tiny models: threads of their own would only stand in one another's way. The proof is for CPUs.
 _ENVIRONMENT: dict[str, str | None] = {
@@ -26,52 +26,66 @@ START_LIMIT_SECONDS = 120.0
 CASE_LIMIT_SECONDS = 60.0
 
 OnRow = Callable[[ParityRow], None]
+Cases = Sequence[ParityCase | ParityCheck]
 
 
 def run_cases(
-    cases: Sequence[ParityCase], *, on_row: OnRow = lambda row: None, num_parallel: int = 2,
-    interpreter_options: Sequence[str] = (),
-) -> list[ParityRow]:  # fmt: skip
+    cases: Cases, *, on_row: OnRow = lambda row: None, num_parallel: int = 2, interpreter_options: Sequence[str] = ()
+) -> list[ParityRow]:
     """Runs each case under its strategy, compared with plain Keras on one device.
 
     Args:
-        cases: what to run; those of one placement share their child processes.
+        cases: what to run; those of one placement share their child processes, and so do all with one replica.
         on_row: called with each row as soon as it is there, from a thread.
-        num_parallel: placements that run at the same time.
+        num_parallel: child processes, or clusters of them, at the same time.
         interpreter_options: options of Python for the children, for example warning filters.
 
     Returns:
         A row for each case, in the order of the cases.
     """
+    cancelled = threading.Event()
 
-    def run(placement: Placement) -> dict[ParityCase, ParityRow]:
-        mine = [case for case in cases if case.placement == placement]
-        return dict(zip(mine, _run_placement(mine, on_row, interpreter_options), strict=True))
+    def run(process: Placement) -> dict[ParityCase | ParityCheck, ParityRow]:
+        mine = [case for case in cases if _process(case.placement) == process]
+        return dict(zip(mine, _run_process(mine, on_row, interpreter_options, cancelled), strict=False))
 
-    rows: dict[ParityCase, ParityRow] = {}
+    rows: dict[ParityCase | ParityCheck, ParityRow] = {}
     with ThreadPoolExecutor(num_parallel, thread_name_prefix="parity") as pool:
-        for found in pool.map(run, sorted({case.placement for case in cases})):
-            rows |= found
+        try:
+            for found in pool.map(run, sorted({_process(case.placement) for case in cases})):
+                rows |= found
+        except BaseException:  # an interrupt, above all: the threads end when their processes do
+            cancelled.set()
+            raise
     return [rows[case] for case in cases]
 
 
-def _run_placement(cases: list[ParityCase], on_row: OnRow, interpreter_options: Sequence[str]) -> list[ParityRow]:
-    """Rows of cases of one placement. After a case that broke its process, the next ones run in a new process."""
+def _process(placement: Placement) -> Placement:
+    """Cases for which this is equal run in the same processes."""
+    single = placement.num_replicas == 1 and placement.strategy != "multi_worker"
+    return Placement("none") if single else placement
+
+
+def _run_process(
+    cases: Cases, on_row: OnRow, interpreter_options: Sequence[str], cancelled: threading.Event
+) -> list[ParityRow]:
+    """Rows of cases that share a process. After a case that broke it, the next ones run in a new process."""
     rows: list[ParityRow] = []
-    while len(rows) < len(cases):
+    while len(rows) < len(cases) and not cancelled.is_set():
         left = cases[len(rows) :]
         collector = _Rows(_environments(cases[0].placement), on_row)
-        problem = _run_child(left, collector, interpreter_options)
+        problem = _run_child(left, collector, interpreter_options, cancelled)
         rows += collector.rows
-        if len(collector.rows) < len(left) and not collector.has_failed:
-            row = ParityRow(cases[len(rows)].name, str(cases[0].placement), None, 0.0, False, note=problem)
+        if len(rows) < len(cases) and not collector.has_failed:
+            broken = cases[len(rows)]
+            row = ParityRow(broken.name, str(broken.placement), None, 0.0, False, note=problem)
             on_row(row)
             rows.append(row)
     return rows
 
 
 def _environments(placement: Placement) -> list[Mapping[str, str | None]]:
-    """For each process of a placement, what it has in its environment."""
+    """For each process that a placement needs, what it has in its environment."""
     own = cluster_environments(placement.num_replicas) if placement.strategy == "multi_worker" else [{}]
     return [{**_ENVIRONMENT, **environment} for environment in own]
 
@@ -110,7 +124,7 @@ def _distance(row: ParityRow) -> float:
     return float("inf") if row.max_abs_diff is None else row.max_abs_diff
 
 
-def _run_child(cases: list[ParityCase], collector: _Rows, interpreter_options: Sequence[str]) -> str:
+def _run_child(cases: Cases, collector: _Rows, interpreter_options: Sequence[str], cancelled: threading.Event) -> str:
     """Runs one process, or one cluster of them; returns why it stopped early."""
     with tempfile.TemporaryDirectory(prefix="tfaccel-parity-") as folder:
         path = Path(folder) / "cases.json"
@@ -121,6 +135,7 @@ def _run_child(cases: list[ParityCase], collector: _Rows, interpreter_options: S
                 environments=collector.environments,
                 time_limit_seconds=START_LIMIT_SECONDS + CASE_LIMIT_SECONDS * len(cases),
                 on_line=collector.add,
+                cancelled=cancelled,
             )
         except WorkerError as error:
             return str(error)

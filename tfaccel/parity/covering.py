@@ -1,4 +1,4 @@
-"""A small set of cases in which every valid pair of values of two axes occurs."""
+"""A small set of cases in which every valid combination of values of two (or three, ...) axes occurs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Value = tuple[str, Any]  # (axis, value)
+Group = frozenset[Value]
 Excluded = Callable[[Value, Value], Any]
 
 
-def valid_pairs(axes: Mapping[str, Sequence[Any]], excluded: Excluded) -> set[frozenset[Value]]:
-    """All pairs of values of two different axes that may occur together."""
-    return {
-        frozenset([(a, x), (b, y)])
-        for a, b in itertools.combinations(axes, 2)
-        for x, y in itertools.product(axes[a], axes[b])
-        if not excluded((a, x), (b, y))
-    }
+def valid_groups(axes: Mapping[str, Sequence[Any]], excluded: Excluded, num_axes: int) -> list[Group]:
+    """All groups of values of `num_axes` different axes that may occur together, in a fixed order."""
+    groups = []
+    for names in itertools.combinations(axes, num_axes):
+        for values in itertools.product(*(axes[name] for name in names)):
+            group = tuple(zip(names, values, strict=True))
+            if not any(excluded(a, b) for a, b in itertools.combinations(group, 2)):
+                groups.append(group)
+    return [frozenset(group) for group in sorted(groups, key=lambda group: [(axis, repr(x)) for axis, x in group])]
 
 
-def pairwise(
-    axes: Mapping[str, Sequence[Any]], excluded: Excluded, *, cheap_first: Collection[str] = ()
+def covering_cases(
+    axes: Mapping[str, Sequence[Any]], excluded: Excluded, *, num_axes: int = 2, cheap_first: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Cases that cover every valid pair; the same ones in every run.
+    """Cases that cover every valid group of values of `num_axes` axes; the same ones in every run.
 
-    Greedy: each case starts from a pair that is not covered yet; every further axis takes the value that covers most
-    pairs that are left, and among those the value that was used least.
+    Greedy: each case starts from a group that is not covered yet; every further axis takes the value that covers most
+    groups that are left, and among those the value that was used least.
 
     Args:
         axes: the values of each axis.
         excluded: tells of two (axis, value) whether they must not be in one case.
-        cheap_first: axes whose values become dearer from first to last; among values that cover as many pairs they take
-            the first.
+        num_axes: 2 for pairs, 3 for triples.
+        cheap_first: axes whose values become dearer from first to last; among values that cover as many groups they
+            take the first.
 
     Returns:
         One dict a case, from axis to value.
@@ -44,16 +47,16 @@ def pairwise(
 
     Example:
 
-    >>> cases = pairwise({"a": (1, 2), "b": (1, 2), "c": (1, 2)}, lambda p, q: False)
+    >>> cases = covering_cases({"a": (1, 2), "b": (1, 2), "c": (1, 2)}, lambda p, q: False)
     >>> len(cases)
     4
     """
-    pairs = sorted(valid_pairs(axes, excluded), key=lambda pair: sorted((a, repr(x)) for a, x in pair))
-    search = _Search(axes, excluded, cheap_first, set(pairs))
+    groups = valid_groups(axes, excluded, num_axes)
+    search = _Search(axes, excluded, num_axes, cheap_first, set(groups))
     cases = []
-    for pair in pairs:
-        if pair in search.left:
-            chosen = search.complete(dict(sorted(pair)))
+    for group in groups:
+        if group in search.left:
+            chosen = search.complete(dict(sorted(group)))
             search.take(chosen)
             cases.append({axis: chosen[axis] for axis in axes})
     return cases
@@ -64,14 +67,15 @@ class _Search:
     """What is covered so far.
 
     Attributes:
-        left: pairs that no case has yet.
+        left: groups that no case has yet.
         used: how many cases have each value.
     """
 
     axes: Mapping[str, Sequence[Any]]
     excluded: Excluded
+    num_axes: int
     cheap_first: Collection[str]
-    left: set[frozenset[Value]]
+    left: set[Group]
     used: Counter[Value] = field(default_factory=Counter)
 
     def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +92,10 @@ class _Search:
 
     def take(self, chosen: dict[str, Any]) -> None:
         """Notes a case."""
-        self.left -= {frozenset(two) for two in itertools.combinations(chosen.items(), 2)}
+        self.left -= {frozenset(group) for group in itertools.combinations(chosen.items(), self.num_axes)}
         self.used.update(chosen.items())
 
     def _gain(self, value: Value, chosen: dict[str, Any]) -> tuple[int, int]:
-        covered = sum(frozenset([value, other]) in self.left for other in chosen.items())
+        others = itertools.combinations(chosen.items(), self.num_axes - 1)
+        covered = sum(frozenset([value, *group]) in self.left for group in others)
         return covered, 0 if value[0] in self.cheap_first else -self.used[value]

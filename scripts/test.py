@@ -1,0 +1,131 @@
+"""Proves parity: N replicas give what plain Keras gives on one device with the same global batches.
+
+    tfaccel test
+    tfaccel test --replicas=4 --workers=3
+    tfaccel test --only="batch_norm" --json
+
+Trains small models both ways, in child processes on this machine's CPU, and compares every weight, the optimizer's
+state, loss and metrics of every epoch, evaluation and predictions. Where plain Keras does wrong, the comparison is with
+what is right, and the table names the fault. Exit status 1 if a case is off by more than its tolerance.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import flags
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.errors import TfaccelError
+from tfaccel.parity.axes import CHECK_NAMES, covering_set, full_product
+from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
+from tfaccel.parity.run_cases import run_cases
+from tfaccel.scripts.command import run_command
+
+_REPLICAS = flags.DEFINE_integer("replicas", 2, "replicas of the MirroredStrategy", lower_bound=1, allow_override=True)
+_WORKERS = flags.DEFINE_integer(
+    "workers", 2, "processes of the MultiWorkerMirroredStrategy", lower_bound=1, allow_override=True
+)
+_ALL = flags.DEFINE_bool(
+    "all",
+    False,
+    "run every valid combination of all values, which takes days, and not only a set of cases in which every pair "
+    "occurs; see --shard",
+    allow_override=True,
+)
+_SHARD = flags.DEFINE_string(
+    "shard", "0/1", "K/N: run every Nth case from case K on, to divide a long run between machines", allow_override=True
+)
+_ONLY = flags.DEFINE_string("only", "", "run only the cases whose name has this text in it", allow_override=True)
+_JSON = flags.DEFINE_bool("json", False, "print the rows as JSON", allow_override=True)
+
+# A table needs this width where the output is not a terminal.
+_FILE_WIDTH = 160
+
+
+def run(argv: list[str]) -> int:
+    """Runs `tfaccel test`; returns its exit status."""
+    return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    cases = chosen_cases()
+    started = time.monotonic()
+    rows = run_with_progress(cases)
+    num_failed = sum(not row.ok for row in rows)
+    if _JSON.value:
+        print(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
+    else:
+        print_rows(rows)
+        print(f"\n{len(rows)} cases, {num_failed} failed, in {time.monotonic() - started:.0f} s")
+    return 1 if num_failed else 0
+
+
+def chosen_cases() -> list[ParityCase | ParityCheck]:
+    """What the flags ask for."""
+    placements = [Placement("mirrored", _REPLICAS.value), Placement("multi_worker", _WORKERS.value)]
+    number, count = _shard(_SHARD.value)
+    chosen: list[ParityCase | ParityCheck] = [
+        ParityCheck(placement, name) for name in CHECK_NAMES for placement in placements
+    ]
+    chosen += full_product(placements) if _ALL.value else covering_set(placements)
+    chosen = [case for case in chosen if _ONLY.value in case.name][number::count]
+    if not chosen:
+        raise TfaccelError(f"No case is left. Received: --only={_ONLY.value!r}, --shard={_SHARD.value}.")
+    return chosen
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+        return int(number), int(count)
+    raise TfaccelError(f"--shard is written K/N, with K from 0 to N - 1. Received: --shard={text}.")
+
+
+def run_with_progress(cases: Sequence[ParityCase | ParityCheck]) -> list[ParityRow]:
+    """Runs the cases; standard error shows how far they are."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("training", total=len(cases))
+
+        def show(row: ParityRow) -> None:
+            progress.advance(task)
+            if not console.is_terminal:
+                outcome = "ok" if row.ok else "FAILED"
+                print(f"tfaccel test: {outcome}: {row.strategy}: {row.case}", file=sys.stderr, flush=True)
+
+        return run_cases(cases, on_row=show)
+
+
+def print_rows(rows: Sequence[ParityRow]) -> None:
+    """A table of all rows, what is wrong with plain Keras, and what failed."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    table = Table(box=None, pad_edge=False)
+    for title in ("strategy", "case", "difference", "tolerance", ""):
+        table.add_column(title, overflow="fold", no_wrap=title != "case", justify="left")
+    faults = list(dict.fromkeys(row.fault for row in rows if row.fault))
+    for row in rows:
+        name = Text(row.case)
+        if row.fault:
+            name.append(f" [{faults.index(row.fault) + 1}]", style="dim")
+        difference = "none" if row.max_abs_diff is None else f"{row.max_abs_diff:.1e}"
+        outcome = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
+        table.add_row(row.strategy, name, difference, f"{row.tolerance:.1e}", outcome)
+    console.print(table)
+    console.print("\nDifference: the largest of any value, relative to the largest of its array where that is above 1.")
+    for number, fault in enumerate(faults, start=1):
+        console.print(Text(f"[{number}] {fault}"), soft_wrap=True)
+    for row in rows:
+        if not row.ok:
+            console.print(Text.assemble("\n", ("failed: ", "bold red"), f"{row.strategy}: {row.case}: {row.note}"))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["test", *sys.argv[1:]]))
