@@ -24,6 +24,14 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
 
     Raises:
         DataError: if the file cannot be read, or the arrays are not as said above.
+
+    Example:
+        >>> import tempfile
+        >>> images, labels = np.zeros((4, 12, 12), np.uint8), ["cat", "dog", "cat", "dog"]
+        >>> with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        ...     np.savez(file.name, x_train=images, y_train=labels, x_test=images, y_test=labels)
+        ...     read_image_arrays(Path(file.name)).class_names
+        ('cat', 'dog')
     """
     arrays = _read(path)
     x_train, x_test = (_images(arrays[name], f"{name} in {path}") for name in ("x_train", "x_test"))

@@ -40,6 +40,17 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
     Raises:
         DataError: if there is nothing to read, an image cannot be read (it is named), or there are fewer than two
             classes with images.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+        ...         Path(folder, name).parent.mkdir(exist_ok=True)
+        ...         Image.new("RGB", (24, 16)).save(Path(folder, name))
+        ...     images = read_image_set(folder)
+        >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
+        (('cat', 'dog'), 24, 3, 2)
     """
     path = Path(data_dir)
     if image_size is not None:

@@ -15,8 +15,8 @@ class ImageMoves:
         shift: shifted by up to this part of the image's size, up or down and sideways.
 
     Example:
-        >>> ImageMoves(rotation=0, zoom=0, shift=0).transforms(np.random.default_rng(0), 1, 8)
-        array([[1., 0., 0., 0., 1., 0., 0., 0.]], dtype=float32)
+        >>> ImageMoves(shift=0.5).transforms(np.random.default_rng(0), num_images=3, image_size=8).shape
+        (3, 8)
     """
 
     rotation: float = 0.2

@@ -52,7 +52,14 @@ class ImageSet:
 
 
 def check_image_size(image_size: int) -> None:
-    """Raises DataError for a height and width that images cannot be brought to."""
+    """Raises DataError for a height and width that images cannot be brought to.
+
+    Example:
+        >>> check_image_size(4)
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: `image_size` must be a whole number from 8 to 512 pixels. Received: image_size=4.
+    """
     if type(image_size) is not int or not SMALLEST_IMAGE_SIZE <= image_size <= LARGEST_IMAGE_SIZE:
         raise DataError(
             f"`image_size` must be a whole number from {SMALLEST_IMAGE_SIZE} to {LARGEST_IMAGE_SIZE} pixels. "

