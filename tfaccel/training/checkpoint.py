@@ -123,6 +123,7 @@ def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[
             "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
             "position": finite(position),
         }
+        header["sha256_of_header"] = _digest_of_header(header)
         (temporary / "state.json").write_text(json.dumps(header, indent=1))
         for file in temporary.iterdir():
             with file.open("rb") as handle:
@@ -146,17 +147,19 @@ def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | 
     for path in reversed(checkpoints(folder)):
         try:
             return _load(path)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("The checkpoint %s is broken (%s); an older one is used.", path, error)
     return None
 
 
 def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    header = json.loads((path / "state.json").read_text())
+    header = dict(json.loads((path / "state.json").read_text()))
+    if header.pop("sha256_of_header") != _digest_of_header(header):
+        raise ValueError("the SHA-256 of its state.json does not match")
     if header["format"] != FORMAT:
         raise ValueError(f"its format is {header['format']}, not {FORMAT}")
     if _digest(path / "arrays.npz") != header["sha256"]:
-        raise ValueError("its SHA-256 does not match")
+        raise ValueError("the SHA-256 of its arrays.npz does not match")
     with np.load(path / "arrays.npz", allow_pickle=False) as stored:
         arrays = {name: _typed(stored[name], header["dtypes"][name]) for name in stored.files}
     return arrays, header["position"]
@@ -169,6 +172,10 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
     return array if str(array.dtype) == dtype else array.view(tf.dtypes.as_dtype(dtype).as_numpy_dtype)
+
+
+def _digest_of_header(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The graph calls of a model: many steps in one call, metrics read at its end.
 
-The inner loop (`Engine.train`, `Engine.test`) runs a *window* of steps inside the graph; the outer loops (`fit`,
+The inner loop (`Engine.run`) runs a *window* of steps inside the graph; the outer loops (`fit`,
 `evaluate`, `predict`) call it, talk to callbacks and decide how long the next window is.
 """
 
@@ -61,21 +61,32 @@ class Engine:
         extra = {} if make is OneReplica else {"bytes_per_pack": options.bytes_per_pack}
         self._steps = make(model, self.replicas, jit_compile=bool(model.jit_compile),
                            sum_duplicate_indices=options.sum_duplicate_indices, **extra)  # fmt: skip
-        self._functions: dict[tuple[str, Any, str], Callable[..., Any]] = {}
+        self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
         self.step_seconds: dict[str, float] = {}
 
-    def train(self, feed: Any, num_steps: int) -> WindowResult:
-        """Runs up to `num_steps` training steps on the next batches of `feed` in one call."""
-        return self._window("train", feed, num_steps)
+    def run(self, kind: str, feed: Any, num_steps: int, *, loop: bool = True) -> WindowResult:
+        """Runs steps on the next batches of `feed` in one graph call.
 
-    def test(self, feed: Any, num_steps: int) -> WindowResult:
-        """Runs up to `num_steps` evaluation steps on the next batches of `feed` in one call."""
-        return self._window("test", feed, num_steps)
+        Args:
+            kind: "train" or "test".
+            feed: has at least one batch left.
+            num_steps: the most steps to run.
+            loop: False: run one step, by a graph without a loop.
+        """
+        self._check_same_data(feed)
+        arguments, count = feed.arguments(num_steps if loop else 1)
+        done, state, own_logs, results, finite = self._function(kind, feed, loop)(arguments, tf.constant(count))
+        num_done = int(done)
+        feed.finished(num_done, state)
+        logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
+        if self._options.stop_at_non_finite_loss and kind == "train":
+            finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
+        return WindowResult(num_done, logs, bool(finite))
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
         arguments, _ = feed.arguments(1)
-        outputs, state = self._function("predict", feed)(arguments)
+        outputs, state = self._function("predict", feed, False)(arguments)
         feed.finished(1, state)
         return outputs
 
@@ -98,17 +109,6 @@ class Engine:
                 "`keras.utils.set_random_seed` with one number on all workers, and do not shard the data set."
             )
 
-    def _window(self, kind: str, feed: Any, num_steps: int) -> WindowResult:
-        self._check_same_data(feed)
-        arguments, count = feed.arguments(num_steps)
-        done, state, own_logs, results, finite = self._function(kind, feed)(arguments, tf.constant(count))
-        num_done = int(done)
-        feed.finished(num_done, state)
-        logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
-        if self._options.stop_at_non_finite_loss and kind == "train":
-            finite = bool(finite) and all(math.isfinite(float(v)) for v in [logs.get("loss", 0.0)])
-        return WindowResult(num_done, logs, bool(finite))
-
     def _logs(self, own: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
         """Logs of a model's own step. As in Keras, they are the metrics' results where the names are the same.
 
@@ -123,13 +123,13 @@ class Engine:
         tracked = {name for name in results if tracker is None or name != tracker.name}
         return {name: results[name] if name in tracked else value for name, value in own.items()}
 
-    def _function(self, kind: str, feed: Any) -> Callable[..., Any]:
+    def _function(self, kind: str, feed: Any, loop: bool) -> Callable[..., Any]:
         """The traced graph for batches of this kind, made when first asked for."""
         specs = feed.signature()
-        key = (kind, feed.batches, str(specs))
+        key = (kind, feed.batches, str(specs), loop)
         if key not in self._functions:
-            build = self._predict_graph if kind == "predict" else self._window_graph
-            function = build(kind, feed.batches)
+            predicts = kind == "predict"
+            function = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
             if not self.model.run_eagerly:
                 function = tf.function(function, autograph=False, reduce_retracing=True)
                 if specs is not None:
@@ -138,7 +138,7 @@ class Engine:
             self._functions[key] = function
         return self._functions[key]
 
-    def _window_graph(self, kind: str, batches: Any) -> Callable[..., Any]:
+    def _window_graph(self, kind: str, batches: Any, loop: bool) -> Callable[..., Any]:
         step_fn = self._steps.train if kind == "train" else self._steps.test
         keep_logs = has_own_logs(self.model, kind)
         # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
@@ -158,16 +158,14 @@ class Engine:
                 return more & finite if watch_loss else more
 
             variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
-            if keep_logs:  # the first step tells what the logs look like
+            if keep_logs or not loop:  # the first step tells what the logs look like
                 variables = body(*variables)
-            done, state, logs, finite = tf.while_loop(go_on, body, variables)
-            return done, state, logs, self._metric_results(), finite
+            done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
+            return done, state, logs, self.metric_results(), finite
 
         return window
 
-    def _predict_graph(self, kind: str, batches: Any) -> Callable[..., Any]:
-        del kind
-
+    def _predict_graph(self, batches: Any) -> Callable[..., Any]:
         def predict(arguments: Any) -> Any:
             batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
             outputs = self._steps.predict(batches, batch)
@@ -177,7 +175,7 @@ class Engine:
 
         return predict
 
-    def _metric_results(self) -> dict[str, tf.Tensor]:
+    def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
         if self.replicas.num_replicas == 1:
             with self.replicas.local(self.model.metrics_variables, 0):

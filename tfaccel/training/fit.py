@@ -109,11 +109,11 @@ def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int
 
 def run_epochs(
     engine: Engine, source: Source, container: keras.callbacks.CallbackList, validation: Validation | None, *,
-    epochs: int, initial_epoch: int, keep_metrics: bool = False,
+    epochs: int, initial_epoch: int, first_step: int = 0,
 ) -> keras.callbacks.History:  # fmt: skip
     """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`.
 
-    With `keep_metrics` the first epoch goes on with the metrics as they are (it was begun before).
+    With a `first_step` the first epoch was begun before and goes on after so many steps, with the metrics as they are.
     """
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
@@ -122,11 +122,11 @@ def run_epochs(
     container.on_train_begin()
     logs: dict[str, Any] = {}
     for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
-        if not keep_metrics:
+        if not first_step:
             model.reset_metrics()
-        keep_metrics = False
         container.on_epoch_begin(epoch)
-        logs = _run_epoch(engine, source, container, length, epoch)
+        logs = _run_epoch(engine, source, container, length, epoch=epoch, first_step=first_step)
+        first_step = 0
         align_seeds(model, replicas)
         average_drifting(model, replicas)
         if validation is not None and validation.is_due(epoch):
@@ -142,8 +142,8 @@ def run_epochs(
 
 
 def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList, length: WindowLength,
-               epoch: int) -> dict[str, Any]:  # fmt: skip
-    logs: dict[str, Any] = {}
+               *, epoch: int, first_step: int) -> dict[str, Any]:  # fmt: skip
+    logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = 0
     windows = epoch_windows(engine, "train", source.feed(), length=length, limit=source.steps_per_epoch,
                             begin=container.on_train_batch_begin)  # fmt: skip
@@ -151,8 +151,8 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
         logs = result.logs
         if not result.loss_is_finite:
             raise NonFiniteLossError(
-                f"The loss became NaN or infinite at step {done} of epoch {epoch + 1}. Try a lower learning rate, "
-                "gradient clipping, or float32, and look at the data of that step."
+                f"The loss became NaN or infinite at step {first_step + done} of epoch {epoch + 1}. Try a lower "
+                "learning rate, gradient clipping, or float32, and look at the data of that step."
             )
         if length.watched:
             average_drifting(engine.model, engine.replicas)
@@ -166,6 +166,8 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
             "epochs batches, for example with `.repeat()`.",
             stacklevel=4,
         )
+    if done == 0 and first_step == 0:
+        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=4)
     return dict(logs)
 
 

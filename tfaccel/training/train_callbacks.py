@@ -30,6 +30,7 @@ class StepTimes(keras.callbacks.Callback):
         self.windows: list[tuple[int, float]] = []
         self._begin = (0, 0.0)
         self._first = True
+        self._first_window = (0, 0.0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Notes when a window begins."""
@@ -40,20 +41,23 @@ class StepTimes(keras.callbacks.Callback):
         seconds = time.perf_counter() - self._begin[1]
         if self._first:
             self._first, self.first_seconds = False, seconds
+            self._first_window = (batch + 1 - self._begin[0], seconds)
         else:
             self.windows.append((batch + 1 - self._begin[0], seconds))
 
     def step_seconds(self) -> dict[str, float]:
         """Median and 95th percentile of the time of one step, each window counted by its steps."""
         if not self.windows:
-            return {"median": self.first_seconds, "p95": self.first_seconds}
+            seconds = self.first_seconds / max(1, self._first_window[0])
+            return {"median": seconds, "p95": seconds}
         steps = np.repeat([s / n for n, s in self.windows], [n for n, _ in self.windows])
         return {"median": float(np.median(steps)), "p95": float(np.percentile(steps, 95))}
 
     def steps_per_second(self) -> float:
-        """Steps per second of graph calls, the first left out."""
-        windows = self.windows or [(1, self.first_seconds)]
-        return sum(n for n, _ in windows) / max(sum(s for _, s in windows), 1e-9)
+        """Steps per second of graph calls, the first left out where there are others; 0 where nothing was trained."""
+        windows = self.windows or [self._first_window]
+        seconds = sum(s for _, s in windows)
+        return sum(n for n, _ in windows) / seconds if seconds else 0.0
 
 
 class MetricLines(keras.callbacks.Callback):
@@ -127,7 +131,8 @@ class Checkpoints(keras.callbacks.Callback):
             state, more = callback_state(callback, f"callback/{index}")
             states.append(state)
             arrays.update(more)
-        position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states}
+        position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states,
+                    "stopped": step_in_epoch == 0 and bool(self.model.stop_training)}  # fmt: skip
         if self._run_dir.writes:
             save_checkpoint(self._run_dir.checkpoints, arrays, position)
 
@@ -139,8 +144,10 @@ def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dic
     for name, value in vars(callback).items():
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, bool | int | float | str) and not name.startswith("_"):
-            state[name] = repr(value) if isinstance(value, float) else value
+        if isinstance(value, bool | int | str):
+            state[name] = value
+        elif isinstance(value, float):
+            state[name] = {"float": repr(value)}  # JSON has no infinity
         elif isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
             arrays.update({f"{prefix}/{name}/{i}": v for i, v in enumerate(value)})
     return state, arrays
@@ -152,10 +159,10 @@ def restore_callback(callback: keras.callbacks.Callback, state: dict[str, Any], 
     if state.get("class") != type(callback).__name__:
         return
     for name, value in state.items():
-        current = getattr(callback, name, None)
         if name != "class":
-            is_float = isinstance(value, str) and not isinstance(current, str)
-            setattr(callback, name, float(value) if is_float else value)
+            setattr(callback, name, float(value["float"]) if isinstance(value, dict) else value)
+    if getattr(callback, "monitor_op", callback) is None:  # Keras turns the sign when it first sees the metric
+        callback.min_delta = abs(callback.min_delta)
     lists: dict[str, list[np.ndarray]] = {}
     for key in arrays:  # in the order in which they were saved
         if key.startswith(f"{prefix}/"):

@@ -50,10 +50,10 @@ class TrainSession:
         self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
         self._restored = load_newest(run_dir.checkpoints) if run_dir.resumes else None
         position = self._restored[1] if self._restored else {"epoch": 0, "step_in_epoch": 0}
-        self._first_epoch: int = position["epoch"]
-        self._mid_epoch = position["step_in_epoch"] > 0
+        self._first_epoch: int = epochs if position.get("stopped") else position["epoch"]
+        self._first_step: int = position["step_in_epoch"]
         self._source = WorkloadSource(workload, plan, seed=seed, start_epoch=self._first_epoch,
-                                      start_step=position["step_in_epoch"])  # fmt: skip
+                                      start_step=self._first_step)  # fmt: skip
 
     def run(self, strategy: tf.distribute.Strategy, callbacks: list[keras.callbacks.Callback], *,
             verbose: int) -> Outcome:  # fmt: skip
@@ -78,7 +78,7 @@ class TrainSession:
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
                 run_epochs(engine, self._source, container, validation, epochs=self._epochs,
-                           initial_epoch=self._first_epoch, keep_metrics=self._mid_epoch)  # fmt: skip
+                           initial_epoch=self._first_epoch, first_step=self._first_step)  # fmt: skip
                 final = self._final_metrics(engine, validation)
         finally:
             for callback in container.callbacks:
