@@ -42,11 +42,12 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What one graph call did: steps run, logs at its end, and whether the last step's loss was finite."""
+    """What one graph call did: steps run, logs at its end, whether the last loss was finite, and whether it traced."""
 
     num_steps: int
     logs: dict[str, Any]
     loss_is_finite: bool = True
+    traced: bool = False
 
 
 class Engine:
@@ -74,6 +75,7 @@ class Engine:
             loop: False: run one step, by a graph without a loop.
         """
         self._check_same_data(feed)
+        num_graphs = len(self._functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         done, state, own_logs, results, finite = self._function(kind, feed, loop)(arguments, tf.constant(count))
         num_done = int(done)
@@ -81,7 +83,7 @@ class Engine:
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
-        return WindowResult(num_done, logs, bool(finite))
+        return WindowResult(num_done, logs, bool(finite), traced=len(self._functions) > num_graphs)
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""

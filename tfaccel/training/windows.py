@@ -12,6 +12,7 @@ import keras
 from tfaccel.training.engine import Engine, WindowResult
 
 WINDOW_SECONDS = 0.4
+LONG_STEP_SECONDS = 0.15  # from here on a step is a graph call of its own, without a loop around it
 LONGEST_GROWTH = 16
 
 _BATCH_HOOKS = {
@@ -69,6 +70,13 @@ class WindowLength:
         self._kind = kind
         self._last = 0
 
+    @property
+    def loops(self) -> bool:
+        """Whether the next graph call needs a loop."""
+        if self._fixed is not None:
+            return self._fixed > 1
+        return (self._engine.step_seconds.get(self._kind) or 0.0) < LONG_STEP_SECONDS
+
     def next(self, done: int, limit: int | None) -> int:
         """Steps of the next call, after `done` steps of an epoch of at most `limit`."""
         length = self._fixed
@@ -80,11 +88,10 @@ class WindowLength:
         ends += [] if limit is None else [limit - done]
         return min([length, *(end for end in ends if end)])
 
-    def ran(self, num_steps: int, seconds: float) -> None:
-        """Learns from a call: what it ran and how long that took. The first call also traced, so it does not count."""
-        first = self._last == 0 and self._kind not in self._engine.step_seconds
+    def ran(self, num_steps: int, seconds: float, *, traced: bool) -> None:
+        """Learns from a call: what it ran, how long that took; a call that traced its graph first does not count."""
         self._last = num_steps
-        if first or num_steps == 0:
+        if traced or num_steps == 0:
             return
         step_seconds = seconds / num_steps
         if self._engine.replicas.num_workers > 1:  # all workers must choose alike
@@ -92,7 +99,9 @@ class WindowLength:
                 micros = self._engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
                 self._engine.step_seconds[self._kind] = micros * 1e-6
             return
-        self._engine.step_seconds[self._kind] = max(step_seconds, 1e-6)
+        # A call may have compiled for a new shape: one slow call must not change the length of windows much.
+        known = self._engine.step_seconds.get(self._kind, step_seconds)
+        self._engine.step_seconds[self._kind] = max(min(step_seconds, 1.5 * known), 1e-6)
 
 
 def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None,
@@ -106,12 +115,12 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
         limit: steps of the epoch, None for all batches of the feed.
         begin: called with the first step of each window before it runs.
     """
-    run = engine.train if kind == "train" else engine.test
     done = 0
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         started = time.perf_counter()
-        result = run(feed, min(length.next(done, limit), engine.longest_window(feed) or sys.maxsize))
-        length.ran(result.num_steps, time.perf_counter() - started)
+        num_steps = min(length.next(done, limit), engine.longest_window(feed) or sys.maxsize)
+        result = engine.run(kind, feed, num_steps, loop=length.loops)
+        length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
         done += result.num_steps
         yield done, result
