@@ -34,17 +34,15 @@ FORMAT = 1
 def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
     """The state of a model and its optimizers as arrays. All workers have to call it together.
 
-    Moving statistics are averaged over the replicas first; metrics and accumulated gradients are summed.
+    Moving statistics are averaged over the replicas first. Metrics and accumulated gradients are parts of a sum: theirs
+    are kept for each replica, in a first axis, so that a resumed sum is the same to the last bit.
     """
     align_seeds(model, replicas)
     average_drifting(model, replicas)
     state = {f"seed/{i}": v.numpy() for i, v in enumerate(seed_variables(model))}
     for name, variable, summed in _variables(model):
         parts = [component.numpy() for component in _components(variable, replicas)]
-        if not summed or replicas.num_replicas == 1:
-            state[name] = parts[0]
-        else:
-            state[name] = _total(np.sum(parts, axis=0, dtype=parts[0].dtype), replicas)
+        state[name] = _of_all_workers(np.stack(parts), replicas) if summed else parts[0]
     return state
 
 
@@ -60,15 +58,14 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
         odd = sorted(expected ^ set(state))[0]
         raise RunDirError(f"The checkpoint is of another model or optimizer: {odd} is in only one of them.")
     for name, variable, summed in _variables(model):
-        value = state[name]
-        if tuple(value.shape) != tuple(variable.shape):
+        parts = _parts_for(state[name], replicas.num_replicas) if summed else [state[name]] * replicas.num_replicas
+        if tuple(parts[0].shape) != tuple(variable.shape):
             raise RunDirError(
-                f"The checkpoint is of another model: {name} ({variable.path}) has shape {tuple(value.shape)} there "
+                f"The checkpoint is of another model: {name} ({variable.path}) has shape {tuple(parts[0].shape)} there "
                 f"and {tuple(variable.shape)} here."
             )
         for replica, component in enumerate(_components(variable, replicas)):
-            first = replicas.first_replica + replica == 0
-            component.assign(value if first or not summed else np.zeros_like(value))
+            component.assign(parts[replicas.first_replica + replica])
     if seeds:
         write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
 
@@ -90,14 +87,24 @@ def _components(variable: keras.Variable, replicas: Replicas) -> list[tf.Variabl
     return [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
 
 
-def _total(value: np.ndarray, replicas: Replicas) -> np.ndarray:
-    """Sums a local value over the workers."""
+def _parts_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:
+    """The parts of a sum for another number of replicas: all of it on the first one."""
+    if len(parts) == num_replicas:
+        return list(parts)
+    total = np.sum(parts, axis=0, dtype=parts.dtype)
+    return [total] + [np.zeros_like(total)] * (num_replicas - 1)
+
+
+def _of_all_workers(parts: np.ndarray, replicas: Replicas) -> np.ndarray:
+    """The parts of all replicas, in their order, from those of the local ones."""
     if replicas.num_workers == 1:
-        return value
-    strategy = replicas.strategy
-    values = strategy.experimental_distribute_values_from_function(lambda _: tf.convert_to_tensor(value))
-    total: np.ndarray = strategy.reduce("SUM", values, axis=None).numpy()
-    return total
+        return parts
+    strategy, first = replicas.strategy, replicas.first_replica
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.convert_to_tensor(parts[context.replica_id_in_sync_group - first][None])
+    )
+    gathered: np.ndarray = strategy.gather(values, axis=0).numpy()
+    return gathered
 
 
 # --- On disk ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Runs cases with plain Keras on one device and with tfaccel under strategies, and says where they differ.
+
+A case is a function of an `Api`; what it returns (a nest of dicts, lists, numbers, texts and arrays) must be the same
+with both.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfaccel
+
+NUM_LOGICAL_CPUS = 3
+PLACEMENTS = {"none": 0, "mirrored_1": 1, "mirrored_2": 2, "mirrored_3": 3}
+CASES: list[tuple[Callable[["Api"], Any], tuple[str, ...], float]] = []
+
+
+class Api:
+    """`fit`, `evaluate` and `predict` of either side, with the scope to build models in."""
+
+    def __init__(self, placement: str | None) -> None:
+        self.is_keras = placement is None
+        self.num_replicas = PLACEMENTS.get(placement or "none", 1) or 1
+        self._strategy = tf.distribute.get_strategy()
+        if placement == "one_device":
+            self._strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+        elif placement and PLACEMENTS[placement]:
+            self._strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(PLACEMENTS[placement])])
+
+    def scope(self) -> Any:
+        return self._strategy.scope()
+
+    def fit(self, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {"verbose": 0, **kwargs}
+        return model.fit(*args, **kwargs) if self.is_keras else tfaccel.fit(model, *args, **kwargs)
+
+    def evaluate(self, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {"verbose": 0, **kwargs}
+        return model.evaluate(*args, **kwargs) if self.is_keras else tfaccel.evaluate(model, *args, **kwargs)
+
+    def predict(self, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {"verbose": 0, **kwargs}
+        return model.predict(*args, **kwargs) if self.is_keras else tfaccel.predict(model, *args, **kwargs)
+
+
+def same_as_keras(*placements: str, tolerance: float = 1e-5) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
+    """Registers a case to be compared under these placements."""
+
+    def register(case: Callable[[Api], Any]) -> Callable[[Api], Any]:
+        CASES.append((case, placements or ("mirrored_2",), tolerance))
+        return case
+
+    return register
+
+
+def main() -> None:
+    """Writes a JSON line `[case, placement, difference or null]` for each case, or for those named as arguments."""
+    split = [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
+    apis: dict[str, Api] = {}
+    for case, placements, tolerance in CASES:
+        name = case.__name__
+        if case.__module__ != "__main__" or (sys.argv[1:] and name not in sys.argv[1:]):
+            continue
+        expected, error = outcome(case, Api(None))
+        for placement in placements:
+            apis.setdefault(placement, Api(placement))
+            received, own_error = outcome(case, apis[placement])
+            if error or own_error:  # no case raises an error by intention
+                found = f"Keras: {error or 'no error'}; tfaccel: {own_error}"
+            else:
+                found = difference(expected, received, tolerance)
+            sys.stdout.write(json.dumps([name, placement, found]) + "\n")
+            sys.stdout.flush()
+
+
+def outcome(case: Callable[[Api], Any], api: Api) -> tuple[Any, str | None]:
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy("float32")
+    try:
+        return case(api), None
+    except Exception as error:
+        traceback.print_exc(limit=-6)
+        return None, f"{type(error).__name__}: {error}"[:500]
+
+
+def difference(expected: Any, received: Any, tolerance: float, where: str = "") -> str | None:
+    """The first place where two results differ, or None."""
+    if isinstance(expected, dict) and isinstance(received, dict):
+        if list(expected) != list(received):
+            return f"{where}: keys {list(expected)} became {list(received)}"
+        pairs = [(f"{where}[{key!r}]", expected[key], received[key]) for key in expected]
+    elif isinstance(expected, list | tuple) and isinstance(received, list | tuple):
+        if len(expected) != len(received):
+            return f"{where}: {len(expected)} items {expected!r:.400} became {len(received)}: {received!r:.400}"
+        pairs = [(f"{where}[{i}]", e, r) for i, (e, r) in enumerate(zip(expected, received, strict=True))]
+    else:
+        return leaf_difference(expected, received, tolerance, where)
+    return next((d for d in (difference(e, r, tolerance, path) for path, e, r in pairs) if d), None)
+
+
+def leaf_difference(expected: Any, received: Any, tolerance: float, where: str) -> str | None:
+    if isinstance(expected, float | np.ndarray | np.floating) and isinstance(
+        received, float | np.ndarray | np.floating
+    ):
+        wanted, given = np.asarray(expected), np.asarray(received)
+        if wanted.shape != given.shape:
+            return f"{where}: shape {wanted.shape} became {given.shape}"
+        if wanted.dtype.kind == "f":
+            close = np.allclose(wanted, given, rtol=tolerance, atol=tolerance, equal_nan=True)
+            return None if close else f"{where}: differs by {np.max(np.abs(wanted - given)):.3g}"
+        return None if np.array_equal(wanted, given) else f"{where}: {wanted!r:.200} became {given!r:.200}"
+    return None if type(expected) is type(received) and expected == received else (
+        f"{where}: {expected!r:.200} became {received!r:.200}"
+    )  # fmt: skip

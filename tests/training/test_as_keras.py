@@ -1,0 +1,39 @@
+"""`fit`, `evaluate` and `predict` behave as plain Keras on one device; each module of cases runs in one child."""
+
+import ast
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MODULES = ("callback_cases", "input_cases", "model_cases")
+
+
+def cases_of(module: str) -> list[str]:
+    """Names of the functions decorated with `same_as_keras`, read without importing TensorFlow."""
+    tree = ast.parse((HERE / f"{module}.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+
+
+@pytest.fixture(scope="module")
+def differences(run_python):
+    """(module, case) -> placement -> what differs; the modules run side by side."""
+
+    def run(module: str) -> list[str]:
+        return run_python(module, cwd=HERE, timeout_seconds=500).stdout.splitlines()
+
+    found: dict[tuple[str, str], dict[str, str | None]] = {}
+    with ThreadPoolExecutor(2) as pool:
+        for module, lines in zip(MODULES, pool.map(run, MODULES), strict=True):
+            for name, placement, difference in [json.loads(line) for line in lines if line.startswith('["')]:
+                found.setdefault((module, name), {})[placement] = difference
+    return found
+
+
+@pytest.mark.parametrize(("module", "case"), [(module, case) for module in MODULES for case in cases_of(module)])
+def test_same_as_keras(module, case, differences):
+    row = differences[module, case]
+    assert row
+    assert {placement: difference for placement, difference in row.items() if difference} == {}

@@ -1,0 +1,107 @@
+"""The run directory: what may be in it, and files that appear whole or not at all."""
+
+import json
+import math
+import re
+
+import pytest
+
+from tfaccel.errors import RunDirError
+from tfaccel.training.files import finite, whole_file, write_json
+from tfaccel.training.run_dir import RunDir
+
+CONFIG = {"recipe": "small", "epochs": 3, "seed": 0}
+
+
+def started(path):
+    RunDir(path, CONFIG).start({"strategy": "none"})
+    return path
+
+
+def test_new_and_empty_directories_are_taken(tmp_path):
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        run_dir = RunDir(path, CONFIG, resume="auto")
+        assert not run_dir.resumes
+    assert not (tmp_path / "a").exists()  # nothing is made before `start`
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_file_is_refused(tmp_path, resume):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(RunDirError, match=r"is a file: .*Give the path of a directory"):
+        RunDir(tmp_path / "file", CONFIG, resume=resume)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_other_files_are_refused(tmp_path, resume):
+    (tmp_path / "notes.txt").write_text("kept")
+    with pytest.raises(RunDirError, match=r"is not empty and holds no run of tfaccel. Choose a new directory"):
+        RunDir(tmp_path, CONFIG, resume=resume)
+
+
+def test_run_is_not_overwritten(tmp_path):
+    started(tmp_path / "run")
+    with pytest.raises(RunDirError, match=r'holds a run already. Choose a new one, or .*resume="auto"'):
+        RunDir(tmp_path / "run", CONFIG)
+
+
+def test_same_run_is_resumed(tmp_path):
+    assert RunDir(started(tmp_path / "run"), dict(CONFIG), resume="auto").resumes
+
+
+@pytest.mark.parametrize(("name", "value"), [("epochs", 4), ("recipe", "other"), ("new", 1)])
+def test_another_run_is_refused_by_name(tmp_path, name, value):
+    path = started(tmp_path / "run")
+    text = f"holds another run: {name} is {CONFIG.get(name)!r} there and {value!r} here"
+    with pytest.raises(RunDirError, match=re.escape(text)):
+        RunDir(path, {**CONFIG, name: value}, resume="auto")
+
+
+def test_unreadable_config_is_named(tmp_path):
+    path = started(tmp_path / "run")
+    (path / "config.json").write_text("{")
+    with pytest.raises(RunDirError, match=r"config.json cannot be read .*Choose a new run directory"):
+        RunDir(path, CONFIG, resume="auto")
+
+
+def test_resume_has_two_values(tmp_path):
+    with pytest.raises(RunDirError, match=r'must be "never" or "auto". Received: resume=True'):
+        RunDir(tmp_path, CONFIG, resume=True)
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    run_dir = RunDir(started(tmp_path / "run"), CONFIG, resume="auto")
+    for epoch in range(3):
+        run_dir.add_row({"epoch": epoch, "loss": float(epoch)})
+    run_dir.keep_rows(2)
+    run_dir.add_row({"epoch": 2, "loss": math.nan})
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"epoch": 0, "loss": 0.0}, {"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": None}
+    ]  # fmt: skip
+
+
+def test_workers_that_are_not_the_chief_write_nothing(tmp_path):
+    run_dir = RunDir(tmp_path / "run", CONFIG, writes=False)
+    run_dir.start({})
+    run_dir.add_row({"epoch": 0})
+    run_dir.write_result({})
+    assert run_dir.rows == [{"epoch": 0}]
+    assert not run_dir.path.exists()
+
+
+def test_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "value.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError), whole_file(path) as temporary:
+        assert temporary.suffix == ".json"
+        temporary.write_text("half")
+        raise RuntimeError
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_numbers_that_json_lacks_become_null():
+    assert finite({"a": [1.0, math.nan], "b": (math.inf, -math.inf, "x", 2)}) == {"a": [1.0, None],
+                                                                                 "b": [None, None, "x", 2]}  # fmt: skip
