@@ -124,3 +124,21 @@ def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, value
     if share is not None and sample_weight is None and len(tf.convert_to_tensor(values).shape) == 0:
         sample_weight = tf.cast(share.row_weight, tf.float32) * share.num_replicas
     return original(metric, values, sample_weight)
+
+
+def weighted_by_rows(logs: Any) -> Any:
+    """Logs of one replica's step, times its share of the rows, so that their sum over the replicas is their mean.
+
+    Whole numbers, counters say, stay as they are. What a replica computed on a borrowed row counts nothing.
+    """
+    share = current_share()
+    if share is None or not logs:
+        return logs
+
+    def weighted(value: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        if not value.dtype.is_floating:
+            return value
+        return tf.where(share.row_weight > 0, value * tf.cast(share.row_weight, value.dtype), tf.zeros_like(value))
+
+    return keras.tree.map_structure(weighted, logs)

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
-from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share
+from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
 from tfaccel.training.gradients import count_overflows, empty_gradient, scaled
 from tfaccel.training.model_parts import (
@@ -64,9 +64,9 @@ class SeveralReplicas:
             for name, optimizer in optimizers_of(model).items()
         }  # fmt: skip
         self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
-        self._own_train = self._with_share(model.train_step, jit_compile=False)
+        self._own_train = self._with_share(lambda data: weighted_by_rows(model.train_step(data)), jit_compile=False)
         self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
-        self._own_test = self._with_share(model.test_step, jit_compile=False)
+        self._own_test = self._with_share(lambda data: weighted_by_rows(model.test_step(data)), jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
 
     @property
@@ -135,7 +135,7 @@ class SeveralReplicas:
 
     def _own_logs(self, logs: Any, kind: str) -> Any:
         """Logs as tensors where they may differ from the metrics' results, which are read at the window's end."""
-        return keras.tree.map_structure(tf.convert_to_tensor, logs) if has_own_logs(self._model, kind) else {}
+        return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
 
     def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
         """`optimizer.apply` inside a model's own train step: weighted, summed, then applied on every replica."""
@@ -247,7 +247,14 @@ class SeveralReplicas:
         return total
 
     def _mean(self, logs: Any) -> Any:
-        return keras.tree.map_structure(lambda v: self._replicas.strategy.reduce("MEAN", v, axis=None), logs)
+        """The mean of logs that `weighted_by_rows` has weighted."""
+        strategy = self._replicas.strategy
+
+        def mean(value: Any) -> Any:
+            local = strategy.experimental_local_results(value)[0]
+            return strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
+
+        return keras.tree.map_structure(mean, logs)
 
 
 def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
