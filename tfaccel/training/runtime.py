@@ -58,12 +58,12 @@ class Runtime:
 
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
+        self._random_states = (random.getstate(), np.random.get_state())
         try:
             self._set_environment()
             import keras
 
             self._dtype_policy = keras.config.dtype_policy()
-            self._random_states = (random.getstate(), np.random.get_state())
             self._set_devices()
             self._set_threads()
             self.strategy = self._make_strategy()
