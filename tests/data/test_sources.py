@@ -1,0 +1,153 @@
+"""Sources hand out every row once a pass, in an order that follows from the seed."""
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfaccel.data.sources import ArraySource, IteratorSource
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+def as_list(value):
+    return None if value is None else value.numpy().tolist()
+
+
+def joined(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+def batches_of(source, *, window=2, limit=None):
+    """The batches of one epoch, as a graph call would take them; and how long each call was."""
+    feed, found, calls = source.feed(), [], []
+    while not feed.exhausted and (limit is None or len(found) < limit):
+        wanted = window if limit is None else min(window, limit - len(found))
+        arguments, count = feed.arguments(wanted)
+        state = feed.batches.start(arguments)
+        done = 0
+        while done < count and bool(feed.batches.has_next(state)):
+            batch, state = feed.batches.fetch(arguments, state, tf.constant(done))
+            found.append(keras.tree.map_structure(as_list, feed.batches.rows(batch)))
+            done += 1
+        feed.finished(done, state)
+        calls.append(done)
+    return found, calls
+
+
+def arrays(rows=10, **options):
+    return ArraySource(tf.range(rows), **{"global_batch_size": 4, **options})
+
+
+def test_arrays_in_order():
+    assert batches_of(arrays()) == ([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [2, 1])
+    assert arrays().num_batches == 3
+    assert batches_of(arrays(8))[1] == [2]
+
+
+def test_partial_batch_is_a_call_of_its_own():
+    assert batches_of(arrays(), window=9)[1] == [2, 1]
+
+
+def test_shuffled_passes_differ_and_follow_from_the_seed():
+    source, same, other = (arrays(40, shuffle=True, seed=seed) for seed in (7, 7, 8))
+    first, second = batches_of(source)[0], batches_of(source)[0]
+    assert sorted(joined(first)) == sorted(joined(second)) == list(range(40))
+    assert first != second
+    assert [batches_of(same)[0], batches_of(same)[0]] == [first, second]
+    assert batches_of(other)[0] != first
+
+
+def test_shuffle_inside_batches():
+    found = batches_of(arrays(40, shuffle="batch", global_batch_size=8))[0]
+    assert [sorted(batch) for batch in found] == [list(range(start, start + 8)) for start in range(0, 40, 8)]
+    assert joined(found) != list(range(40))
+
+
+def test_epochs_shorter_than_a_pass_go_on():
+    source = arrays(steps=2)
+    epochs = [batches_of(source, limit=2)[0] for _ in range(3)]
+    assert epochs == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
+    source.rewind()
+    assert batches_of(source, limit=1)[0] == [[0, 1, 2, 3]]
+
+
+def test_nested_arrays_keep_their_structure():
+    source = ArraySource(({"a": tf.range(3), "b": tf.ones((3, 2))}, None), global_batch_size=2)
+    (first, second), _ = batches_of(source)
+    assert first == ({"a": [0, 1], "b": [[1.0, 1.0], [1.0, 1.0]]}, None)
+    assert second[0]["a"] == [2]
+    assert source.batch_spec[0]["b"] == tf.TensorSpec([None, 2], tf.float32)
+
+
+def dataset(rows=6, **options):
+    return IteratorSource(tf.data.Dataset.range(rows).batch(2), **{"num_batches": 3, **options})
+
+
+def test_datasets_give_a_pass_an_epoch():
+    for source in (dataset(), dataset(num_epochs=3), dataset(num_batches=None)):
+        assert [batches_of(source) for _ in range(3)] == [([[0, 1], [2, 3], [4, 5]], [2, 1])] * 3
+        source.close()
+
+
+def test_repeated_dataset_uses_one_iterator():
+    source = dataset(num_epochs=2)
+    assert source.feed() is source.feed()
+    source.close()
+
+
+def test_number_of_batches_is_learned():
+    source = dataset(num_batches=None)
+    batches_of(source)
+    source.epoch_end(3)
+    assert source.num_batches == 3
+    source.close()
+
+
+def test_iterator_goes_on_across_epochs_of_fixed_length():
+    source = dataset(steps_per_epoch=2)
+    epochs = [batches_of(source, limit=2)[0] for _ in range(3)]
+    assert epochs == [[[0, 1], [2, 3]], [[4, 5]], [[0, 1], [2, 3]]]
+    source.rewind()
+    assert batches_of(source, limit=1)[0] == [[0, 1]]
+    source.close()
+
+
+def test_adapter_hooks_are_called():
+    class Adapter:
+        calls: list[str] = []
+
+        def on_epoch_begin(self):
+            self.calls.append("begin")
+
+        def on_epoch_end(self):
+            self.calls.append("end")
+
+    source = dataset(adapter=Adapter())
+    for _ in range(2):
+        batches_of(source)
+        source.epoch_end(3)
+    assert Adapter.calls == ["end", "begin", "end", "begin", "end"]
+    source.close()
+
+
+def test_close_leaves_no_thread():
+    source = dataset()
+    source.feed()
+    source.close()
+    source.close()
+    for thread in threading.enumerate():
+        if thread.name == "tfaccel-iterator-release":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_batch_spec_has_none_for_optionals():
+    empty = tf.data.Dataset.from_tensors((np.ones(2), tf.experimental.Optional.empty(tf.TensorSpec([]))))
+    source = IteratorSource(empty, num_batches=1)
+    assert source.batch_spec[1] is None
+    assert batches_of(source)[0] == [([1.0, 1.0], None)]
+    source.close()

@@ -1,0 +1,128 @@
+"""`Runtime` sets up what the plan says, puts back what it can, and says clearly what it cannot do."""
+
+import json
+
+import pytest
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.training.runtime import tf_config
+
+RESTORED = """
+import json, os, random, sys
+os.environ["MARK"] = "before"
+from tfaccel import Plan, Runtime
+assert "tensorflow" not in sys.modules
+environment = dict(os.environ)
+found = {}
+plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=8,
+            dtype_policy="mixed_bfloat16", intra_op_threads=2, inter_op_threads=1)
+random.seed(5)
+before = random.getstate()
+runtime = Runtime(plan, seed=3)
+import numpy as np
+np.random.seed(5)
+numpy_before = np.random.get_state()[1].tolist()
+with runtime:
+    import keras, tensorflow as tf
+    found["inside"] = [
+        keras.config.dtype_policy().name, runtime.strategy.num_replicas_in_sync, keras.backend.backend(),
+        len(tf.config.list_logical_devices("CPU")), tf.config.threading.get_intra_op_parallelism_threads(),
+        tf.config.threading.get_inter_op_parallelism_threads(), random.getstate() != before,
+    ]
+    first = [random.random(), float(np.random.rand()), float(tf.random.uniform([])), float(keras.random.uniform([]))]
+    os.environ["MARK"] = "inside"
+    os.environ["NEW"] = "inside"
+kept = {name: os.environ.get(name) for name in [*environment, "NEW"]}
+found["environment"] = kept == {**environment, "NEW": None}
+found["policy"] = keras.config.dtype_policy().name
+found["random"] = [random.getstate() == before, np.random.get_state()[1].tolist() == numpy_before]
+with Runtime(plan, seed=3):
+    again = [random.random(), float(np.random.rand()), float(tf.random.uniform([])), float(keras.random.uniform([]))]
+found["seeded"] = first == again
+
+def error(**fields):
+    try:
+        with Runtime(Plan(**{"strategy": "none", "devices": ("CPU:0",), "global_batch_size": 8, **fields})):
+            return "no error"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+found["none"] = error()
+found["more devices"] = error(strategy="mirrored", devices=("CPU:0", "CPU:1", "CPU:2", "CPU:3"), num_logical_cpus=4)
+found["same threads"] = error(intra_op_threads=2)
+found["other threads"] = error(intra_op_threads=1)
+found["GPU"] = error(devices=("GPU:0",))
+keras.config.set_dtype_policy("float32")
+try:
+    with Runtime(plan):
+        raise KeyError("inside")
+except KeyError:
+    found["after an error"] = keras.config.dtype_policy().name
+print(json.dumps(found))
+"""
+
+OTHER_BACKEND = """
+import sys, types
+from tfaccel import Plan, Runtime
+keras = types.ModuleType("keras")
+keras.backend = types.SimpleNamespace(backend=lambda: "jax")
+sys.modules["keras"] = keras
+try:
+    with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)):
+        print("no error")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(run_python):
+    return json.loads(run_python(RESTORED).stdout.splitlines()[-1])
+
+
+def test_plan_is_set_up(found):
+    assert found["inside"] == ["mixed_bfloat16", 2, "tensorflow", 2, 2, 1, True]
+
+
+def test_globals_are_put_back(found):
+    assert found["environment"]
+    assert found["policy"] == "float32"
+    assert found["random"] == [True, True]
+    assert found["after an error"] == "float32"
+
+
+def test_seed_decides_all_generators(found):
+    assert found["seeded"]
+
+
+def test_second_runtime_in_one_process(found):
+    assert found["none"] == "no error"
+    assert found["same threads"] == "no error"
+    started = "but TensorFlow has started in this process already and cannot change that. Enter `Runtime(plan)` before"
+    assert found["more devices"].startswith(f"PlanError: The plan needs 4 logical CPUs, {started}")
+    assert found["other threads"].startswith(f"PlanError: The plan needs 1 threads inside one operation, {started}")
+
+
+def test_missing_gpu_is_named(found):
+    assert found["GPU"].startswith("PlanError: The plan uses GPU:0, but TensorFlow sees no GPU. Choose --devices")
+    assert "tfaccel doctor" in found["GPU"]
+
+
+def test_other_backend_is_refused(run_python):
+    text = run_python(OTHER_BACKEND).stdout.splitlines()[-1]
+    assert text.startswith("PlanError Keras runs on the backend 'jax'; tfaccel trains on TensorFlow.")
+    assert "KERAS_BACKEND=tensorflow" in text
+
+
+def cluster(**fields):
+    return Cluster(**{"source": "tf_config", "num_workers": 2, "task_index": 1, "addresses": ("a:1", "b:2"), **fields})
+
+
+def test_cluster_becomes_tf_config():
+    assert tf_config(cluster()) == {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+
+
+def test_unknown_addresses_are_refused():
+    with pytest.raises(PlanError, match=r"has 2 workers, but 0 addresses are known. Set TF_CONFIG for each worker"):
+        tf_config(cluster(source="slurm", addresses=()))

@@ -1,0 +1,133 @@
+"""`train`: what it refuses, and that a loss which is not finite ends it at the exact step without harm."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tfaccel import Plan, Workload, train
+from tfaccel.errors import RunDirError
+
+HERE = Path(__file__).parent
+PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
+
+NAN = """
+import json, sys
+from pathlib import Path
+from tfaccel import train
+from tfaccel.errors import NonFiniteLossError
+from train_workload import plan, workload
+
+def error(run_dir, nan_row, plan, **options):
+    try:
+        train(workload(nan_row=nan_row), plan, run_dir=run_dir, epochs=2, verbose=0, **options)
+    except NonFiniteLossError as found:
+        return str(found)
+    return "no error"
+
+run_dir, placement = Path(sys.argv[1]), sys.argv[2]
+found = [error(run_dir, 29, plan(placement), checkpoint_interval=3)]
+found.append(sorted(str(p.relative_to(run_dir)) for p in run_dir.glob("*")))
+found.append([p.name for p in (run_dir / "checkpoints").iterdir()])
+before = {p: p.read_bytes() for p in (run_dir / "checkpoints").rglob("*") if p.is_file()}
+found.append(error(run_dir, 29, plan(placement), checkpoint_interval=3, resume="auto"))
+found.append(before == {p: p.read_bytes() for p in (run_dir / "checkpoints").rglob("*") if p.is_file()})
+found.append(error(run_dir / "first", 0, plan(placement)))
+print(json.dumps(found))
+"""
+
+REFUSED = """
+import json, sys
+from pathlib import Path
+import tensorflow as tf
+from tfaccel import train
+from tfaccel.errors import TfaccelError
+from dataclasses import replace
+from train_workload import plan, workload
+
+small = workload()
+def empty(size, *, seed, epoch):
+    return tf.data.Dataset.range(0).batch(size)
+def infinite(size, *, seed, epoch):
+    return small.train_data(size, seed=seed, epoch=epoch).repeat()
+
+def error(index, changed, plan=plan("none")):
+    try:
+        train(changed, plan, run_dir=Path(sys.argv[1]) / str(index), epochs=1, verbose=0)
+    except TfaccelError as found:
+        return [type(found).__name__, str(found), (Path(sys.argv[1]) / str(index)).exists()]
+    return "no error"
+
+print(json.dumps([
+    error(0, replace(small, train_data=empty)),
+    error(1, replace(small, train_data=infinite)),
+    error(2, replace(small, train_data=lambda size, *, seed, epoch: [1, 2])),
+    error(3, replace(small, build_model=lambda: "text")),
+    error(4, small, plan("none", cache_data=True)),
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(run_python, tmp_path_factory):
+    """What the NaN program printed for each placement."""
+    folder = tmp_path_factory.mktemp("nan")
+
+    def run(placement: str):
+        child = run_python(NAN, folder / placement, placement, cwd=HERE)
+        return json.loads(child.stdout.splitlines()[-1])
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(("none", "mirrored_2"), pool.map(run, ("none", "mirrored_2")), strict=True))
+
+
+@pytest.mark.parametrize("placement", ["none", "mirrored_2"])
+def test_loss_that_is_not_finite_names_its_step(ended, placement):
+    first, files, kept, resumed, untouched, at_once = ended[placement]
+    assert first.startswith("The loss became NaN or infinite at step 4 of epoch 1. Try a lower learning rate")
+    assert resumed == first  # the step counts from the epoch's beginning, not from the resume
+    assert "model.keras" not in files
+    assert "result.json" not in files
+    assert kept == ["step_0000000003"]
+    assert untouched
+    assert "at step 1 of epoch 1" in at_once
+
+
+def test_unusable_workloads_are_named(run_python, tmp_path):
+    found = json.loads(run_python(REFUSED, tmp_path, cwd=HERE).stdout.splitlines()[-1])
+    assert [name for name, _, _ in found] == ["WorkloadError"] * 4 + ["PlanError"]
+    texts = [text for _, text, _ in found]
+    assert "returned no batch at all. Use a smaller global_batch_size" in texts[0]
+    assert "returned an infinite data set. Return one epoch" in texts[1]
+    assert "train_data must return a tf.data.Dataset of batches. Received: [1, 2]" in texts[2]
+    assert "build_model of workload 'small' must return a Keras 3 model. Received: 'text'" in texts[3]
+    assert "takes no `cache`. Set cache_data=False" in texts[4]
+    assert [there for _, _, there in found] == [False] * 5  # nothing half-written
+
+
+def never_called(*arguments, **options):
+    raise AssertionError("data must not be read")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"epochs": 0}, r"`epochs` must be a whole number of at least 1. Received: epochs=0"),
+        ({"epochs": 1.5}, r"`epochs` must be a whole number .* epochs=1.5"),
+        ({"epochs": True}, r"`epochs` must be a whole number .* epochs=True"),
+        ({"epochs": 1, "checkpoint_interval": 0}, r"`checkpoint_interval` must be .*Received: 0"),
+    ],
+)
+def test_numbers_are_checked_first(tmp_path, options, text):
+    workload = Workload("small", never_called, never_called, never_called, global_batch_size=8)
+    with pytest.raises(ValueError, match=text):
+        train(workload, PLAN, run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_directory_is_checked_before_anything_starts(tmp_path):
+    (tmp_path / "notes").write_text("kept")
+    workload = Workload("small", never_called, never_called, never_called, global_batch_size=8)
+    with pytest.raises(RunDirError, match="holds no run of tfaccel"):
+        train(workload, PLAN, run_dir=tmp_path, epochs=1)
