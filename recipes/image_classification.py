@@ -1,4 +1,4 @@
-r"""Image classification: a small residual network on handwritten digits, or on images of your own.
+"""Image classification: a small residual network on handwritten digits, or on images of your own.
 
 References:
     He et al., Deep residual learning for image recognition, 2016, https://arxiv.org/abs/1512.03385 (the network)
@@ -21,14 +21,14 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.digits import digits
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.image_set import ImageSet, check_image_size
+from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
@@ -47,18 +47,15 @@ GLOBAL_BATCH_SIZE = 64
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
 WARM_UP_PART = 0.1  # of all steps
 MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
-LAST_PART_OF_LEARNING_RATE = 1e-3  # of the highest
 MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The workload: what is trained. TensorFlow is imported inside its functions only, after the runtime has been set up.
-# ----------------------------------------------------------------------------------------------------------------------
+# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageWorkload(Workload):
-    """A workload that knows the names of its classes, and has test images for certain."""
+    """A workload with test images for certain, and names for its classes."""
 
     class_names: tuple[str, ...]
     validation_data: Callable[[int], Any]
@@ -96,7 +93,7 @@ def workload(
     """
     options = OptimizerOptions.of(optimizer_options)
     _check_numbers(epochs, global_batch_size, label_smoothing)
-    images = _images(data_dir, image_size)
+    images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     flops_per_example, num_parameters = cost(images)
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
@@ -120,15 +117,6 @@ def workload(
     )
 
 
-def _images(data_dir: str | os.PathLike[str] | None, image_size: int | None) -> ImageSet:
-    if data_dir is not None:
-        return read_image_set(data_dir, image_size=image_size)
-    if image_size is None:
-        return digits()
-    check_image_size(image_size)
-    return replace(digits(), image_size=image_size)
-
-
 def _check_numbers(epochs: int, global_batch_size: int, label_smoothing: float) -> None:
     for name, value in (("epochs", epochs), ("global_batch_size", global_batch_size)):
         if type(value) is not int or value < 1:
@@ -139,9 +127,7 @@ def _check_numbers(epochs: int, global_batch_size: int, label_smoothing: float) 
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The model: a residual network that grows with the images. For the digits: 8x8 pixels with 32 filters, 4x4 with 64.
-# ----------------------------------------------------------------------------------------------------------------------
+# ---------- The model: a residual network that grows with the images
 
 
 @dataclass(frozen=True)
@@ -156,21 +142,19 @@ class Block:
 def residual_blocks(image_size: int) -> tuple[Block, ...]:
     """One block for each size, halved down to 4 pixels or three times, each time with twice the filters.
 
-    The convolution before the blocks halves images above 32 pixels and quarters those above 96.
-
     Example:
         >>> residual_blocks(8)
         (Block(num_filters=32, strides=1, size=8), Block(num_filters=64, strides=2, size=4))
     """
-    blocks = [Block(32, 1, -(-image_size // first_strides(image_size)))]
+    blocks = [Block(32, 1, -(-image_size // first_convolution(image_size)[1]))]
     while blocks[-1].size > 4 and len(blocks) < 4:
         blocks.append(Block(2 * blocks[-1].num_filters, 2, -(-blocks[-1].size // 2)))
     return tuple(blocks)
 
 
-def first_strides(image_size: int) -> int:
-    """Strides of the convolution before the blocks; its kernel has 3x3 numbers, or 7x7 where the strides are 4."""
-    return 1 if image_size <= 32 else 2 if image_size <= 96 else 4
+def first_convolution(image_size: int) -> tuple[int, int]:
+    """Kernel size and strides of the convolution before the blocks: it quarters large images, halves middling ones."""
+    return (3, 1) if image_size <= 32 else (3, 2) if image_size <= 96 else (7, 4)
 
 
 def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
@@ -200,10 +184,10 @@ def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
         model = keras.Model(inputs, layers.ReLU()(layers.Add()([x, y])), name=name)
         return rematerialize(model) if remat else model
 
-    blocks, strides = residual_blocks(images.image_size), first_strides(images.image_size)
+    blocks = residual_blocks(images.image_size)
     inputs = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
     x = layers.Rescaling(1 / images.pixel_scale, -images.pixel_mean / images.pixel_scale)(inputs)
-    x = layers.ReLU()(normalized_convolution(x, blocks[0].num_filters, max(3, 2 * strides - 1), strides))
+    x = layers.ReLU()(normalized_convolution(x, blocks[0].num_filters, *first_convolution(images.image_size)))
     for number, block in enumerate(blocks):
         x = residual_block(block, x.shape[1:], f"block_{number}")(x)
     x = layers.GlobalAveragePooling2D()(x)
@@ -218,54 +202,45 @@ def cost(images: ImageSet) -> tuple[float, int]:
         >>> cost(digits())
         (12697344.0, 77290)
     """
-    blocks, strides = residual_blocks(images.image_size), first_strides(images.image_size)
-    inputs = blocks[0].num_filters
+    blocks, (kernel_size, _) = residual_blocks(images.image_size), first_convolution(images.image_size)
+    inputs, num_classes = blocks[0].num_filters, len(images.class_names)
     # The numbers in each kernel, the filters, and the size of what comes out.
-    convolutions = [(max(3, 2 * strides - 1) ** 2 * images.num_channels * inputs, inputs, blocks[0].size)]
+    convolutions = [(kernel_size**2 * images.num_channels * inputs, inputs, blocks[0].size)]
     for block in blocks:
         filters = block.num_filters
         convolutions += [(9 * inputs * filters, filters, block.size), (9 * filters**2, filters, block.size)]
         if block.strides > 1:
             convolutions.append((inputs * filters, filters, block.size))
         inputs = filters
-    multiplications = sum(kernel * size**2 for kernel, _, size in convolutions) + inputs * len(images.class_names)
+    multiplications = sum(kernel * size**2 for kernel, _, size in convolutions) + inputs * num_classes
     parameters = sum(kernel + 2 * filters for kernel, filters, _ in convolutions)  # two for each filter: gamma, beta
     # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
-    return 2.0 * 3.0 * multiplications, parameters + (inputs + 1) * len(images.class_names)
+    return 6.0 * multiplications, parameters + (inputs + 1) * num_classes
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Loss, metrics and optimizer
-# ----------------------------------------------------------------------------------------------------------------------
+# ---------- Loss, metrics and optimizer
 
 
 def compile_args(options: OptimizerOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes: smoothed labels, and a learning rate that rises evenly, then falls as a cosine.
-
-    Example:
-        >>> sorted(compile_args(OptimizerOptions(), num_steps=100, label_smoothing=0.1))
-        ['loss', 'metrics', 'optimizer']
-    """
+    """What `Model.compile` takes: smoothed labels, and a learning rate that rises evenly, then falls as a cosine."""
     import keras
 
     num_warm_up_steps = max(1, round(WARM_UP_PART * num_steps))
     learning_rate = keras.optimizers.schedules.CosineDecay(
         options.peak_learning_rate / num_warm_up_steps,  # Neither here nor at the end nothing: Ftrl divides by it.
         decay_steps=max(1, num_steps - num_warm_up_steps),
-        alpha=LAST_PART_OF_LEARNING_RATE,
+        alpha=1e-3,
         warmup_target=options.peak_learning_rate,
         warmup_steps=num_warm_up_steps,
     )
     return {
-        "optimizer": options.make(learning_rate),
+        "optimizer": options.make(learning_rate, num_steps=num_steps),
         "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
         "metrics": ["accuracy"],
     }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The run: trains, and leaves a picture of what the model makes of the test images
-# ----------------------------------------------------------------------------------------------------------------------
+# ---------- The run: trains, and leaves a picture of what the model makes of the test images
 
 
 def run(
@@ -278,14 +253,9 @@ def run(
     verbose: int = 1,
     **options: Any,
 ) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and `predictions.png` and `classes.json`.
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `predictions.png` and `classes.json`.
 
-    Arguments:
-        run_dir, plan, seed, resume, checkpoint_interval, verbose: as in `tfaccel.train`.
-        **options: as in `workload`.
-
-    Raises:
-        TfaccelError: what `workload` and `tfaccel.train` raise.
+    Arguments and errors are those of `tfaccel.train` and, for the options, of `workload`.
 
     Example:
         >>> import tempfile
@@ -317,12 +287,8 @@ def show_result(work: ImageWorkload, result: TrainResult) -> None:
     run_dir = Path(result.run_dir)
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
     images, labels = next(work.validation_data(MOST_IMAGES_LOOKED_AT).as_numpy_iterator())
-    save_prediction_grid(
-        run_dir / "predictions.png",
-        images,
-        labels=labels.argmax(axis=1),
-        predictions=model.predict(images, verbose=0).argmax(axis=1),
-        class_names=work.class_names,
-    )
+    predictions = model.predict(images, verbose=0).argmax(axis=1)
+    picture, labels = run_dir / "predictions.png", labels.argmax(axis=1)
+    save_prediction_grid(picture, images, labels=labels, predictions=predictions, class_names=work.class_names)
     write_json(run_dir / "classes.json", list(work.class_names))
-    logger.info("Predictions for test images are in %s", run_dir / "predictions.png")
+    logger.info("Predictions for test images are in %s", picture)

@@ -22,10 +22,10 @@ def test_optimizer_has_what_was_asked_for(logical_devices, name):
     import keras
 
     options = OptimizerOptions(optimizer=name, learning_rate=0.02, weight_decay=0.5, clipnorm=3.0, ema=True)
-    optimizer = options.make(0.01)
+    optimizer = options.make(0.01, num_steps=9)
     assert type(optimizer).__name__.lower() == name
     assert isinstance(optimizer, keras.optimizers.Optimizer)
-    assert optimizer is not options.make(0.01)
+    assert optimizer is not options.make(0.01, num_steps=9)
     config = optimizer.get_config()
     assert config["learning_rate"] == pytest.approx(0.01)
     assert (config["weight_decay"], config["clipnorm"], config["use_ema"]) == (0.5, 3.0, True)
@@ -37,7 +37,7 @@ def test_weight_decay_leaves_biases_and_normalisation_alone(logical_devices):
 
     layers = [keras.Input((4,)), keras.layers.Dense(3, bias_initializer="ones"), keras.layers.BatchNormalization()]
     model = keras.Sequential(layers)
-    optimizer = OptimizerOptions(optimizer="sgd", weight_decay=0.5).make(0.1)
+    optimizer = OptimizerOptions(optimizer="sgd", weight_decay=0.5).make(0.1, num_steps=9)
     before = [variable.numpy() for variable in model.trainable_variables]
     optimizer.apply([np.zeros(value.shape, "float32") for value in before], model.trainable_variables)
     kept = [0.95, 1.0, 1.0, 1.0]  # kernel, bias, gamma, beta
@@ -75,6 +75,12 @@ def test_learning_rate_follows_the_optimizer_unless_given():
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(WorkloadError, match=re.escape(message)):
         OptimizerOptions.of(options)
+
+
+def test_weight_decay_follows_rate_and_length_of_a_run_unless_given(logical_devices):
+    options = OptimizerOptions(optimizer="adam", learning_rate=0.02)
+    assert options.make(0.01, num_steps=50).weight_decay == pytest.approx(0.5 / (50 * 0.02))
+    assert OptimizerOptions(weight_decay=0.0).make(0.01, num_steps=50).weight_decay == 0.0
 
 
 def test_weight_decay_may_be_nothing():

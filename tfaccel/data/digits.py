@@ -2,14 +2,21 @@
 
 import numpy as np
 
-from tfaccel.data.image_set import ImageSet, ImageSplit, split_rows
+from tfaccel.data.image_set import ImageSet, ImageSplit, check_image_size, split_rows
 
+_IMAGE_SIZE = 8
 _NUM_TRAIN, _NUM_TEST = 1437, 360
 _HIGHEST_VALUE = 16  # of a pixel; the images count the ink in fields of 4 x 4 pixels
 
 
-def digits() -> ImageSet:
+def digits(image_size: int | None = None) -> ImageSet:
     """The digits 0 to 9, 8x8 pixels, grey, in a stratified 80/20 split; read when they are first used.
+
+    Arguments:
+        image_size: height and width in pixels to which they are brought; None for their own.
+
+    Raises:
+        DataError: if they cannot be brought to that size.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (its test set).
 
@@ -17,9 +24,11 @@ def digits() -> ImageSet:
         >>> digits().num_train_images
         1437
     """
+    size = _IMAGE_SIZE if image_size is None else image_size
+    check_image_size(size)
     return ImageSet(
         class_names=tuple("0123456789"),
-        image_size=8,
+        image_size=size,
         num_channels=1,
         num_train_images=_NUM_TRAIN,
         num_test_images=_NUM_TEST,
