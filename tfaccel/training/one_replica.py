@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.gradient_update import build_optimizer
 from tfaccel.training.gradients import densify
 from tfaccel.training.model_parts import optimizers_of, variables_of
 from tfaccel.training.overrides import instance_attributes
@@ -50,14 +51,20 @@ class OneReplica:
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(data: Any) -> Any:
             with contextlib.ExitStack() as stack:
-                optimizers = optimizers_of(self._model).values()
-                if not self._replicas.is_default:
-                    stack.enter_context(self._replicas.local(variables_of(self._model), 0))
-                    for optimizer in optimizers:
+                variables = variables_of(self._model)
+                distributed = [private_api.tf_variable(v) for v in variables]
+                stack.enter_context(self._replicas.local(variables, 0))
+                for optimizer in optimizers_of(self._model).values():
+                    if not self._replicas.is_default:
                         stack.enter_context(private_api.single_device_optimizer(optimizer))
-                if self._sum_duplicate_indices:
-                    for optimizer in optimizers:
-                        stack.enter_context(instance_attributes(optimizer, _densified(optimizer)))
+
+                    def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:
+                        with private_api.local_variables(variables, distributed):
+                            build_optimizer(optimizer, trainable, self._replicas.strategy)
+
+                    if self._sum_duplicate_indices or not self._replicas.is_default:
+                        attributes = {"apply": self._local_apply(optimizer, build)}
+                        stack.enter_context(instance_attributes(optimizer, attributes))
                 return step(data)
 
         function = run
@@ -70,9 +77,17 @@ class OneReplica:
 
         return on_device
 
+    def _local_apply(
+        self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]
+    ) -> Callable[..., None]:
+        """`optimizer.apply` on plain variables; an own step may apply an optimizer that is not built yet."""
 
-def _densified(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
-    def apply(gradients: Any, trainable_variables: Any = None) -> None:
-        type(optimizer).apply(optimizer, densify(list(gradients)), trainable_variables)
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            trainable = list(trainable_variables or self._model.trainable_variables)
+            if not self._replicas.is_default:
+                build(trainable)
+            gradients = densify(list(gradients)) if self._sum_duplicate_indices else gradients
+            with self._replicas.local(optimizer.variables, 0):
+                type(optimizer).apply(optimizer, gradients, trainable)
 
-    return {"apply": apply}
+        return apply
