@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,10 +80,20 @@ def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
     """Every valid case; those that share a reference of plain Keras follow one another."""
     axes = axes_of(placements)
     names = sorted(axes, key=lambda name: name in ("placement", "xla"))
-    for values in itertools.product(*(axes[name] for name in names)):
-        chosen = dict(zip(names, values, strict=True))
-        if not any(excluded(a, b) for a, b in itertools.combinations(chosen.items(), 2)):
-            yield ParityCase(**chosen)
+
+    def extended(chosen: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+        for value in axes[name]:
+            if not any(excluded((name, value), other) for other in chosen.items()):
+                yield {**chosen, name: value}
+
+    def completed(chosen: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if len(chosen) == len(names):
+            yield chosen
+            return
+        for more in extended(chosen, names[len(chosen)]):
+            yield from completed(more)
+
+    return (ParityCase(**chosen) for chosen in completed({}))
 
 
 def covering_set(placements: Sequence[Placement], *, num_axes: int = 2) -> list[ParityCase]:

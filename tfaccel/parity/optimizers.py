@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
 
 
 def build_optimizer(case: ParityCase, *, name: str = "optimizer") -> keras.optimizers.Optimizer:
-    """The optimizer of a case; in float16 inside a loss scale that grows after 5 steps without overflow."""
+    """The optimizer of a case; in float16 inside a loss scale that grows after 7 steps without overflow."""
     options: dict[str, Any] = dict(CLIPPING[case.clipping])
     if case.accumulation > 1:
         options["gradient_accumulation_steps"] = case.accumulation
@@ -42,5 +42,5 @@ def build_optimizer(case: ParityCase, *, name: str = "optimizer") -> keras.optim
     if case.dtype_policy != "mixed_float16":
         return optimizer
     return keras.optimizers.LossScaleOptimizer(
-        optimizer, initial_scale=1024.0, dynamic_growth_steps=5, name=f"{name}_scale"
+        optimizer, initial_scale=1024.0, dynamic_growth_steps=7, name=f"{name}_scale"
     )

@@ -1,0 +1,38 @@
+"""Parity cases run in child processes: rows in order, and on after a case that breaks its process."""
+
+import pytest
+
+from tfaccel.parity.axes import CHECK_NAMES
+from tfaccel.parity.case import ParityCase, ParityCheck, Placement
+from tfaccel.parity.run_cases import run_cases
+
+TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
+OVERFLOW = next(name for name in CHECK_NAMES if "overflow" in name)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """Cases of which the first breaks the processes it is in, their rows, and the rows as they came."""
+    cases = [ParityCase(WORKERS, "no_such_model"), ParityCheck(TWO, OVERFLOW), ParityCheck(WORKERS, OVERFLOW)]
+    came = []
+    return cases, run_cases(cases, on_row=came.append), came
+
+
+def test_rows_are_in_the_order_of_the_cases(ran):
+    cases, rows, came = ran
+    assert [(row.case, row.strategy) for row in rows] == [(case.name, str(case.placement)) for case in cases]
+    assert sorted(came, key=str) == sorted(rows, key=str)
+
+
+def test_a_case_that_breaks_its_process_is_a_row_and_the_next_goes_on(ran):
+    _, rows, _ = ran
+    assert [row.ok for row in rows] == [False, True, True]
+    assert rows[0].max_abs_diff is None
+    assert rows[0].note.startswith("KeyError: 'no_such_model'")
+    assert rows[1].max_abs_diff == rows[2].max_abs_diff == 0.0
+
+
+def test_a_child_that_cannot_start_is_a_row():
+    rows = run_cases([ParityCase(TWO), ParityCase(TWO, xla=True)], interpreter_options=["--no-such-option"])
+    assert [(row.ok, row.max_abs_diff) for row in rows] == [(False, None)] * 2
+    assert "Worker 0 of 1 ended with status 2" in rows[0].note
