@@ -34,7 +34,7 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Rep
             "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "
             "gives each replica its rows."
         )
-    steps = _capped(steps)
+    steps = _capped(steps) or None  # Keras takes 0 for None
     shuffle = others.get("shuffle", False)
     adapter = private_api.data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle,
