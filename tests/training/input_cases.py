@@ -39,10 +39,8 @@ def trained(api: Api, *arguments: Any, epochs: int = 2, **options: Any) -> list[
 @same_as_keras()
 def arrays_of_all_kinds(api: Api) -> Any:
     return [
-        trained(api, tf.constant(X), tf.constant(Y), **OPTIONS),
-        trained(api, X.astype("float64"), Y.astype("float64"), **OPTIONS),
-        trained(api, (X * 2).astype("int32"), Y.astype("int64"), **OPTIONS),
-        trained(api, X, Y[:, 0]),
+        trained(api, tf.constant(X), Y.astype("float64"), **OPTIONS),
+        trained(api, (X * 2).astype("int32"), Y[:, 0].astype("int64")),
         trained(api, X, Y, steps_per_epoch=4),
     ]
 
@@ -73,8 +71,9 @@ def datasets(api: Api) -> Any:
 @same_as_keras()
 def unknown_cardinality(api: Api) -> Any:
     model, data = linear(api), dataset().filter(lambda x, y: True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # Keras warns of the end of such data
         warnings.simplefilter("ignore")
+        api.fit(linear(api), ((X[i : i + 5], Y[i : i + 5], None) for i in range(0, 20, 5)))
         history = api.fit(model, data, epochs=2).history
         return [history["loss"][:1], api.evaluate(model, X, Y) > 0, len(api.predict(model, data.map(lambda x, y: x)))]
 
@@ -126,8 +125,10 @@ def nested_inputs_and_outputs(api: Api) -> Any:
 def list_of_outputs(api: Api) -> Any:
     with api.scope():
         inputs = [keras.Input((3,)), keras.Input((3,))]
-        model = keras.Model(inputs, [keras.layers.Dense(2)(inputs[0]), keras.layers.Dense(1)(inputs[1])])
-        model.compile("sgd", ["mse", None])
+        model = keras.Model(
+            inputs, [keras.layers.Dense(2, name="one")(inputs[0]), keras.layers.Dense(1, name="two")(inputs[1])]
+        )
+        model.compile("sgd", ["mse", "mae"])
     history = api.fit(model, [X, X], [X[:, :2], Y], **OPTIONS).history
     return [history, api.predict(model, [X, X], batch_size=8), api.evaluate(model, [X, X], [X[:, :2], Y])]
 
@@ -143,7 +144,6 @@ def generators(api: Api) -> Any:
     return [
         trained(api, batches(2, False), steps_per_epoch=4),
         trained(api, batches(2, True), steps_per_epoch=4),
-        trained(api, batches(1, True), epochs=1)[0]["loss"],
         api.evaluate(model, batches(1, False), steps=3),
         api.predict(model, ((X[i : i + 4],) for i in range(0, 20, 4)), steps=5),
     ]
