@@ -70,6 +70,19 @@ note()
 found["statistics"] = [all(a == b for pair in statistics for a, b in pair), statistics[-1][0] != start,
                        bool(np.isfinite(statistics[-1]).all()), statistics[-1] == statistics[-3]]
 
+class Late(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(1)
+    def call(self, inputs, training=False):
+        return self.dense(self.norm(inputs, training=training))
+with mirrored(2).scope():
+    late = Late()
+    late.compile("sgd", "mse")
+tfaccel.predict(late, X, verbose=0)  # builds it
+tfaccel.fit(late, X, Y, batch_size=8, verbose=0)
+found["built by predict"] = [a == b for a, b in [parts(late, late.norm.moving_mean)]]
+
 def order_of_a_run(seed, **options):
     '''The rows that each batch of two epochs had, told from a model that adds them up.'''
     keras.utils.set_random_seed(seed)
@@ -162,6 +175,10 @@ def test_moving_statistics_are_equal_on_all_replicas(found):
     assert moved
     assert finite
     assert unchanged_by_evaluation
+
+
+def test_moving_statistics_of_a_model_that_predict_built(found):
+    assert found["built by predict"] == [True]
 
 
 def test_order_follows_from_the_seed(found):

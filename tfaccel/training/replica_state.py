@@ -76,7 +76,7 @@ def drifting_variables(model: keras.Model) -> list[keras.Variable]:
 
 def average_drifting(model: keras.Model, replicas: Replicas) -> None:
     """Sets moving statistics to their mean over the replicas, on every replica."""
-    if replicas.num_replicas == 1:
+    if replicas.num_replicas == 1 or not model.built:  # a model that is not built has no statistics yet
         return
     if model not in _averages:
         _averages[model] = _average_function(drifting_variables(model), replicas)
