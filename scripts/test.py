@@ -1,7 +1,7 @@
 """Proves parity: N replicas give what plain Keras gives on one device with the same global batches.
 
     tfaccel test
-    tfaccel test --replicas=4 --workers=3
+    tfaccel test --coverage=values --replicas=4 --workers=3
     tfaccel test --only="batch_norm" --json
 
 Trains small models both ways, in child processes on this machine's CPU, and compares every weight, the optimizer's
@@ -12,7 +12,7 @@ what is right, and the table names the fault. Exit status 1 if a case is off by 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from absl import flags
 from rich.console import Console
@@ -30,13 +30,15 @@ _REPLICAS = flags.DEFINE_integer("replicas", 2, "replicas of the MirroredStrateg
 _WORKERS = flags.DEFINE_integer(
     "workers", 2, "processes of the MultiWorkerMirroredStrategy", lower_bound=1, allow_override=True
 )
-_ALL = flags.DEFINE_bool(
-    "all",
-    False,
-    "run every valid combination of all values, which takes days, and not only a set of cases in which every pair "
-    "occurs; see --shard",
+_COVERAGE = flags.DEFINE_enum(
+    "coverage",
+    "pairs",
+    ["values", "pairs", "triples", "all"],
+    "values: each value of each axis under both strategies, about a minute; pairs: every pair of values, some minutes; "
+    "triples: half an hour; all: every combination, which takes days (see --shard)",
     allow_override=True,
 )
+_ALL = flags.DEFINE_bool("all", False, "the same as --coverage=all", allow_override=True)
 _SHARD = flags.DEFINE_string(
     "shard", "0/1", "K/N: run every Nth case from case K on, to divide a long run between machines", allow_override=True
 )
@@ -72,11 +74,20 @@ def chosen_cases() -> list[ParityCase | ParityCheck]:
     chosen: list[ParityCase | ParityCheck] = [
         ParityCheck(placement, name) for name in CHECK_NAMES for placement in placements
     ]
-    chosen += full_product(placements) if _ALL.value else covering_set(placements)
+    chosen += covered_cases("all" if _ALL.value else _COVERAGE.value, placements)
     chosen = [case for case in chosen if _ONLY.value in case.name][number::count]
     if not chosen:
         raise TfaccelError(f"No case is left. Received: --only={_ONLY.value!r}, --shard={_SHARD.value}.")
     return chosen
+
+
+def covered_cases(coverage: str, placements: Sequence[Placement]) -> Iterable[ParityCase]:
+    """The cases of a coverage (see --coverage)."""
+    if coverage == "all":
+        return full_product(placements)
+    if coverage == "values":
+        return [case for placement in placements for case in covering_set([placement], num_axes=1)]
+    return covering_set(placements, num_axes={"pairs": 2, "triples": 3}[coverage])
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, ParityCheck, Placement
-from tfaccel.parity.run_cases import run_cases
+from tfaccel.parity.run_cases import FEWEST_CASES, process_shares, run_cases
 
 TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
 OVERFLOW = next(name for name in CHECK_NAMES if "overflow" in name)
@@ -36,3 +36,16 @@ def test_a_child_that_cannot_start_is_a_row():
     rows = run_cases([ParityCase(TWO), ParityCase(TWO, xla=True)], interpreter_options=["--no-such-option"])
     assert [(row.ok, row.max_abs_diff) for row in rows] == [(False, None)] * 2
     assert "Worker 0 of 1 ended with status 2" in rows[0].note
+
+
+def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
+    single = [ParityCase(Placement("none")), ParityCase(Placement("mirrored", 1), xla=True)]
+    many = [ParityCase(TWO, accumulation=number) for number in range(4 * FEWEST_CASES)]
+    workers = [ParityCase(Placement("multi_worker", 1)), ParityCase(WORKERS)]
+    cases = [*many, *single, *workers]
+    assert sorted(map(len, process_shares(cases, 2))) == [1, 1, 2, 4 * FEWEST_CASES]
+    shares = process_shares(cases, 16)
+    assert sorted(map(len, shares)) == [1, 1, 2] + [FEWEST_CASES] * 4
+    assert [case for share in shares for case in share if case in many] == many
+    assert single in shares
+    assert process_shares([], 2) == []

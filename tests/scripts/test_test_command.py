@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tfaccel.parity.axes import CHECK_NAMES, covering_set
+from tfaccel.parity.axes import AXES, CHECK_NAMES, covering_set
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 from tfaccel.scripts import test as test_command
 
@@ -57,8 +57,22 @@ def test_runs_every_pair_and_every_check_under_both_strategies(run, chosen):
 
 
 def test_replicas_and_workers_are_those_of_the_flags(run, chosen):
-    assert run("--replicas=5", "--workers=3", "--only=dense")[0] == 0
+    assert run("--replicas=5", "--workers=3", "--coverage=values")[0] == 0
     assert {case.placement for case in chosen} == {Placement("mirrored", 5), Placement("multi_worker", 3)}
+
+
+def test_coverage_by_values_is_shorter_and_by_triples_longer(run, chosen):
+    numbers = []
+    for coverage in ("values", "pairs", "triples"):
+        chosen.clear()
+        assert run(f"--coverage={coverage}")[0] == 0
+        for axis, values in AXES.items():
+            for strategy in ("mirrored", "multi_worker"):
+                cases = [case for case in chosen if isinstance(case, ParityCase)]
+                assert {getattr(c, axis) for c in cases if c.placement.strategy == strategy} == set(values)
+        numbers.append(len(chosen))
+    assert numbers == sorted(numbers)
+    assert numbers[0] < 50
 
 
 def test_all_is_the_full_product_and_shards_are_its_parts(run, chosen):
@@ -101,6 +115,7 @@ def test_a_failure_is_named_and_gives_status_1(run, monkeypatch):
         (["--replicas=0"], "flag --replicas=0: 0 is not a positive integer"),
         (["--workers=-1"], "flag --workers=-1: -1 is not a positive integer"),
         (["--replicas=two"], "flag --replicas=two: invalid literal"),
+        (["--coverage=some"], "flag --coverage=some: value should be one of <values|pairs|triples|all>"),
         (["--shard=2/2"], "--shard is written K/N, with K from 0 to N - 1. Received: --shard=2/2."),
         (["--shard=half"], "Received: --shard=half."),
         (["--only=nothing like it"], "No case is left. Received: --only='nothing like it', --shard=0/1."),

@@ -44,8 +44,8 @@ CHECK_NAMES = (
     "dropout_masks_differ_between_replicas_and_are_the_same_in_every_run",
 )
 
-# XLA has to compile, and low precision needs one more reference; both take most of a case's time.
-CHEAP_FIRST = ("dtype_policy", "xla")
+# XLA has to compile, low precision needs one more reference, and what is traced twice takes twice as long.
+CHEAP_FIRST = ("dtype_policy", "xla", "accumulation", "last_batch")
 
 
 def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tfaccel.hardware.cpu import num_usable_cores
+from tfaccel.hardware.machine import Machine
 from tfaccel.launching.local import WorkerError, cluster_environments, run_workers
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 
@@ -24,35 +26,40 @@ _ENVIRONMENT: dict[str, str | None] = {
 
 START_LIMIT_SECONDS = 120.0
 CASE_LIMIT_SECONDS = 60.0
+FEWEST_CASES = 6  # a process takes about as long to start as a few cases
 
 OnRow = Callable[[ParityRow], None]
 Cases = Sequence[ParityCase | ParityCheck]
 
 
 def run_cases(
-    cases: Cases, *, on_row: OnRow = lambda row: None, num_parallel: int = 2, interpreter_options: Sequence[str] = ()
+    cases: Cases,
+    *,
+    on_row: OnRow = lambda row: None,
+    num_parallel: int | None = None,
+    interpreter_options: Sequence[str] = (),
 ) -> list[ParityRow]:
     """Runs each case under its strategy, compared with plain Keras on one device.
 
     Args:
-        cases: what to run; those of one placement share their child processes, and so do all with one replica.
+        cases: what to run.
         on_row: called with each row as soon as it is there, from a thread.
-        num_parallel: child processes, or clusters of them, at the same time.
+        num_parallel: child processes, or clusters of them, at the same time; by default one for each core, at least 2.
         interpreter_options: options of Python for the children, for example warning filters.
 
     Returns:
         A row for each case, in the order of the cases.
     """
+    num_parallel = num_parallel or max(2, num_usable_cores(Machine.here()))
     cancelled = threading.Event()
 
-    def run(process: Placement) -> dict[ParityCase | ParityCheck, ParityRow]:
-        mine = [case for case in cases if _process(case.placement) == process]
-        return dict(zip(mine, _run_process(mine, on_row, interpreter_options, cancelled), strict=False))
+    def run(share: Cases) -> dict[ParityCase | ParityCheck, ParityRow]:
+        return dict(zip(share, _run_share(share, on_row, interpreter_options, cancelled), strict=False))
 
     rows: dict[ParityCase | ParityCheck, ParityRow] = {}
     with ThreadPoolExecutor(num_parallel, thread_name_prefix="parity") as pool:
         try:
-            for found in pool.map(run, sorted({_process(case.placement) for case in cases})):
+            for found in pool.map(run, process_shares(cases, num_parallel)):
                 rows |= found
         except BaseException:  # an interrupt, above all: the threads end when their processes do
             cancelled.set()
@@ -60,13 +67,25 @@ def run_cases(
     return [rows[case] for case in cases]
 
 
-def _process(placement: Placement) -> Placement:
-    """Cases for which this is equal run in the same processes."""
-    single = placement.num_replicas == 1 and placement.strategy != "multi_worker"
-    return Placement("none") if single else placement
+def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
+    """The cases, parted into those that run one after the other in the same processes.
+
+    Cases of one placement go together, and so do all with one replica. Where there are more cores than placements, the
+    cases of each are parted further.
+    """
+    groups: dict[Placement, list[ParityCase | ParityCheck]] = {}
+    for case in cases:
+        single = case.placement.num_replicas == 1 and case.placement.strategy != "multi_worker"
+        groups.setdefault(Placement("none") if single else case.placement, []).append(case)
+    num_parts = max(1, num_parallel // max(1, len(groups)))
+    shares: list[Cases] = []
+    for _, group in sorted(groups.items()):
+        length = max(FEWEST_CASES, -(-len(group) // num_parts))
+        shares += [group[start : start + length] for start in range(0, len(group), length)]
+    return shares
 
 
-def _run_process(
+def _run_share(
     cases: Cases, on_row: OnRow, interpreter_options: Sequence[str], cancelled: threading.Event
 ) -> list[ParityRow]:
     """Rows of cases that share a process. After a case that broke it, the next ones run in a new process."""
