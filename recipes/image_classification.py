@@ -22,7 +22,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,8 @@ def workload(
     _check_numbers(epochs, global_batch_size, label_smoothing)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     flops_per_example, num_parameters = cost(images)
+    data_and_model = {"data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
+                      "label_smoothing": label_smoothing, "remat": remat}  # fmt: skip
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
     @functools.cache
@@ -114,6 +116,7 @@ def workload(
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,
         num_parameters=num_parameters,
+        options={**asdict(options), **data_and_model},
         class_names=images.class_names,
     )
 

@@ -132,7 +132,7 @@ def _print_result(result: TrainResult) -> None:
     for name, value in result.final.items():
         table.add_row(name, f"{value:.4f}")
     table.add_row("time", f"{result.wall_seconds:.1f} s, first call {result.first_step_seconds:.1f} s")
-    if result.first_step_seconds > 0:  # A run that was complete already takes no step.
+    if result.first_step_seconds > 0:  # A run that was stopped after its last step takes none.
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
     folder = Path(result.run_dir)
     for name in ("model.keras", "predictions.png", "result.json", "metrics.jsonl", "tensorboard"):

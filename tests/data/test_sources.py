@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.sources import ArraySource, IteratorSource
+from tfaccel.data.sources import ArraySource, IteratorSource, repeated
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -97,6 +97,14 @@ def test_repeated_dataset_uses_one_iterator():
     source = dataset(num_epochs=2)
     assert source.feed() is source.feed()
     source.close()
+
+
+def test_one_thread_fetches_ahead_of_a_repeat():
+    plain = tf.data.Dataset.range(6).batch(2)
+    for pipeline, option in ((plain, None), (plain.prefetch(1), False)):
+        twice = repeated(pipeline, 2)
+        assert twice.options().experimental_optimization.inject_prefetch is option
+        assert [batch.tolist() for batch in twice.as_numpy_iterator()] == [[0, 1], [2, 3], [4, 5]] * 2
 
 
 def test_number_of_batches_is_learned():

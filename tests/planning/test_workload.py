@@ -35,6 +35,7 @@ def test_workload_is_a_value():
         ({"global_batch_size": 0}, "Received: global_batch_size=0"),
         ({"num_parameters": 1.5}, "num_parameters must be a whole number of at least 1 or None"),
         ({"num_train_examples": 0}, "Received: num_train_examples=0"),
+        ({"options": {"layers": object}}, r"options must be names with JSON values. Received: {'layers': .*not JSON"),
         ({"flops_per_example": 0}, "flops_per_example must be a number above 0 or None. Received: 0"),
         ({"flops_per_example": float("nan")}, "flops_per_example must be a number above 0 or None. Received: nan"),
     ],

@@ -58,6 +58,14 @@ def test_another_run_is_refused_by_name(tmp_path, name, value):
         RunDir(path, {**CONFIG, name: value}, resume="auto")
 
 
+def test_other_options_are_refused_by_name(tmp_path):
+    path = tmp_path / "run"
+    RunDir(path, {**CONFIG, "options": {"learning_rate": 0.1, "ema": False}}).start({})
+    assert RunDir(path, {**CONFIG, "options": {"ema": False, "learning_rate": 0.1}}, resume="auto").resumes
+    with pytest.raises(RunDirError, match=r"another run: options.learning_rate is 0.1 there and 0.2 here"):
+        RunDir(path, {**CONFIG, "options": {"learning_rate": 0.2, "ema": False}}, resume="auto")
+
+
 def test_unreadable_config_is_named(tmp_path):
     path = started(tmp_path / "run")
     (path / "config.json").write_text("{")

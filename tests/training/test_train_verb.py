@@ -69,6 +69,51 @@ print(json.dumps([
 """
 
 
+ACCUMULATED = """
+import json, sys
+from pathlib import Path
+import keras
+import numpy as np
+from tfaccel import train
+from tfaccel.training.accumulation import AccumulatedSchedule
+from train_workload import plan, workload
+
+class Rates(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        rates.append(float(getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).learning_rate))
+
+def build_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
+
+def compile_args():
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.0))
+    if loss_scale:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return {"optimizer": optimizer, "loss": "mse"}
+
+def train_data(size, *, seed, epoch):
+    return small.train_data(size, seed=seed, epoch=epoch).unbatch().take(40).batch(size, drop_remainder=True)
+
+small = workload()
+made = type(small)("small", build_model, compile_args, train_data, global_batch_size=8)
+found = []
+for loss_scale, steps in ((False, 1), (False, 4), (True, 4)):
+    run_dir = Path(sys.argv[1]) / f"{steps}-{loss_scale}"
+    rates = []
+    train(made, plan("none", accumulation_steps=steps), run_dir=run_dir, epochs=2, verbose=0, callbacks=[Rates()])
+    model = keras.models.load_model(run_dir / "model.keras")
+    found.append(model.get_weights())
+    config = getattr(model.optimizer, "inner_optimizer", model.optimizer).get_config()["learning_rate"]
+    print(steps, len(rates), rates[-1], config["class_name"])
+print(max(np.abs(a - b).max() for a, b in zip(found[0], found[1])))
+print(max(np.abs(a - b).max() for a, b in zip(found[0], found[2])))
+
+schedule = AccumulatedSchedule(keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0), 4)
+copied = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+print([float(copied(step)) for step in (0, 3, 4, 23)])
+"""
+
+
 @pytest.fixture(scope="module")
 def ended(run_python, tmp_path_factory):
     """What the NaN program printed for each placement."""
@@ -104,6 +149,18 @@ def test_unusable_workloads_are_named(run_python, tmp_path):
     assert "build_model of workload 'small' must return a Keras 3 model. Received: 'text'" in texts[3]
     assert "takes no `cache`. Set cache_data=False" in texts[4]
     assert [there for _, _, there in found] == [False] * 5  # nothing half-written
+
+
+def test_accumulated_steps_follow_the_schedule_of_single_ones(run_python, tmp_path):
+    lines = run_python(ACCUMULATED, tmp_path, cwd=HERE).stdout.splitlines()
+    # Ten optimizer steps of eight examples; at the end the schedule is asked for the eleventh.
+    assert [line.split()[:2] + line.split()[3:] for line in lines[:3]] == [
+        ["1", "10", "PolynomialDecay"], ["4", "10", "PolynomialDecay"], ["4", "10", "PolynomialDecay"]
+    ]  # fmt: skip
+    assert [float(line.split()[2]) for line in lines[:3]] == [0.0, 0.0, 0.0]
+    assert float(lines[3]) < 1e-5
+    assert float(lines[4]) < 1e-5
+    assert json.loads(lines[5]) == pytest.approx([1.0, 1.0, 0.9, 0.5])
 
 
 def never_called(*arguments, **options):

@@ -1,7 +1,8 @@
 """The noun `Workload`: what to train, a value made of functions. Another process can build it from its import path."""
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tfaccel.errors import WorkloadError
@@ -28,6 +29,8 @@ class Workload:
         flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
             known. A multiplication followed by an addition counts as two.
         num_parameters: trainable numbers in the model; None if it is not known.
+        options: name -> JSON value of whatever else decides the outcome (learning rate, place of the data ...). A run
+            goes on (`resume="auto"`) with the same options only.
 
     Raises:
         WorkloadError: if an argument is not what is said above.
@@ -47,24 +50,31 @@ class Workload:
     num_train_examples: int | None = None
     flops_per_example: float | None = None
     num_parameters: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
-        for field in ("build_model", "compile_args", "train_data", "validation_data"):
-            value = getattr(self, field)
-            if not callable(value) and not (field == "validation_data" and value is None):
-                raise WorkloadError(f"A workload's {field} must be a function. Received: {field}={value!r:.200}.")
-        for field in ("global_batch_size", "num_train_examples", "num_parameters"):
-            value = getattr(self, field)
-            optional = field != "global_batch_size"
+        for name in ("build_model", "compile_args", "train_data", "validation_data"):
+            value = getattr(self, name)
+            if not callable(value) and not (name == "validation_data" and value is None):
+                raise WorkloadError(f"A workload's {name} must be a function. Received: {name}={value!r:.200}.")
+        for name in ("global_batch_size", "num_train_examples", "num_parameters"):
+            value = getattr(self, name)
+            optional = name != "global_batch_size"
             if not (optional and value is None) and (type(value) is not int or value < 1):
                 raise WorkloadError(
-                    f"A workload's {field} must be a whole number of at least 1{' or None' if optional else ''}. "
-                    f"Received: {field}={value!r}."
+                    f"A workload's {name} must be a whole number of at least 1{' or None' if optional else ''}. "
+                    f"Received: {name}={value!r}."
                 )
         flops = self.flops_per_example
         if flops is not None and (type(flops) not in (int, float) or not 0 < flops < float("inf")):
             raise WorkloadError(
                 f"A workload's flops_per_example must be a number above 0 or None. Received: {flops!r}."
             )
+        try:
+            json.dumps(dict(self.options))
+        except (TypeError, ValueError) as error:
+            raise WorkloadError(
+                f"A workload's options must be names with JSON values. Received: {self.options!r:.200} ({error})."
+            ) from error

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfaccel.training import private_api
 from tfaccel.training.gradients import densify
+from tfaccel.training.model_parts import inner_optimizer
 from tfaccel.training.replicas import Replicas
 
 
@@ -37,7 +38,7 @@ class GradientUpdate:
         self.sum_duplicate_indices = sum_duplicate_indices
         self.bytes_per_pack = bytes_per_pack
         self.saw_sparse_gradients = False
-        self._inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._inner = inner_optimizer(optimizer)
 
     @property
     def accumulation_steps(self) -> int:

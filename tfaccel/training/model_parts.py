@@ -19,6 +19,11 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     return found
 
 
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer that updates the weights: the one inside a `LossScaleOptimizer`, or itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def variables_of(model: keras.Model) -> list[keras.Variable]:
     """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers."""
     found = [*model.variables, *model.metrics_variables]

@@ -225,6 +225,12 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
         yield
 
 
+def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The schedule of an optimizer, or None; the public `learning_rate` is its value at the present step only."""
+    schedule = _private(optimizer, "_learning_rate")
+    return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """The counter of `apply` calls; the public `iterations` divides it by the accumulation steps."""
     return _private(optimizer, "_iterations")

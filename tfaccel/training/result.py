@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
 
@@ -45,6 +46,11 @@ class TrainResult:
     def to_json(self) -> dict[str, Any]:
         """The result as JSON-serialisable data."""
         return {**asdict(self), "plan": self.plan.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The result that `to_json` wrote."""
+        return cls(**{**data, "plan": Plan.from_json(data["plan"])})
 
 
 def installed_versions() -> dict[str, str]:

@@ -75,6 +75,11 @@ class RunDir:
         if self.writes:
             write_json_lines(self.path / "metrics.jsonl", self.rows)
 
+    def result(self) -> dict[str, Any] | None:
+        """The outcome of a run that is complete; None where it is not."""
+        file = self.path / "result.json"
+        return dict(json.loads(file.read_text())) if self.resumes and file.exists() else None
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the outcome of the run."""
         if self.writes:
@@ -95,10 +100,16 @@ class RunDir:
             found = json.loads(file.read_text())
         except ValueError as error:
             raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
-        wanted = json.loads(json.dumps(self.config))
+        found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise RunDirError(
                     f"The run directory {self.path} holds another run: {name} is {found.get(name)!r} there and "
                     f"{wanted.get(name)!r} here. Choose a new directory, or resume with the same settings."
                 )
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with `options` brought up to its own level, as `options.name`."""
+    options = {f"options.{name}": value for name, value in config.get("options", {}).items()}
+    return {**{name: value for name, value in config.items() if name != "options"}, **options}

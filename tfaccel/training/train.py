@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult, installed_versions
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
+
+logger = logging.getLogger("tfaccel")
 
 
 def train(
@@ -41,7 +43,8 @@ def train(
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
         epochs: epochs in all.
         seed: decides initial weights, dropout and the order of the data.
-        resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop.
+        resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop. A
+            run that is complete is left as it is.
         checkpoint_interval: optimizer steps between checkpoints; None: one each epoch.
         callbacks: more Keras callbacks; their numbers and best weights are part of the checkpoints.
         verbose: 1 shows progress on standard error, 0 nothing.
@@ -72,9 +75,14 @@ def train(
         )
     hardware = detect_hardware()
     plan = plan or default_plan(hardware, workload)
-    config = {"recipe": workload.name, "epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval,
+    config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
+              "checkpoint_interval": checkpoint_interval,
               "global_batch_size": plan.global_batch_size, "dtype_policy": plan.dtype_policy}  # fmt: skip
     directory = RunDir(run_dir, config, resume=resume)
+    complete = directory.result()
+    if complete is not None:
+        logger.info("The run in %s is complete; there is nothing to train.", directory.path)
+        return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     with Runtime(plan, seed=seed, cluster=hardware.cluster) as runtime:
         from tfaccel.training.train_session import TrainSession
 
@@ -92,7 +100,7 @@ def _result(workload: Workload, plan: Plan, hardware: Hardware, outcome: Any, di
     steps = {name: seconds * plan.accumulation_steps for name, seconds in outcome.times.step_seconds().items()}
     return TrainResult(
         recipe=workload.name, plan=plan, history=outcome.history, final=outcome.final,
-        examples_per_second=0.0 if math.isinf(rate) else rate, step_seconds=steps,
+        examples_per_second=rate, step_seconds=steps,
         first_step_seconds=outcome.times.first_seconds, wall_seconds=wall_seconds, hardware=hardware.to_json(),
         versions=installed_versions(), run_dir=str(directory.path),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training import private_api
+from tfaccel.training.accumulation import accumulate, workload_schedule
 from tfaccel.training.checkpoint import load_newest, write_state
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import EngineOptions, engine_of
@@ -86,7 +87,7 @@ class TrainSession:
                     callback.close()
             self._source.close()
         if engine.replicas.is_chief:
-            with whole_file(self._run_dir.model_file) as temporary:
+            with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
         return Outcome(self._history(), final, times)
@@ -100,7 +101,7 @@ class TrainSession:
         arguments = dict(self._workload.compile_args())
         optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
         if self._plan.accumulation_steps > 1:
-            optimizer.gradient_accumulation_steps = self._plan.accumulation_steps
+            accumulate(optimizer, self._plan.accumulation_steps)
         arguments |= {"optimizer": optimizer, "jit_compile": self._plan.jit_compile}
         arguments["steps_per_execution"] = self._plan.steps_per_execution * self._plan.accumulation_steps
         model.compile(**arguments)
