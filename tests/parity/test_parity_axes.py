@@ -23,9 +23,9 @@ def test_every_valid_pair_is_covered_and_no_excluded_one():
         for y in axes[b]
         if excluded((a, x), (b, y)) is None
     }
-    cases = covering_set(PLACEMENTS)
+    cases = covering_set(PLACEMENTS, with_twins=False)
     assert pairs_of(cases, axes) == valid
-    assert len(cases) < 100
+    assert len(cases) < 70
 
 
 def test_every_low_precision_case_is_followed_by_itself_in_float32():

@@ -96,11 +96,12 @@ def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
     return (ParityCase(**chosen) for chosen in completed({}))
 
 
-def covering_set(placements: Sequence[Placement], *, num_axes: int = 2) -> list[ParityCase]:
+def covering_set(placements: Sequence[Placement], *, num_axes: int = 2, with_twins: bool = True) -> list[ParityCase]:
     """Cases in which every valid pair (or triple, with `num_axes=3`) of values of different axes occurs.
 
-    Each case in low precision is followed by the same case in float32: rounding could hide what float32 shows.
+    Each case in low precision is followed by its twin, the same case in float32, unless `with_twins` is False: rounding
+    could hide what float32 shows.
     """
     chosen = covering_cases(axes_of(placements), excluded, num_axes=num_axes, cheap_first=CHEAP_FIRST)
     cases = [ParityCase(**values) for values in chosen]
-    return list(dict.fromkeys(twin for case in cases for twin in (case, case.in_float32())))
+    return list(dict.fromkeys(twin for case in cases for twin in (case, case.in_float32()))) if with_twins else cases
