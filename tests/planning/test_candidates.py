@@ -193,8 +193,8 @@ def test_devices_given():
     plan = default_plan(FOUR_A100, workload(), devices=["GPU:3"])
     assert (plan.strategy, plan.devices) == ("one_device", ("GPU:3",))
     assert default_plan(FOUR_A100, workload(), devices=("GPU:3", "GPU:1")).strategy == "mirrored"
-    plan = default_plan(FOUR_A100, workload(), devices=("CPU:0", "CPU:2"))
-    assert (plan.strategy, plan.num_logical_cpus, plan.dtype_policy) == ("mirrored", 3, "float32")
+    plan = default_plan(FOUR_A100, workload(), devices=("CPU:0", "CPU:1"))
+    assert (plan.strategy, plan.num_logical_cpus, plan.dtype_policy) == ("mirrored", 2, "float32")
     plan = default_plan(ONE_T4, workload(), strategy="mirrored")
     assert (plan.strategy, plan.devices, plan.communication) == ("mirrored", ("GPU:0",), "tensorflow_default")
 
@@ -250,6 +250,7 @@ def test_gpu_memory_limit_stops_growth():
         (TWO_CORES, {"strategy": "central_storage"}, "CentralStorageStrategy with Keras 3 reports wrong losses"),
         (TWO_CORES, {"devices": "CPU:0"}, "`devices` must list at least one device"),
         (FOUR_A100, {"devices": ("GPU:4",)}, "GPU:4 is not there. Devices here: CPU:0, GPU:0, GPU:1, GPU:2, GPU:3."),
+        (FOUR_A100, {"devices": ("CPU:1", "CPU:3")}, "CPU:3 is not there. Devices here: CPU:0, GPU:0,"),
         (FOUR_A100, {"devices": ("GPU:9", "GPU:8")}, "GPU:9, GPU:8 are not there."),
         (ONE_T4, {"strategy": "tpu"}, "strategy='tpu' needs a TPU. Devices here: CPU:0, GPU:0."),
         (TWO_CORES, {"tpu": "my-tpu"}, "strategy='tpu' needs a TPU. Devices here: CPU:0."),

@@ -121,8 +121,13 @@ def _given(hardware: Hardware, fixed: Mapping[str, Any]) -> DeviceSet:
     if missing:
         are = "is" if len(missing) == 1 else "are"
         raise PlanError(f"{', '.join(missing)} {are} not there. Devices here: {_names(hardware)}.")
-    num_cpus = max([index + 1 for kind, index in parsed if kind == "CPU"], default=1)
-    return DeviceSet(devices, "Set by you.", fixed.get("num_logical_cpus", num_cpus))
+    cpus = sorted(index for kind, index in parsed if kind == "CPU")
+    if "num_logical_cpus" not in fixed and cpus != list(range(len(cpus))):
+        raise PlanError(
+            f"CPU:{cpus[-1]} is not there. Devices here: {_names(hardware)}. To divide the CPU, name its parts from "
+            f"CPU:0 on, or set num_logical_cpus={cpus[-1] + 1} (--logical_cpus)."
+        )
+    return DeviceSet(devices, "Set by you.", fixed.get("num_logical_cpus", max(1, len(cpus))))
 
 
 def _names(hardware: Hardware) -> str:
