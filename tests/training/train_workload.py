@@ -14,6 +14,7 @@ NUM_ROWS, BATCH = 44, 8
 PLANS = {
     "none": {"strategy": "none", "devices": ("CPU:0",)},
     "mirrored_2": {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2},
+    "workers_2": {"strategy": "multi_worker_mirrored", "devices": ("CPU:0",), "num_workers": 2},
 }
 
 
@@ -100,6 +101,11 @@ def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[An
     for line in lines:
         del line["seconds"]
     return [[weight.tobytes().hex() for weight in weights], lines, result.history, result.final]
+
+
+def once(run_dir: str, placement: str, die_at: str) -> None:
+    """Trains, once in this process, and prints the outcome."""
+    sys.stdout.write(json.dumps(outcome(run_dir, placement, die_at)) + "\n")
 
 
 def main(run_dir: str, placement: str, die_at: str = "never") -> None:
