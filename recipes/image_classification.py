@@ -34,9 +34,9 @@ from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
-from tfaccel.training.optimizer_options import OptimizerOptions
 from tfaccel.training.result import TrainResult
 from tfaccel.training.train import train
+from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +46,6 @@ logger = logging.getLogger("tfaccel")
 EPOCHS = 24
 GLOBAL_BATCH_SIZE = 64
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
-WARM_UP_PART = 0.1  # of all steps
 MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
 MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
 
@@ -70,7 +69,7 @@ def workload(
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     label_smoothing: float = LABEL_SMOOTHING,
     remat: bool = False,
-    **optimizer_options: Any,
+    **training_options: Any,
 ) -> ImageWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
 
@@ -81,8 +80,8 @@ def workload(
         global_batch_size: images per step, over all replicas.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
-        **optimizer_options: optimizer, learning_rate, weight_decay, clipnorm, global_clipnorm, ema; see
-            `tfaccel.training.optimizer_options.OptimizerOptions`.
+        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
+            `tfaccel.training.training_options.TrainingOptions`.
 
     Raises:
         DataError: if the images cannot be used; the message names the file.
@@ -92,7 +91,7 @@ def workload(
         >>> workload(epochs=3).num_train_examples
         1437
     """
-    options = OptimizerOptions.of(optimizer_options)
+    options = TrainingOptions.of(training_options)
     _check_numbers(epochs, global_batch_size, label_smoothing)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     flops_per_example, num_parameters = cost(images)
@@ -112,6 +111,7 @@ def workload(
         compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
+        callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,
@@ -225,20 +225,12 @@ def cost(images: ImageSet) -> tuple[float, int]:
 # ---------- Loss, metrics and optimizer
 
 
-def compile_args(options: OptimizerOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes: smoothed labels, and a learning rate that rises evenly, then falls as a cosine."""
+def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
+    """What `Model.compile` takes, with smoothed labels."""
     import keras
 
-    num_warm_up_steps = max(1, round(WARM_UP_PART * num_steps))
-    learning_rate = keras.optimizers.schedules.CosineDecay(
-        options.peak_learning_rate / num_warm_up_steps,  # Neither here nor at the end nothing: Ftrl divides by it.
-        decay_steps=max(1, num_steps - num_warm_up_steps),
-        alpha=1e-3,
-        warmup_target=options.peak_learning_rate,
-        warmup_steps=num_warm_up_steps,
-    )
     return {
-        "optimizer": options.make(learning_rate, num_steps=num_steps),
+        "optimizer": options.make_optimizer(num_steps=num_steps),
         "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
         "metrics": ["accuracy"],
     }

@@ -14,7 +14,8 @@ MODULES = (
     "tfaccel.data.image_set",
     "tfaccel.recipes.image_classification",
     "tfaccel.reporting.prediction_grid",
-    "tfaccel.training.optimizer_options",
+    "tfaccel.training.schedules",
+    "tfaccel.training.training_options",
     "tfaccel.training.rematerialize",
 )
 

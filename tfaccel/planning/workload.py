@@ -1,7 +1,7 @@
 """The noun `Workload`: what to train, a value made of functions. Another process can build it from its import path."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ class Workload:
             of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
+        callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
         num_train_examples: examples in one epoch; None if it is not known.
         flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
@@ -46,6 +47,7 @@ class Workload:
     train_data: Callable[..., Any]
     validation_data: Callable[..., Any] | None = None
     _: KW_ONLY
+    callbacks: Callable[[], Sequence[Any]] | None = None
     global_batch_size: int
     num_train_examples: int | None = None
     flops_per_example: float | None = None
@@ -55,9 +57,9 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
-        for name in ("build_model", "compile_args", "train_data", "validation_data"):
+        for name in ("build_model", "compile_args", "train_data", "validation_data", "callbacks"):
             value = getattr(self, name)
-            if not callable(value) and not (name == "validation_data" and value is None):
+            if not callable(value) and not (name in ("validation_data", "callbacks") and value is None):
                 raise WorkloadError(f"A workload's {name} must be a function. Received: {name}={value!r:.200}.")
         for name in ("global_batch_size", "num_train_examples", "num_parameters"):
             value = getattr(self, name)

@@ -88,7 +88,7 @@ def train(
 
         session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
-        outcome = session.run(runtime.strategy, list(callbacks), verbose=verbose)
+        outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
     result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
     directory.write_result(result.to_json())
     return result

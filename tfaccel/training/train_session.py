@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,9 @@ class TrainSession:
         self._source = WorkloadSource(workload, plan, seed=seed, start_epoch=self._first_epoch,
                                       start_step=self._first_step)  # fmt: skip
 
-    def run(self, strategy: tf.distribute.Strategy, callbacks: list[keras.callbacks.Callback], *,
+    def run(self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *,
             verbose: int) -> Outcome:  # fmt: skip
-        """Trains under a strategy, evaluates and saves."""
+        """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
         with strategy.scope():
             model = self._compiled_model()
         private_api.build_model(model, self._source.batch_spec)
@@ -75,7 +76,8 @@ class TrainSession:
             self._run_dir.keep_rows(self._first_epoch)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        container = self._callbacks(callbacks, engine, times, verbose)
+        asked_for = self._workload.callbacks() if self._workload.callbacks else ()
+        container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
                 run_epochs(engine, self._source, container, validation, epochs=self._epochs,

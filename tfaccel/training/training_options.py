@@ -1,4 +1,4 @@
-"""The optimizer of a recipe: every optimizer of Keras by its name, with a learning rate that suits it."""
+"""How a recipe trains: every optimizer of Keras by its name, its learning rate over time, and when to stop."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ OPTIMIZER_NAMES = tuple(_OPTIMIZERS)
 # Keras multiplies weight decay by the learning rate. If that stayed at its peak, all steps of a run together would take
 # away this part of a weight; over a rise and a cosine's fall it is half of it.
 _DECAY_PER_RUN = 0.5
+SCHEDULES = ("cosine", "linear", "exponential", "constant")
 _NO_DECAY = ("bias", "gamma", "beta")
 _EMA_MOMENTUM = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerOptions:
-    """Which optimizer of Keras, and how it is set.
+class TrainingOptions:
+    """Which optimizer of Keras, how its learning rate changes, and when training stops early.
 
     Arguments:
         optimizer: its name in Keras, in any case: "adamw", "SGD" (here with Nesterov momentum), "Lamb" ...; see
@@ -54,12 +55,16 @@ class OptimizerOptions:
         clipnorm: the largest norm of each weight's gradient; None for no clipping.
         global_clipnorm: the largest norm of all gradients together; None for no clipping.
         ema: keep a moving average of the weights and end with it.
+        schedule: how the learning rate falls after its rise: "cosine", "linear", "exponential" or "constant".
+        warm_up: part of all steps in which the learning rate rises, from 0 to below 1.
+        early_stopping: stop after so many epochs without a lower validation loss, and end with the best weights; None
+            to train for all epochs.
 
     Raises:
-        WorkloadError: for an unknown optimizer (with the nearest name), or values that Keras cannot use.
+        WorkloadError: for an unknown optimizer or schedule (with the nearest name), or values that Keras cannot use.
 
     Example:
-        >>> OptimizerOptions(optimizer="sgd").peak_learning_rate
+        >>> TrainingOptions(optimizer="sgd").peak_learning_rate
         0.1
     """
 
@@ -69,6 +74,9 @@ class OptimizerOptions:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     ema: bool = False
+    schedule: str = "cosine"
+    warm_up: float = 0.1
+    early_stopping: int | None = None
 
     def __post_init__(self) -> None:
         name = str(self.optimizer).lower()
@@ -89,6 +97,16 @@ class OptimizerOptions:
             )
         if type(self.ema) is not bool:
             raise WorkloadError(f"`ema` must be true or false. Received: ema={self.ema!r}.")
+        if self.schedule not in SCHEDULES:
+            hint = near_name(str(self.schedule), SCHEDULES) or f" Schedules: {', '.join(SCHEDULES)}."
+            raise WorkloadError(f"There is no learning-rate schedule {self.schedule!r}.{hint}")
+        if type(self.warm_up) not in (int, float) or not 0 <= self.warm_up < 1:
+            raise WorkloadError(f"`warm_up` must be a number from 0 to below 1. Received: warm_up={self.warm_up!r}.")
+        if self.early_stopping is not None and (type(self.early_stopping) is not int or self.early_stopping < 1):
+            raise WorkloadError(
+                "`early_stopping` must be a whole number of epochs of at least 1, or None. "
+                f"Received: early_stopping={self.early_stopping!r}."
+            )
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Self:
@@ -109,20 +127,31 @@ class OptimizerOptions:
         """The highest learning rate of the run."""
         return _OPTIMIZERS[self.optimizer][1] if self.learning_rate is None else self.learning_rate
 
-    def make(self, learning_rate: Any, *, num_steps: int) -> keras.optimizers.Optimizer:
-        """A fresh optimizer.
+    def callbacks(self) -> list[Any]:
+        """Fresh Keras callbacks that stop training early, as `Workload.callbacks` returns them."""
+        import keras
+
+        if self.early_stopping is None:
+            return []
+        return [keras.callbacks.EarlyStopping("val_loss", patience=self.early_stopping, restore_best_weights=True)]
+
+    def make_optimizer(self, *, num_steps: int) -> keras.optimizers.Optimizer:
+        """A fresh optimizer with its schedule.
 
         Arguments:
-            learning_rate: a number, or a schedule of Keras with `peak_learning_rate` at its top.
             num_steps: optimizer steps of the whole run.
         """
         import keras
+
+        from tfaccel.training.schedules import make_schedule
 
         decay = self.weight_decay
         if decay is None:
             decay = _DECAY_PER_RUN / (num_steps * self.peak_learning_rate)
         arguments: dict[str, Any] = {
-            "learning_rate": learning_rate,
+            "learning_rate": make_schedule(
+                self.schedule, peak=self.peak_learning_rate, num_steps=num_steps, warm_up=self.warm_up
+            ),
             "weight_decay": decay,
             "clipnorm": self.clipnorm,
             "global_clipnorm": self.global_clipnorm,

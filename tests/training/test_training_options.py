@@ -1,12 +1,13 @@
 """Optimizers by name: all of Keras's, with what was asked of them."""
 
 import inspect
+import itertools
 import re
 
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.training.optimizer_options import OPTIMIZER_NAMES, OptimizerOptions
+from tfaccel.training.training_options import OPTIMIZER_NAMES, TrainingOptions
 
 
 def test_every_optimizer_of_keras_has_its_name(logical_devices):
@@ -21,13 +22,14 @@ def test_every_optimizer_of_keras_has_its_name(logical_devices):
 def test_optimizer_has_what_was_asked_for(logical_devices, name):
     import keras
 
-    options = OptimizerOptions(optimizer=name, learning_rate=0.02, weight_decay=0.5, clipnorm=3.0, ema=True)
-    optimizer = options.make(0.01, num_steps=9)
+    options = TrainingOptions(optimizer=name, learning_rate=0.02, weight_decay=0.5, clipnorm=3.0, ema=True)
+    optimizer = options.make_optimizer(num_steps=10)
     assert type(optimizer).__name__.lower() == name
     assert isinstance(optimizer, keras.optimizers.Optimizer)
-    assert optimizer is not options.make(0.01, num_steps=9)
+    assert optimizer is not options.make_optimizer(num_steps=10)
     config = optimizer.get_config()
-    assert config["learning_rate"] == pytest.approx(0.01)
+    optimizer.iterations.assign(1)
+    assert float(optimizer.learning_rate) == pytest.approx(0.02)
     assert (config["weight_decay"], config["clipnorm"], config["use_ema"]) == (0.5, 3.0, True)
 
 
@@ -37,7 +39,7 @@ def test_weight_decay_leaves_biases_and_normalisation_alone(logical_devices):
 
     layers = [keras.Input((4,)), keras.layers.Dense(3, bias_initializer="ones"), keras.layers.BatchNormalization()]
     model = keras.Sequential(layers)
-    optimizer = OptimizerOptions(optimizer="sgd", weight_decay=0.5).make(0.1, num_steps=9)
+    optimizer = TrainingOptions(optimizer="sgd", learning_rate=0.1, weight_decay=0.5).make_optimizer(num_steps=1)
     before = [variable.numpy() for variable in model.trainable_variables]
     optimizer.apply([np.zeros(value.shape, "float32") for value in before], model.trainable_variables)
     kept = [0.95, 1.0, 1.0, 1.0]  # kernel, bias, gamma, beta
@@ -46,14 +48,14 @@ def test_weight_decay_leaves_biases_and_normalisation_alone(logical_devices):
 
 
 def test_names_are_keras_s_in_any_case():
-    assert OptimizerOptions(optimizer="AdamW") == OptimizerOptions(optimizer="adamw")
-    assert OptimizerOptions(optimizer="ScheduleFreeAdamW").optimizer == "schedulefreeadamw"
+    assert TrainingOptions(optimizer="AdamW") == TrainingOptions(optimizer="adamw")
+    assert TrainingOptions(optimizer="ScheduleFreeAdamW").optimizer == "schedulefreeadamw"
 
 
 def test_learning_rate_follows_the_optimizer_unless_given():
-    rates = {OptimizerOptions(optimizer=name).peak_learning_rate for name in OPTIMIZER_NAMES}
+    rates = {TrainingOptions(optimizer=name).peak_learning_rate for name in OPTIMIZER_NAMES}
     assert len(rates) > 3
-    assert OptimizerOptions(optimizer="sgd", learning_rate=0.5).peak_learning_rate == 0.5
+    assert TrainingOptions(optimizer="sgd", learning_rate=0.5).peak_learning_rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -68,20 +70,44 @@ def test_learning_rate_follows_the_optimizer_unless_given():
         ({"global_clipnorm": "1"}, "`global_clipnorm` must be a number above 0"),
         ({"clipnorm": 1.0, "global_clipnorm": 2.0}, "not by both. Received: clipnorm=1.0, global_clipnorm=2.0. Drop"),
         ({"ema": 0.9}, "`ema` must be true or false. Received: ema=0.9."),
+        ({"schedule": "cosin"}, "There is no learning-rate schedule 'cosin'. Did you mean 'cosine'?"),
+        ({"schedule": "step"}, "learning-rate schedule 'step'. Schedules: cosine, linear, exponential, constant."),
+        ({"warm_up": 1}, "`warm_up` must be a number from 0 to below 1. Received: warm_up=1."),
+        ({"early_stopping": 0}, "`early_stopping` must be a whole number of epochs of at least 1, or None. Received: "),
         ({"learn_rate": 1.0}, "There is no option 'learn_rate'. Did you mean 'learning_rate'?"),
         ({"xyz": 1.0}, "There is no option 'xyz'. Options: optimizer, learning_rate, "),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(WorkloadError, match=re.escape(message)):
-        OptimizerOptions.of(options)
+        TrainingOptions.of(options)
 
 
 def test_weight_decay_follows_rate_and_length_of_a_run_unless_given(logical_devices):
-    options = OptimizerOptions(optimizer="adam", learning_rate=0.02)
-    assert options.make(0.01, num_steps=50).weight_decay == pytest.approx(0.5 / (50 * 0.02))
-    assert OptimizerOptions(weight_decay=0.0).make(0.01, num_steps=50).weight_decay == 0.0
+    options = TrainingOptions(optimizer="adam", learning_rate=0.02)
+    assert options.make_optimizer(num_steps=50).weight_decay == pytest.approx(0.5 / (50 * 0.02))
+    assert TrainingOptions(weight_decay=0.0).make_optimizer(num_steps=50).weight_decay == 0.0
 
 
 def test_weight_decay_may_be_nothing():
-    assert OptimizerOptions(weight_decay=0).weight_decay == 0
+    assert TrainingOptions(weight_decay=0).weight_decay == 0
+
+
+@pytest.mark.parametrize(("name", "last"), [("cosine", 1e-3), ("linear", 1e-3), ("exponential", 1e-3), ("constant", 1)])
+def test_every_schedule_rises_and_falls_as_it_says(logical_devices, name, last):
+    import keras
+
+    optimizer = TrainingOptions(learning_rate=0.5, schedule=name, warm_up=0.2).make_optimizer(num_steps=50)
+    schedule = keras.optimizers.schedules.deserialize(optimizer.get_config()["learning_rate"])
+    rates = [float(schedule(step)) for step in range(60)]
+    assert rates[:11] == pytest.approx([0.05 + 0.045 * step for step in range(11)])
+    assert max(rates) == pytest.approx(0.5)
+    assert all(a >= b - 1e-7 for a, b in itertools.pairwise(rates[10:]))
+    assert rates[50] == pytest.approx(0.5 * last, rel=1e-3)
+    assert (rates[30] < 0.4) == (name != "constant")
+
+
+def test_early_stopping_is_a_callback():
+    assert TrainingOptions().callbacks() == []
+    (callback,) = TrainingOptions(early_stopping=3).callbacks()
+    assert (callback.monitor, callback.patience, callback.restore_best_weights) == ("val_loss", 3, True)

@@ -1,0 +1,74 @@
+"""Learning-rate schedules by name: a rise to the highest rate, then a fall, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+_LAST_PART = 1e-3  # of the highest rate, at the end. Not nothing: Ftrl divides by it.
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class WarmUp(LearningRateSchedule):
+    """A schedule after an even rise to its first rate.
+
+    Args:
+        schedule: what follows; its step 0 is the first step after the rise.
+        num_steps: steps of the rise, at least 1.
+
+    Example:
+        >>> falling = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=4, end_learning_rate=0.0)
+        >>> [float(WarmUp(falling, 2)(step)) for step in range(7)]
+        [0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    def __init__(self, schedule: LearningRateSchedule, num_steps: int) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.num_steps = num_steps
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step; the rise begins at the first rate divided by the number of its steps."""
+        step = keras.ops.cast(step, "float32")
+        later = self.schedule(keras.ops.maximum(step - self.num_steps, 0.0))
+        part = keras.ops.minimum(step / self.num_steps, 1.0)
+        return later * (part + (1.0 - part) / self.num_steps)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "num_steps": self.num_steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WarmUp:
+        """The schedule that `get_config` was called on."""
+        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["num_steps"])
+
+
+def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> LearningRateSchedule:
+    """A fresh schedule.
+
+    Args:
+        name: "cosine", "linear", "exponential" (each falls to a thousandth) or "constant".
+        peak: the highest learning rate.
+        num_steps: optimizer steps of the whole run.
+        warm_up: part of them in which the rate rises.
+
+    Example:
+        >>> rates = make_schedule("linear", peak=1.0, num_steps=20, warm_up=0.1)
+        >>> [round(float(rates(step)), 3) for step in (0, 2, 11, 20)]
+        [0.5, 1.0, 0.501, 0.001]
+    """
+    num_rising = max(1, round(warm_up * num_steps))
+    num_falling = max(1, num_steps - num_rising)
+    if name in ("cosine", "constant"):  # Keras's own class, so that a saved model needs nothing of tfaccel
+        alpha = _LAST_PART if name == "cosine" else 1.0
+        return keras.optimizers.schedules.CosineDecay(
+            peak / num_rising, decay_steps=num_falling, alpha=alpha, warmup_target=peak, warmup_steps=num_rising
+        )
+    if name == "linear":
+        falling = keras.optimizers.schedules.PolynomialDecay(peak, num_falling, end_learning_rate=_LAST_PART * peak)
+    else:
+        falling = keras.optimizers.schedules.ExponentialDecay(peak, num_falling, decay_rate=_LAST_PART)
+    return WarmUp(falling, num_rising)
