@@ -26,9 +26,9 @@ from tfaccel.scripts.train_flags import (
     run_dir,
     run_option,
     workload_options,
-    workload_parameters,
 )
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.workload_parameters import define_parameter_flags, workload_parameters
 from tfaccel.training.result import TrainResult
 
 define_workload_flags()
@@ -42,6 +42,7 @@ _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
+    define_parameter_flags(argv)
     return run_command(_main, argv, description="Trains a recipe or a workload of your own.")
 
 

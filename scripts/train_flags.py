@@ -1,27 +1,24 @@
 """The flags of `tfaccel train` beyond those of the plan and of the workload's name."""
 
-import inspect
-import os
-import sys
-from importlib import import_module
 from typing import Any
 
 from absl import flags
 
-from tfaccel.errors import PlanError, TfaccelError, WorkloadError
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.scripts.plan_flags import AUTO
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
 
 # Flags that become arguments of the workload's function, where they are set: flag -> the kind of value, and its help.
-_NUMBER, _COUNT, _TEXT = "a number", "a whole number of at least 1", "a text"
 _WORKLOAD_OPTIONS = {
-    "data_dir": (_TEXT, "the data to train on, or auto for the recipe's own"),
-    "image_size": (_COUNT, "height and width to which images are brought, in pixels, or auto"),
-    "optimizer": (_TEXT, "an optimizer of Keras by its name, or auto for the recipe's choice"),
-    "learning_rate": (_NUMBER, "the highest learning rate, or auto for one that suits the optimizer"),
-    "weight_decay": (_NUMBER, "as in Keras, multiplied by the learning rate at each step, or auto"),
-    "clipnorm": (_NUMBER, "the largest norm of each weight's gradient, or auto for the recipe's choice"),
-    "global_clipnorm": (_NUMBER, "the largest norm of all gradients together, or auto for the recipe's choice"),
+    "data_dir": (TEXT, "the data to train on, or auto for the recipe's own"),
+    "optimizer": (TEXT, "an optimizer of Keras by its name, or auto for the recipe's choice"),
+    "learning_rate": (NUMBER, "the highest learning rate, or auto for one that suits the optimizer"),
+    "weight_decay": (NUMBER, "as in Keras, multiplied by the learning rate at each step, or auto"),
+    "clipnorm": (NUMBER, "the largest norm of each weight's gradient, or auto for the recipe's choice"),
+    "global_clipnorm": (NUMBER, "the largest norm of all gradients together, or auto for the recipe's choice"),
+    "schedule": (TEXT, "how the learning rate falls: cosine, linear, exponential or constant, or auto"),
+    "warm_up": (NUMBER, "part of all steps in which the learning rate rises, or auto"),
+    "early_stopping": (COUNT, "stop after so many epochs without a lower validation loss, or auto for none"),
 }
 _WORKLOAD_SWITCHES = {
     "ema": "train with a moving average of the weights, and end with it",
@@ -51,7 +48,7 @@ def define_train_flags() -> None:
 
 
 def workload_options() -> dict[str, Any]:
-    """The arguments of the workload's function that are set by flags.
+    """The arguments of the workload's function that are set by flags, those of its own parameters among them.
 
     Raises:
         TfaccelError: for a value that is not of the flag's kind.
@@ -60,17 +57,17 @@ def workload_options() -> dict[str, Any]:
     for name, (kind, _) in _WORKLOAD_OPTIONS.items():
         text = str(flags.FLAGS[name].value)
         if text != AUTO:
-            options[name] = _value(name, text, kind)
+            options[name] = value_of(name, text, kind)
     for name in _WORKLOAD_SWITCHES:
         if flags.FLAGS[name].present:
             options[name] = flags.FLAGS[name].value
-    return options
+    return options | parameter_values()
 
 
 def run_option(name: str) -> int | None:
     """The value of --epochs or --checkpoint_interval; None for auto."""
     text = str(flags.FLAGS[name].value)
-    return None if text == AUTO else _value(name, text, _COUNT)
+    return None if text == AUTO else value_of(name, text, COUNT)
 
 
 def run_dir() -> str:
@@ -81,19 +78,6 @@ def run_dir() -> str:
     return path
 
 
-def workload_parameters() -> dict[str, Any]:
-    """Parameter -> default value of the function that --recipe or --workload names; empty where it cannot be loaded."""
-    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
-    module, _, function = (f"{RECIPES_PACKAGE}.{recipe}:workload" if recipe else import_path or "").partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        signature = inspect.signature(getattr(import_module(module), function))
-    except Exception:  # Loading the workload will say what is wrong.
-        return {}
-    return {name: parameter.default for name, parameter in signature.parameters.items()}
-
-
 def chosen_epochs(parameters: dict[str, Any]) -> int:
     """The value of --epochs, or the default of the workload's own parameter `epochs`."""
     epochs = run_option("epochs")
@@ -102,14 +86,3 @@ def chosen_epochs(parameters: dict[str, Any]) -> int:
     if type(epochs) is not int:
         raise WorkloadError("This workload does not say how many epochs it needs. Give --epochs=NUMBER.")
     return epochs
-
-
-def _value(name: str, text: str, kind: str) -> Any:
-    convert = {_TEXT: str, _NUMBER: float, _COUNT: int}[kind]
-    try:
-        value = convert(text)
-    except ValueError:
-        value = None
-    if value is None or (kind == _COUNT and value < 1):
-        raise PlanError(f"--{name} must be {kind}, or auto. Received: --{name}={text}.")
-    return value

@@ -1,0 +1,135 @@
+"""Flags that a workload brings along: one for each parameter of the function that makes it."""
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from absl import flags
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.scripts.plan_flags import AUTO
+
+NUMBER, COUNT, TEXT = "a number", "a whole number of at least 1", "a text"
+
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+# The workload's own parameters that became flags: name -> the kind of value, or the values there are.
+_own_kinds: dict[str, str | tuple[str, ...]] = {}
+
+
+def define_parameter_flags(argv: Sequence[str]) -> None:
+    """Defines a flag for each parameter of the workload that --recipe or --workload in `argv` names.
+
+    Parameters that are flags already (--data_dir, --epochs ...) are passed over, and so are those of a kind that cannot
+    be written as text. The help is what the function's docstring says of the parameter.
+    """
+    for name in _own_kinds:
+        flags.FLAGS.__delattr__(name)
+    _own_kinds.clear()
+    function = _function(_written("recipe", argv), _written("workload", argv))
+    if function is None:
+        return
+    hints, texts = get_type_hints(function), _argument_texts(inspect.getdoc(function) or "")
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = _kind(hints.get(name, type(parameter.default)))
+        if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
+            continue
+        help_text = texts.get(name, f"an option of {function.__module__}")
+        if kind == "switch":
+            flags.DEFINE_bool(name, bool(parameter.default), help_text, module_name=__name__)
+        else:
+            values = f" ({', '.join(kind)})" if isinstance(kind, tuple) else ""
+            flags.DEFINE_string(name, AUTO, f"{help_text}{values}", module_name=__name__)
+        _own_kinds[name] = kind
+
+
+def parameter_values() -> dict[str, Any]:
+    """The values of those flags that are set.
+
+    Raises:
+        WorkloadError: for a value that is not of the parameter's kind.
+    """
+    values: dict[str, Any] = {}
+    for name, kind in _own_kinds.items():
+        flag = flags.FLAGS[name]
+        if kind == "switch" and flag.present:
+            values[name] = flag.value
+        elif kind != "switch" and flag.value != AUTO:
+            values[name] = value_of(name, str(flag.value), kind)
+    return values
+
+
+def workload_parameters() -> dict[str, Any]:
+    """Parameter -> default value of the function that --recipe or --workload names; empty where it cannot be loaded."""
+    function = _function(flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value)
+    if function is None:
+        return {}
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
+    """What was written for a flag, as a value of a kind, or as one of several texts.
+
+    Raises:
+        WorkloadError: if it is not.
+    """
+    if isinstance(kind, tuple):
+        if text not in kind:
+            raise WorkloadError(f"--{name} must be one of {', '.join(kind)}, or auto. Received: --{name}={text}.")
+        return text
+    convert: Callable[[str], Any] = {TEXT: str, NUMBER: float, COUNT: int}[kind]
+    try:
+        value = convert(text)
+    except ValueError:
+        value = None
+    if value is None or (kind == COUNT and value < 1):
+        raise WorkloadError(f"--{name} must be {kind}, or auto. Received: --{name}={text}.")
+    return value
+
+
+def _written(name: str, argv: Sequence[str]) -> str | None:
+    """The value that a flag has in `argv`, before flags are parsed."""
+    for index, argument in enumerate(argv):
+        flag, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and flag == name:
+            return value if equals else next(iter(argv[index + 1 :]), None)
+    return None
+
+
+def _function(recipe: str | None, import_path: str | None) -> Callable[..., Any] | None:
+    """The function that makes the workload; None where it cannot be loaded: loading the workload says what is wrong."""
+    module, _, function = (f"{RECIPES_PACKAGE}.{recipe}:workload" if recipe else import_path or "").partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module), function)
+        inspect.signature(found)
+    except Exception:
+        return None
+    return found if callable(found) else None
+
+
+def _kind(hint: Any) -> str | tuple[str, ...] | None:
+    """The kind of value of a type hint; None for one that cannot be written as text."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if get_origin(hint) is Literal:
+        return tuple(map(str, get_args(hint)))
+    if parts and get_origin(hint) is not None and str in parts:
+        return TEXT
+    if len(parts) == 1 and type(None) in get_args(hint):
+        return _kind(parts[0])
+    return {bool: "switch", int: COUNT, float: NUMBER, str: TEXT}.get(hint)
+
+
+def _argument_texts(docstring: str) -> dict[str, str]:
+    """Parameter -> what the section of arguments of a docstring says of it."""
+    section = re.search(r"^(?:Arguments|Args):\n((?:[ \t]+.*\n?|\n)+)", docstring, re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1], re.MULTILINE)
+    return {name: " ".join(text.split()).rstrip(".") for name, text in entries}

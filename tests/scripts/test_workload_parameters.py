@@ -1,0 +1,92 @@
+"""Flags that a workload brings along: named, typed and explained as the parameters of its function."""
+
+import pytest
+from absl import flags
+
+from tfaccel.errors import WorkloadError
+from tfaccel.scripts import train
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, define_parameter_flags, parameter_values, value_of
+
+MODULE = '''
+from typing import Literal
+
+def workload(*, model: Literal["gru", "lstm"] = "gru", width: int = 8, dropout: float = 0.1, title: str | None = None,
+             folded: bool = False, sizes: tuple[int, ...] = (1,), epochs: int = 3, undocumented: int = 1):
+    """Makes it.
+
+    Arguments:
+        model: the kind of
+            layer.
+        width: units. Of each layer.
+        dropout: part that is dropped.
+
+    Raises:
+        Nothing: at all.
+    """
+'''
+OURS = ["train", "--workload=own_parameters:workload"]
+
+
+@pytest.fixture(autouse=True)
+def own_parameters(tmp_path, monkeypatch):
+    (tmp_path / "own_parameters.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    define_parameter_flags([])
+    flags.FLAGS.unparse_flags()
+
+
+def values(*arguments):
+    define_parameter_flags([*OURS, *arguments])
+    flags.FLAGS([*OURS, *arguments])
+    return parameter_values()
+
+
+def test_values_have_the_kind_of_their_parameter():
+    assert values() == {}
+    assert values("--model=lstm", "--width=3", "--dropout=0.5", "--title=a b", "--folded") == {
+        "model": "lstm", "width": 3, "dropout": 0.5, "title": "a b", "folded": True
+    }  # fmt: skip
+    assert values("--nofolded", "--width=auto") == {"folded": False}
+
+
+def test_help_is_the_docstring_s():
+    define_parameter_flags(OURS)
+    assert flags.FLAGS["model"].help == "the kind of layer (gru, lstm)"
+    assert flags.FLAGS["width"].help == "units. Of each layer"
+    assert flags.FLAGS["undocumented"].help == "an option of own_parameters"
+    assert flags.FLAGS["epochs"].help.startswith("passes over the training data")  # the flag of `train` itself
+    assert "sizes" not in flags.FLAGS
+
+
+def test_flags_go_with_their_workload():
+    define_parameter_flags(["train", "--recipe", "image_classification"])
+    assert "image_size" in flags.FLAGS
+    define_parameter_flags(OURS)
+    assert "image_size" not in flags.FLAGS
+    assert "width" in flags.FLAGS
+    define_parameter_flags(["train", "--recipe=no_such_recipe"])
+    assert "width" not in flags.FLAGS
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("x", NUMBER, "--it must be a number, or auto. Received: --it=x."),
+        ("0", COUNT, "--it must be a whole number of at least 1, or auto. Received: --it=0."),
+        ("c", ("a", "b"), "--it must be one of a, b, or auto. Received: --it=c."),
+    ],
+)
+def test_other_values_are_refused(text, kind, message):
+    with pytest.raises(WorkloadError, match=message):
+        value_of("it", text, kind)
+
+
+def test_texts_are_taken_as_they_are():
+    assert value_of("it", "1", TEXT) == "1"
+
+
+def test_command_names_a_wrong_value(tmp_path, capsys):
+    assert train.run([*OURS, "--model=cnn", f"--run_dir={tmp_path / 'run'}"]) == 2
+    assert "--model must be one of gru, lstm, or auto. Received: --model=cnn." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
