@@ -1,0 +1,93 @@
+"""The noun `Table`: named columns of equal length, as they stand in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfaccel.errors import DataError
+from tfaccel.planning.near_name import near_name
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Arguments:
+        name: its name in the header.
+        values: float64 with NaN for what is missing; or texts, an object array with None for what is missing.
+    """
+
+    name: str
+    values: np.ndarray
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are texts, which may be numbers that have not been read yet."""
+        return self.values.dtype == object
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which rows have no value: booleans of shape (num_rows,)."""
+        return np.array([v is None for v in self.values], dtype=bool) if self.is_text else np.isnan(self.values)
+
+    def texts(self) -> np.ndarray:
+        """The values as texts, None where one is missing; whole numbers are written without a point.
+
+        Example:
+            >>> Column("age", np.array([3.0, np.nan, 2.5])).texts().tolist()
+            ['3', None, '2.5']
+        """
+        if self.is_text:
+            return self.values
+        return np.array([None if np.isnan(v) else f"{v:.15g}" for v in self.values.tolist()], dtype=object)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of equal length.
+
+    Arguments:
+        source: where it is from, for messages: a path, or the name of a set.
+        columns: at least one.
+
+    Example:
+        >>> table = Table("made up", (Column("age", np.array([30.0, 41.0])),))
+        >>> table.num_rows, table.names
+        (2, ('age',))
+    """
+
+    source: str
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(column.values) for column in self.columns}
+        if len(lengths) != 1:
+            raise DataError(f"A table needs columns of one length. Received, from {self.source}: {sorted(lengths)}.")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows below the header."""
+        return len(self.columns[0].values)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, in their order."""
+        return tuple(column.name for column in self.columns)
+
+    def column(self, name: str) -> Column:
+        """The column of this name.
+
+        Raises:
+            DataError: if there is none; the message has the nearest name.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        hint = near_name(name, self.names) or f" Columns: {', '.join(self.names)}."
+        raise DataError(f"{self.source} has no column {name!r}.{hint}")
+
+    def rows(self, numbers: np.ndarray) -> Table:
+        """The table of these rows, by number or by a mask."""
+        return Table(self.source, tuple(Column(column.name, column.values[numbers]) for column in self.columns))

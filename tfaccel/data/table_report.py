@@ -1,0 +1,69 @@
+"""The noun `TableReport`: what was done to a table before training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableReport:
+    """What was done to a table before training; it stands in the run as `data_report.json`.
+
+    Arguments:
+        source: where the table is from.
+        target: the column to predict.
+        num_train_rows, num_test_rows: rows of the two parts.
+        rows_without_target: rows that were left out, because they do not say what to predict.
+        numeric, categorical: the columns that are used.
+        ignored: column -> why it is not used.
+        imputed: column -> {"value": what stands for missing values, "num_rows": in how many rows of both parts}.
+        rare: column -> the categories that are taken together, since few training rows have them.
+        class_counts: class -> training rows; empty where a number is predicted.
+        class_weights: class -> what one of its rows counts; empty where all count the same.
+    """
+
+    source: str
+    target: str
+    num_train_rows: int
+    num_test_rows: int
+    rows_without_target: int = 0
+    numeric: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict, hash=False)
+    imputed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    rare: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    class_counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-serialisable data."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report for people: one line for each thing that was done.
+
+        Example:
+            >>> TableReport(source="pets.csv", target="kind", num_train_rows=8, num_test_rows=2).lines()
+            ['pets.csv: 8 rows to train on, 2 to test with, 0 numeric and 0 categorical columns.']
+        """
+        num_columns = f"{len(self.numeric)} numeric and {len(self.categorical)} categorical columns"
+        rows = f"{self.num_train_rows} rows to train on, {self.num_test_rows} to test with"
+        lines = [f"{self.source}: {rows}, {num_columns}."]
+        if self.rows_without_target:
+            lines.append(f"Left out {self.rows_without_target} rows without a value of {self.target!r}.")
+        lines += [f"Column {name!r} is not used: {reason}." for name, reason in self.ignored.items()]
+        lines += [
+            f"Column {name!r} misses values in {done['num_rows']} rows; they count as {done['value']}."
+            for name, done in self.imputed.items()
+        ]
+        lines += [
+            f"Column {name!r}: {len(rare)} rare categories are taken together ({', '.join(rare[:5])}"
+            f"{' ...' if len(rare) > 5 else ''})."
+            for name, rare in self.rare.items()
+        ]
+        if self.class_weights:
+            weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())
+            lines.append(f"The classes are of unequal size; a row of each counts: {weights}.")
+        return lines
