@@ -14,6 +14,7 @@ LAYERS = {
     "data": 2,
     "planning": 2,
     "measuring": 3,
+    "models": 3,
     "training": 3,
     "tuning": 4,
     "compressing": 4,
