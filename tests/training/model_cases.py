@@ -108,6 +108,18 @@ def steps_per_execution(api: Api) -> Any:
 
 
 @same_as_keras()
+def optimizer_of_several(api: Api) -> Any:
+    def build(**options):
+        layers = {".*/last/.*": keras.optimizers.Adam(0.05, **options)}
+        by_layer = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1, clipnorm=0.5, **options), layers)
+        last = keras.layers.Dense(1, name="last")
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), last], name="model")
+        return compiled(model, optimizer=keras.optimizers.MultiOptimizer(by_layer))
+
+    return [trained(api, build), trained(api, lambda: build(gradient_accumulation_steps=2))]
+
+
+@same_as_keras()
 def loss_reductions(api: Api) -> Any:
     weights = {"sample_weight": np.linspace(0, 2, 22).astype("float32")}
     return [

@@ -136,6 +136,8 @@ def error(call):
 bare = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 compiled = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 compiled.compile("sgd", "mse")
+untrainable = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+untrainable.compile(None, "mse")
 data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
 distributed = two.experimental_distribute_dataset(data)
 found["errors"] = [
@@ -147,6 +149,7 @@ found["errors"] = [
     error(lambda: tfaccel.fit(compiled, X, Y, verbose=0, validation_data=distributed)),
     error(lambda: tfaccel.fit(compiled, X, Y, verbose=0, validation_data=(X, Y), validation_freq="2")),
     error(lambda: tfaccel.predict(compiled, X[:0], verbose=0)),
+    error(lambda: tfaccel.fit(untrainable, X, Y, verbose=0)),
 ]
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -211,6 +214,7 @@ def test_sparse_gradients_may_change_their_length_from_step_to_step(found):
         (5, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (6, "ValueError: Expected `validation_freq` to be an int or a list of epochs (from 1). Received: '2'."),
         (7, "ValueError: Received data without a single batch. `predict` expects at least one row."),
+        (8, "ValueError: The model was compiled with optimizer=None, so that nothing can train it. Name an optimizer"),
     ],
 )
 def test_errors_say_what_was_received(found, index, text):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfaccel.training import private_api
-from tfaccel.training.model_parts import inner_optimizer
+from tfaccel.training.model_parts import stepping_optimizers
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
@@ -48,23 +48,22 @@ class AccumulatedSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 def accumulate(optimizer: keras.optimizers.Optimizer, accumulation_steps: int) -> None:
     """Lets an optimizer that is not built yet step once for `accumulation_steps` batches."""
-    inner = inner_optimizer(optimizer)
-    inner.gradient_accumulation_steps = accumulation_steps
-    schedule = private_api.learning_rate_schedule(inner)
-    if schedule is not None:
-        inner.learning_rate = AccumulatedSchedule(schedule, accumulation_steps)
+    for one in stepping_optimizers(optimizer):
+        one.gradient_accumulation_steps = accumulation_steps
+        schedule = private_api.learning_rate_schedule(one)
+        if schedule is not None:
+            one.learning_rate = AccumulatedSchedule(schedule, accumulation_steps)
 
 
 @contextlib.contextmanager
 def workload_schedule(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Gives the optimizer the workload's own schedule meanwhile, so that a saved model needs nothing of tfaccel."""
-    inner = inner_optimizer(optimizer)
-    schedule = private_api.learning_rate_schedule(inner)
-    if not isinstance(schedule, AccumulatedSchedule):
-        yield
-        return
-    inner.learning_rate = schedule.schedule
+    found = [(one, private_api.learning_rate_schedule(one)) for one in stepping_optimizers(optimizer)]
+    wrapped = [(one, schedule) for one, schedule in found if isinstance(schedule, AccumulatedSchedule)]
     try:
+        for one, schedule in wrapped:
+            one.learning_rate = schedule.schedule
         yield
     finally:
-        inner.learning_rate = schedule
+        for one, schedule in wrapped:
+            one.learning_rate = schedule

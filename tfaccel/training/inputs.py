@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
+from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.replicas import Replicas
 
 Source = ArraySource | IteratorSource
@@ -57,6 +58,11 @@ def prepared_model(model: Any, method: str) -> Replicas:
         )
     if method != "predict" and not model.compiled:
         raise ValueError(f"The model is not compiled. Call `model.compile(...)` before `tfaccel.{method}(model, ...)`.")
+    if method == "fit" and model.optimizer is None and not has_own_train_step(model):
+        raise ValueError(
+            "The model was compiled with optimizer=None, so that nothing can train it. Name an optimizer: "
+            "`model.compile(optimizer='adam', ...)`."
+        )
     return Replicas(model.distribute_strategy)
 
 

@@ -24,6 +24,12 @@ def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that update weights: those of a `MultiOptimizer`, or the one that `inner_optimizer` returns."""
+    inner = inner_optimizer(optimizer)
+    return list(getattr(inner, "optimizers", ())) or [inner]
+
+
 def variables_of(model: keras.Model) -> list[keras.Variable]:
     """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers."""
     found = [*model.variables, *model.metrics_variables]

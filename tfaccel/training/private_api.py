@@ -209,11 +209,9 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     from keras.src.optimizers import base_optimizer
 
     base = _private(base_optimizer, "BaseOptimizer")
-    inner = getattr(optimizer, "inner_optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     replaced: list[tuple[Any, dict[str, Any]]] = []
-    for one in (optimizer, inner):
-        if one is None:
-            continue
+    for one in {id(one): one for one in (optimizer, inner, *getattr(inner, "optimizers", ()))}.values():
         methods = {name: types.MethodType(_private(base, name), one) for name in _SINGLE_DEVICE_METHODS
                    if hasattr(base, name)}  # fmt: skip
         if hasattr(one, "_common_apply"):
