@@ -9,7 +9,6 @@ MAX_FILE_LINES = 300
 MAX_BODY_LINES = 60
 MAX_PARAMETERS = 7
 
-# These take what the Keras methods of the same names take.
 # fit, evaluate and predict take what Keras takes; train takes what a run may be asked for, by keyword only.
 LONG_SIGNATURES = {f"tfaccel/training/{name}.py" for name in ("fit", "evaluate", "predict", "train")}
 
