@@ -31,11 +31,10 @@ from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
-from tfaccel.training.train import train
+from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
@@ -239,19 +238,10 @@ def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: f
 # ---------- The run: trains, and leaves a picture of what the model makes of the test images
 
 
-def run(
-    *,
-    run_dir: str | os.PathLike[str],
-    plan: Plan | None = None,
-    seed: int = 0,
-    resume: str = "never",
-    checkpoint_interval: int | None = None,
-    verbose: int = 1,
-    **options: Any,
-) -> TrainResult:
+def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `predictions.png` and `classes.json`.
 
-    Arguments and errors are those of `tfaccel.train` and, for the options, of `workload`.
+    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
 
     Example:
         >>> import tempfile
@@ -260,22 +250,11 @@ def run(
         >>> sorted(result.final)
         ['accuracy', 'loss']
     """
-    if plan is not None:
-        options = {"global_batch_size": plan.global_batch_size, **options}
-    work = workload(**options)
-    result = train(
-        work, plan, run_dir=run_dir, epochs=options.get("epochs", EPOCHS), seed=seed, resume=resume,
-        checkpoint_interval=checkpoint_interval, verbose=verbose,
-    )  # fmt: skip
-    show_result(work, result)
-    return result
+    return run_recipe(workload, show_result, run_dir=run_dir, **options)
 
 
 def show_result(work: ImageWorkload, result: TrainResult) -> None:
     """Writes the classes' names, and a picture of test images with what the model takes them for."""
-    cluster = result.hardware["cluster"]
-    if result.plan.num_workers > 1 and cluster is not None and cluster["task_index"] > 0:
-        return  # The chief alone writes files.
     import keras
 
     from tfaccel.reporting.prediction_grid import save_prediction_grid

@@ -108,7 +108,9 @@ def _train(workload: Workload, plan: Plan, epochs: int, directory: str) -> Train
     if flags.FLAGS["recipe"].value is not None:
         show_result = getattr(import_module(f"{RECIPES_PACKAGE}.{workload.name}"), "show_result", None)
         if show_result is not None:
-            show_result(workload, result)
+            from tfaccel.training.run_recipe import show_on_chief
+
+            show_on_chief(show_result, workload, result)
     return result
 
 

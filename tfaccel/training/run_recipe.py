@@ -1,0 +1,49 @@
+"""What `run` of every recipe does: make the workload, train it, show the result."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.result import TrainResult
+from tfaccel.training.train import train
+
+_OF_TRAIN = ("seed", "resume", "checkpoint_interval", "callbacks", "verbose")
+
+
+def run_recipe(
+    make_workload: Callable[..., Workload],
+    show_result: Callable[[Any, TrainResult], None],
+    *,
+    run_dir: str | os.PathLike[str],
+    plan: Plan | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Trains a recipe's workload, and has the chief show the result.
+
+    Args:
+        make_workload: the recipe's `workload`; a parameter `epochs` of it has a default.
+        show_result: the recipe's `show_result(workload, result)`, which writes into `result.run_dir`.
+        run_dir, plan: as in `tfaccel.train`; the workload is made for the plan's global batch size.
+        options: `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`; the others are
+            the workload's.
+    """
+    of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
+    if plan is not None:
+        options = {"global_batch_size": plan.global_batch_size, **options}
+    epochs = options.get("epochs", inspect.signature(make_workload).parameters["epochs"].default)
+    workload = make_workload(**options)
+    result = train(workload, plan, run_dir=run_dir, epochs=epochs, **of_train)
+    show_on_chief(show_result, workload, result)
+    return result
+
+
+def show_on_chief(show_result: Callable[[Any, TrainResult], None], workload: Workload, result: TrainResult) -> None:
+    """Calls `show_result(workload, result)` in the process that writes files, where several workers train."""
+    cluster = result.hardware["cluster"]
+    if result.plan.num_workers == 1 or cluster is None or cluster["task_index"] == 0:
+        show_result(workload, result)
