@@ -1,0 +1,35 @@
+"""Scores of predicted classes that can be compared between models."""
+
+import numpy as np
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities from logits, of shape (num_rows, num_classes).
+
+    Example:
+        >>> softmax(np.array([[0.0, 0.0]])).tolist()
+        [[0.5, 0.5]]
+    """
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Accuracy, balanced accuracy (the mean of the classes' accuracies) and log loss (in nats).
+
+    Arguments:
+        targets: the true classes, numbers from 0, of shape (num_rows,).
+        probabilities: of shape (num_rows, num_classes).
+
+    Example:
+        >>> class_scores(np.array([0, 0, 0, 1]), np.array([[0.5, 0.5]] * 4))
+        {'accuracy': 0.75, 'balanced accuracy': 0.5, 'log loss': 0.6931471805599453}
+    """
+    is_right = probabilities.argmax(axis=1) == targets
+    of_true = np.clip(probabilities[np.arange(len(targets)), targets], 1e-7, 1.0)
+    balanced = np.mean([is_right[targets == number].mean() for number in np.unique(targets)])
+    return {
+        "accuracy": float(is_right.mean()),
+        "balanced accuracy": float(balanced),
+        "log loss": float(-np.log(of_true).mean()),
+    }
