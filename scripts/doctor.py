@@ -2,12 +2,17 @@
 
     tfaccel doctor
     tfaccel doctor --json
+    tfaccel doctor --tpu_ready --recipe=image_classification --tpu=v5e
+    tfaccel doctor --tpu_ready --workload=my_project.digits:workload
 
+With --tpu_ready: whether the train step of a recipe or workload can run on a TPU, and what hinders it, without a TPU.
 Each probe runs in a child process, which may crash or hang. Exit status 1 if a check failed.
 """
 
 import json
+import os
 import sys
+from collections.abc import Callable
 
 from absl import flags
 from rich.console import Console
@@ -19,10 +24,24 @@ from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.tpu.generations import parse_tpu
+from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
 _JSON = flags.DEFINE_bool("json", False, "print the checks as JSON", allow_override=True)
 _TIME_LIMIT_SECONDS = flags.DEFINE_float(
     "time_limit_seconds", 120.0, "how long a single probe may take", lower_bound=0.1, allow_override=True
+)
+
+_TPU_READY = flags.DEFINE_bool(
+    "tpu_ready", False, "look whether the train step of --recipe or --workload can run on a TPU", allow_override=True
+)
+define_workload_flags()
+_TPU = flags.DEFINE_string(
+    "tpu",
+    None,
+    "with --tpu_ready: the kind of TPU, and how many cores: v5e, v5e-8 (default: one core of each kind)",
+    allow_override=True,
 )
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -35,8 +54,9 @@ def run(argv: list[str]) -> int:
 
 def _main() -> int:
     examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_progress)
+    run_checks = _tpu_readiness(examination) if _TPU_READY.value else lambda: examine(examination)
     try:
-        checks = examine(examination)
+        checks = run_checks()
     finally:
         show_progress("")
     if _JSON.value:
@@ -44,6 +64,21 @@ def _main() -> int:
     else:
         print_checks(checks, Console())
     return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def _tpu_readiness(examination: Examination) -> Callable[[], list[Check]]:
+    """The checks of --tpu_ready, to be run; what the flags say is looked at now."""
+    target = parse_tpu(_TPU.value)
+    workload = chosen_workload()
+    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    source = StepSource(
+        kind="workload" if recipe is None else "recipe",
+        name=str(recipe or import_path),
+        folder=os.getcwd(),
+        global_batch_size=workload.global_batch_size,
+        num_train_examples=workload.num_train_examples,
+    )
+    return lambda: list(check_tpu_readiness(examination, source, target))
 
 
 def show_progress(text: str) -> None:

@@ -22,6 +22,7 @@ LAYERS = {
     "launching": 4,
     "reporting": 4,
     "parity": 4,
+    "tpu": 4,
     "recipes": 5,
     "scripts": 5,
 }
@@ -38,10 +39,15 @@ NOUN_MODULES = {
     "tfaccel.measuring.report",
 }
 HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
-# Programs that run in a child process and prove that TensorFlow works there; nothing imports them.
-CHILD_PROGRAMS = {"tfaccel.hardware.doctor_probes", "tfaccel.hardware.doctor_arithmetic"}
+# Programs that run in a child process, which may crash; nothing imports them.
+CHILD_PROGRAMS = {
+    "tfaccel.hardware.doctor_probes",
+    "tfaccel.hardware.doctor_arithmetic",
+    "tfaccel.tpu.compile_probes",
+    "tfaccel.tpu.step_probes",
+}
 
-PRIVATE_API_FILES = {"tfaccel/training/private_api.py"}
+PRIVATE_API_FILES = {"tfaccel/training/private_api.py", "tfaccel/training/private_tensorflow.py"}
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
 )

@@ -13,11 +13,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any, Self
 
 from tfaccel.hardware.machine import Machine
+
+DOCTOR_PROBES = "tfaccel.hardware.doctor_probes"
 
 _SIGNAL_MEANINGS = {
     signal.SIGABRT: "the program aborted itself",
@@ -50,6 +52,65 @@ class ProbeResult:
     has_hung: bool = False
 
 
+class ProbeProcess:
+    """A child process that runs probes one at a time; after a crash or a silence the next probe gets a new one.
+
+    Arguments:
+        machine: its interpreter and environment run the child.
+        program: the module that the child runs; its main calls `doctor_probes.serve_probes`.
+        environ: variables for the child besides the machine's.
+
+    Example:
+        >>> with ProbeProcess(Machine.here()) as process:
+        ...     result = process.run(["import", "nothing"], time_limit_seconds=60)
+        >>> result.cause
+        "ModuleNotFoundError: No module named 'nothing'"
+    """
+
+    def __init__(
+        self, machine: Machine, *, program: str = DOCTOR_PROBES, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._machine = machine
+        self._program = program
+        self._environ = {**_child_environ(machine), **(environ or {})}
+        self._child: _Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def run(self, probe: Sequence[Any], *, time_limit_seconds: float) -> ProbeResult:
+        """Runs a probe, named with its arguments (JSON values) as in the program's table.
+
+        Arguments:
+            probe: what to run.
+            time_limit_seconds: how long it may take; then the child is ended with all that it started.
+        """
+        try:
+            self._child = child = self._child or _Child(self._machine.python, self._program, self._environ)
+        except OSError as error:
+            return ProbeResult(ok=False, cause=f"cannot start {self._machine.python}: {error.strerror}")
+        try:
+            report = child.ask(probe, time_limit_seconds)
+        except TimeoutError:
+            cause = f"no answer within {time_limit_seconds:g} seconds (ended it)"
+            result = ProbeResult(ok=False, cause=cause, output=child.output(), has_hung=True)
+        except EOFError:
+            result = ProbeResult(ok=False, cause=child.death(), output=child.output())
+        else:
+            return ProbeResult(**report, output="" if report["ok"] else child.output())
+        self.end()
+        return result
+
+    def end(self) -> None:
+        """Ends the child and all that it started."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
 def run_probes(
     machine: Machine,
     probes: Sequence[Sequence[str]],
@@ -71,50 +132,87 @@ def run_probes(
         ([True, False], "ModuleNotFoundError: No module named 'nothing'")
     """
     results: list[ProbeResult] = []
-    while len(results) < len(probes):
-        if sum(result.has_hung for result in results) >= 2:
-            left_out = ProbeResult(ok=False, cause="not tried, since two others hung", was_tried=False)
-            return results + [left_out] * (len(probes) - len(results))
-        results += _run_child(machine, probes[len(results) :], time_limit_seconds, on_start)
+    with ProbeProcess(machine) as process:
+        for probe in probes:
+            if sum(result.has_hung for result in results) >= 2:
+                left_out = ProbeResult(ok=False, cause="not tried, since two others hung", was_tried=False)
+                return results + [left_out] * (len(probes) - len(results))
+            on_start(probe)
+            results.append(process.run(probe, time_limit_seconds=time_limit_seconds))
     return results
 
 
-def _run_child(
-    machine: Machine, probes: Sequence[Sequence[str]], limit_seconds: float, on_start: Callable[[Sequence[str]], None]
-) -> list[ProbeResult]:
-    """Results of as many probes as one child managed; the last of them is a failure if the child did not end well."""
-    reader, writer = os.pipe()
-    command = [machine.python, "-P", "-m", "tfaccel.hardware.doctor_probes", str(writer), json.dumps(list(probes))]
-    with tempfile.TemporaryFile() as output, os.fdopen(reader, "rb") as pipe:
+class _Child:
+    """A started child: it reads probes from one pipe, a line of JSON each, and reports over another."""
+
+    def __init__(self, python: str, program: str, environ: Mapping[str, str]) -> None:
+        probe_reader, probe_writer = os.pipe()
+        report_reader, report_writer = os.pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes it)
+        self._probes, self._reports = os.fdopen(probe_writer, "wb", buffering=0), os.fdopen(report_reader, "rb")
+        self._unread = b""
         try:
-            child = subprocess.Popen(
-                command,
-                env=_child_environ(machine),
-                pass_fds=[writer],
+            self._process = subprocess.Popen(
+                [python, "-P", "-m", program, str(probe_reader), str(report_writer)],
+                env=dict(environ),
+                pass_fds=[probe_reader, report_writer],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=self._output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as error:
-            return [ProbeResult(ok=False, cause=f"cannot start {machine.python}: {error.strerror}")] * len(probes)
+        except OSError:
+            self._close()
+            raise
         finally:
-            os.close(writer)
+            os.close(probe_reader)
+            os.close(report_writer)
+
+    def ask(self, probe: Sequence[Any], limit_seconds: float) -> dict[str, Any]:
+        """The report on a probe; TimeoutError where the child is silent for too long, EOFError where it died."""
+        with contextlib.suppress(BrokenPipeError):  # the pipe of reports tells as well
+            self._probes.write(json.dumps(list(probe)).encode() + b"\n")
+        deadline = time.monotonic() + limit_seconds
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([self._reports], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            chunk = os.read(self._reports.fileno(), 65536)
+            if not chunk:
+                raise EOFError
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def death(self) -> str:
+        """How the child ended."""
         try:
-            results: list[ProbeResult] = []
-            on_start(probes[0])
-            for report in _reports(pipe, limit_seconds):
-                if report is None:
-                    cause = f"no answer within {limit_seconds:g} seconds (ended it)"
-                    return [*results, ProbeResult(ok=False, cause=cause, output=_tail(output), has_hung=True)]
-                results.append(ProbeResult(**report, output="" if report["ok"] else _tail(output)))
-                if len(results) < len(probes):
-                    on_start(probes[len(results)])
-            if len(results) < len(probes):
-                results.append(ProbeResult(ok=False, cause=_death(child), output=_tail(output)))
-            return results
-        finally:
-            _end(child)
+            status = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "closed its report without ending"
+        if status >= 0:
+            return f"ended with status {status} in the middle of it"
+        number = -status
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        meaning = _SIGNAL_MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
+        return f"killed by {name}" + (f" ({meaning})" if meaning else "")
+
+    def output(self) -> str:
+        """The end of what the child has printed so far."""
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 20000))
+        return self._output.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """Ends the child and all that it started."""
+        with contextlib.suppress(ProcessLookupError):  # it and its group may have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._probes, self._reports, self._output):
+            stream.close()
 
 
 def _child_environ(machine: Machine) -> dict[str, str]:
@@ -126,46 +224,3 @@ def _child_environ(machine: Machine) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "0",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
-
-
-def _reports(pipe: IO[bytes], limit_seconds: float) -> Iterator[dict[str, Any] | None]:
-    """The child's reports until it closes the pipe; None once, and no more, when it falls silent for too long."""
-    unread = b""
-    deadline = time.monotonic() + limit_seconds
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            yield None
-            return
-        chunk = os.read(pipe.fileno(), 65536)
-        if not chunk:
-            return
-        *lines, unread = (unread + chunk).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-            deadline = time.monotonic() + limit_seconds
-
-
-def _death(child: subprocess.Popen[bytes]) -> str:
-    try:
-        status = child.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        return "closed its report without ending"
-    if status >= 0:
-        return f"ended with status {status} in the middle of it"
-    number = -status
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    meaning = _SIGNAL_MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
-    return f"killed by {name}" + (f" ({meaning})" if meaning else "")
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the child and all that it started."""
-    with contextlib.suppress(ProcessLookupError):  # it and its group may have ended
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _tail(output: IO[bytes]) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - 20000))
-    return output.read().decode(errors="replace")

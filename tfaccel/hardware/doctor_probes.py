@@ -1,26 +1,33 @@
 """The program of the doctor's child processes: runs probes in order and reports each as a line of JSON.
 
-`doctor_child` starts it with a pipe's number and the probes; TensorFlow is imported only by the probes that need it.
+`doctor_child` starts it with the numbers of two pipes; TensorFlow is imported only by the probes that need it.
 """
 
 import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def main(argv: list[str]) -> int:
-    """Runs the probes; a failed one is reported and the next one runs."""
-    pipe = int(argv[1])
-    for name, *arguments in json.loads(argv[2]):
+def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """Runs probes until the caller has no more; a failed one is reported and the next one runs. Does not return.
+
+    Arguments:
+        argv: a command line with the numbers of two pipes: probes come from the first, a line of JSON each, and
+            reports go to the second.
+        probes: the function of each probe, by name; it returns a dict of JSON values.
+    """
+    reports = int(argv[2])
+    for line in os.fdopen(int(argv[1]), "rb"):
+        name, *arguments = json.loads(line)
         try:
-            report = {"ok": True, "data": PROBES[name](*arguments)}
+            report = {"ok": True, "data": probes[name](*arguments)}
         except Exception as error:
             report = {"ok": False, "cause": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-        os.write(pipe, json.dumps(report).encode() + b"\n")
+        os.write(reports, json.dumps(report).encode() + b"\n")
     # Whatever libraries do when a program ends is of no interest, and may hang.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,4 +94,4 @@ PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    serve_probes(sys.argv, PROBES)

@@ -1,7 +1,8 @@
-"""Private parts of `tf.distribute`: collectives of several strategies in one process, kept apart."""
+"""Private parts of TensorFlow: collectives of several strategies in one process, kept apart; what XLA can compile."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 
@@ -34,3 +35,18 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))
                 launcher._group_key = own
+
+
+@functools.cache
+def operations_of_xla() -> frozenset[str] | None:
+    """The TensorFlow operations that XLA can compile here; None where this build does not tell.
+
+    Public API compiles a program or names the first operation that cannot be; this list names all of them at once.
+    """
+    try:
+        from tensorflow.python.framework import kernels
+
+        registered = kernels.get_all_registered_kernels().kernel
+    except (ImportError, AttributeError):
+        return None
+    return frozenset(kernel.op for kernel in registered if kernel.device_type == "XLA_CPU_JIT") or None

@@ -1,0 +1,176 @@
+"""Compiles a train step with the real TPU compiler, ahead of time: does it fit, and what does it cost?"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor_examination import Examination, explain
+from tfaccel.hardware.machine import Machine
+from tfaccel.tpu.generations import GIBIBYTE, TpuGeneration, TpuTarget
+from tfaccel.tpu.largest_batch import Trial, largest_batch, memory_part
+
+COMPILER_PROGRAM = "tfaccel.tpu.compile_probes"
+# What the extra `tpu-aot` pins.
+JAX_VERSION, LIBTPU_VERSIONS = "0.10.2", "0.0.42"
+# libtpu must neither look for a TPU nor ask Google Cloud's metadata server about one.
+_ENVIRON = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+_INSTALL = "pip install 'tfaccel[tpu-aot]' has the step compiled by the real TPU compiler"
+# Compiling a large step takes longer than a probe of the doctor.
+_TIME_LIMIT_FACTOR = 5
+MOST_ROWS = 65536
+
+WriteProgram = Callable[[int, Path], ProbeResult]
+
+
+def compiler_refusal(machine: Machine) -> str | None:
+    """Why the TPU compiler cannot be used here, by the installed versions; None where they are right."""
+    jax, libtpu = machine.package_version("jax"), machine.package_version("libtpu")
+    missing = [name for name, version in (("jax", jax), ("libtpu", libtpu)) if version is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed; {_INSTALL}"
+    if jax != JAX_VERSION or not str(libtpu).startswith(f"{LIBTPU_VERSIONS}."):
+        return f"tested with jax {JAX_VERSION} and libtpu {LIBTPU_VERSIONS}.*; jax {jax}, libtpu {libtpu} are installed"
+    return None
+
+
+@dataclass
+class AheadOfTime:
+    """One step compiled for several generations and batch sizes.
+
+    Arguments:
+        examination: the machine, the time limit, and whom to tell of progress.
+        write_program: writes the XLA program of the step with that many rows to a file.
+        compiler: the child process with the TPU compiler.
+        folder: where the programs are written.
+    """
+
+    examination: Examination
+    write_program: WriteProgram
+    compiler: ProbeProcess
+    folder: Path
+    _programs: dict[int, ProbeResult] = field(default_factory=dict)
+
+    def compile(self, generation: TpuGeneration, rows: int) -> ProbeResult:
+        """What the compiler says to that many rows on one core."""
+        path = self.folder / f"{rows}.hlo"
+        if rows not in self._programs:
+            self._programs[rows] = self.write_program(rows, path)
+        if not self._programs[rows].ok:
+            return self._programs[rows]
+        self.examination.on_progress(f"the TPU compiler for {generation.name}, {rows} rows a core")
+        limit = self.examination.time_limit_seconds * _TIME_LIMIT_FACTOR
+        return self.compiler.run(["compile", str(path), generation.topology], time_limit_seconds=limit)
+
+    def largest(self, generation: TpuGeneration, *, known: int, highest: int) -> int:
+        """The most rows that fit on one core."""
+
+        def try_batch(rows: int) -> Trial | None:
+            result = self.compile(generation, rows)
+            if not result.ok or "refusal" in result.data:
+                return None
+            message = result.data.get("out_of_memory")
+            return Trial(message is None, memory_part(message or ""))
+
+        return largest_batch(try_batch, known=known, highest=highest)
+
+
+def check_ahead_of_time(
+    examination: Examination,
+    write_program: WriteProgram,
+    *,
+    target: TpuTarget,
+    replica_batch_size: int,
+    num_train_examples: int | None,
+) -> Iterator[Check]:
+    """Checks of the compiled step: memory for each generation; for a single one the largest batch as well.
+
+    Arguments:
+        examination: the machine, the time limit, and whom to tell of progress.
+        write_program: writes the XLA program of the step with that many rows to a file.
+        target: the TPUs to compile for.
+        replica_batch_size: rows on each core.
+        num_train_examples: the most rows that a batch can have; None if unknown.
+    """
+    reason = compiler_refusal(examination.machine)
+    if reason:
+        yield Check(name="TPU compiler", status="skip", detail=reason)
+        return
+    with (
+        ProbeProcess(examination.machine, program=COMPILER_PROGRAM, environ=_ENVIRON) as compiler,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        examination.on_progress("the TPU compiler")
+        loaded = compiler.run(["compiler"], time_limit_seconds=examination.time_limit_seconds)
+        if not loaded.ok:
+            yield Check(name="TPU compiler", status="skip", detail=explain(loaded))
+            return
+        libtpu = examination.machine.package_version("libtpu")
+        yield Check(name="TPU compiler", status="ok", detail=f"libtpu {libtpu}, reached through jax {JAX_VERSION}")
+        ahead = AheadOfTime(examination, write_program, compiler, Path(folder))
+        for generation in target.generations:
+            check = memory_check(generation, replica_batch_size, ahead.compile(generation, replica_batch_size))
+            yield check
+            if len(target.generations) == 1 and check.status in ("ok", "fail"):
+                known = replica_batch_size if check.status == "ok" else 0
+                yield largest_batch_check(ahead, generation, known=known, num_train_examples=num_train_examples)
+
+
+def memory_check(generation: TpuGeneration, rows: int, result: ProbeResult) -> Check:
+    """The check of one compilation: does the step fit, and what does it cost?"""
+    name = f"{generation.name} memory"
+    there = f"{generation.memory_bytes / GIBIBYTE:.2f} GiB"
+    if not result.ok:
+        return Check(name=name, status="skip", detail=f"the compiler did not answer: {explain(result)}")
+    if "out_of_memory" in result.data:
+        remedy = "a smaller --global_batch_size, more --accumulation_steps, or rematerialisation (remat=True)"
+        detail = f"{rows} rows a core do not fit into {there}: {result.data['out_of_memory']}"
+        return Check(name=name, status="fail", detail=detail, remedy=remedy)
+    if "refusal" in result.data:
+        remedy = "replace what the message names, or do it in train_data"
+        return Check(name=name, status="fail", detail=f"the compiler refuses: {result.data['refusal']}", remedy=remedy)
+    costs = result.data
+    detail = (
+        f"{rows} rows a core need {_bytes(costs['peak_bytes'])} of {there}; a step does "
+        f"{costs['flops'] / 1e9:.3g} GFLOP, moves {_bytes(costs['bytes_accessed'])}; "
+        f"{costs['padding_waste']:.0%} of what it writes is padding"
+    )
+    return Check(name=name, status="ok", detail=detail)
+
+
+def largest_batch_check(
+    ahead: AheadOfTime, generation: TpuGeneration, *, known: int, num_train_examples: int | None
+) -> Check:
+    """The check that tells the most rows a core can take."""
+    name = f"{generation.name} largest batch"
+    highest = min(num_train_examples or MOST_ROWS, MOST_ROWS) // 8 * 8
+    if not known:
+        smallest = ahead.compile(generation, 8)
+        if not smallest.ok or smallest.data.keys() & {"out_of_memory", "refusal"}:
+            remedy = "a smaller model, or one divided over several cores, which tfaccel does not do"
+            return Check(name=name, status="fail", detail="not even 8 rows a core fit", remedy=remedy)
+        known = 8
+    found = ahead.largest(generation, known=known, highest=highest)
+    if num_train_examples is not None and found == highest < MOST_ROWS:
+        why = "all training examples fit"
+    elif found >= MOST_ROWS:
+        why = "no more were tried"
+    else:
+        why = "to within a tenth"
+    return Check(name=name, status="ok", detail=f"{found} rows a core ({why})")
+
+
+def _bytes(number: float) -> str:
+    """A number of bytes with its unit, such as "8.2 MB"."""
+    exponent = min(4, max(0, (len(str(int(number))) - 1) // 3))
+    text = f"{number / 1000**exponent:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[exponent]}"
+    return re.sub(r"e\+0?(\d+)", lambda match: "0" * int(match[1]), text)

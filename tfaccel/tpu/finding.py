@@ -1,0 +1,48 @@
+"""What was found in a train step that a TPU cannot do, or not well."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KINDS = (
+    "operation",
+    "host call",
+    "string",
+    "ragged",
+    "dynamic dimension",
+    "custom call",
+    "complex128",
+    "float64",
+    "float16",
+    "loss scale",
+    "eager",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing in a train step.
+
+    Arguments:
+        kind: one of `KINDS`.
+        what: the operation, number format or class, such as "CropAndResize".
+        where: the layer that it is in, or the part of the step, such as "layer 'crop'".
+
+    Example:
+        >>> str(Finding("operation", "CropAndResize", "layer 'crop'"))
+        "CropAndResize in layer 'crop'"
+    """
+
+    kind: str
+    what: str
+    where: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}. Received: kind={self.kind!r}.")
+
+    def __str__(self) -> str:
+        return f"{self.what} in {self.where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)

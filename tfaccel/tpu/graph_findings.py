@@ -1,0 +1,123 @@
+"""What the graph of a train step holds that a TPU cannot do, or not well: found by operation and number format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfaccel.tpu.finding import Finding
+
+# They call back into Python or print: the device would have to stop and ask its host.
+HOST_CALLS = (
+    "PyFunc",
+    "PyFuncStateless",
+    "EagerPyFunc",
+    "Print",
+    "PrintV2",
+    "OutfeedEnqueueTuple",
+    "InfeedDequeueTuple",
+)
+# XLA drops assertions with their texts, and these two are how a graph begins and ends.
+_NO_WORK = ("Assert", "Const", "NoOp", "Placeholder", "_Arg", "_Retval")
+_NUMBER_FORMATS = {"float64": "float64", "complex128": "complex128", "half": "float16", "float16": "float16"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of a graph: its name ("model/dense/MatMul"), its type ("MatMul"), and its number formats."""
+
+    name: str
+    operation: str
+    dtypes: frozenset[str] = frozenset()
+
+
+def find_in_nodes(
+    nodes: Sequence[Node], place_of: Callable[[str], str], *, compilable: Collection[str] | None = None
+) -> list[Finding]:
+    """Findings of the kinds "operation", "host call", "string", "ragged" and the number formats, each place once.
+
+    Arguments:
+        nodes: the operations of the step.
+        place_of: says where an operation is, by its name.
+        compilable: the operations that XLA can compile; None where all of these are known to be.
+
+    Example:
+        >>> node = Node("model/crop/CropAndResize", "CropAndResize")
+        >>> [str(f) for f in find_in_nodes([node], lambda name: name.split("/")[1], compilable={"MatMul"})]
+        ['CropAndResize in crop']
+    """
+    found = (finding for node in nodes for finding in _findings_of(node, place_of(node.name), compilable))
+    return list(dict.fromkeys(found))
+
+
+def _findings_of(node: Node, place: str, compilable: Collection[str] | None) -> Iterator[Finding]:
+    operation = node.operation
+    if operation in _NO_WORK:
+        return
+    if operation in HOST_CALLS:
+        yield Finding("host call", operation, place)
+    elif operation.startswith("Ragged"):
+        yield Finding("ragged", operation, place)
+    elif "string" in node.dtypes or operation.startswith("String"):
+        yield Finding("string", operation, place)
+    elif compilable is not None and operation not in compilable:
+        yield Finding("operation", operation, place)
+    for dtype in sorted(node.dtypes & _NUMBER_FORMATS.keys()):
+        yield Finding(_NUMBER_FORMATS[dtype], operation, place)
+
+
+def place_finder(layer_names: Collection[str]) -> Callable[[str], str]:
+    """A function that says where an operation is: in which layer of these, else in which part of the step.
+
+    Keras puts a layer's operations under its name, with "_1" and so on behind it; the innermost layer counts.
+
+    Example:
+        >>> place = place_finder(["crop", "classifier"])
+        >>> place("gradient_tape/classifier_1/crop_1/MatMul"), place("compile_loss/mse/Mean"), place("Mul")
+        ("layer 'crop'", 'compile_loss/mse', 'the train step itself')
+    """
+    names = set(layer_names)
+
+    def place(operation_name: str) -> str:
+        *scopes, _ = operation_name.removeprefix("gradient_tape/").split("/")
+        for scope in reversed(scopes):
+            name = scope if scope in names else re.sub(r"_\d+$", "", scope)
+            if name in names:
+                return f"layer {name!r}"
+        return "/".join(scopes[:2]) or "the train step itself"
+
+    return place
+
+
+def nodes_of(graph: Any) -> list[Node]:
+    """The operations of a traced `tf.function` that its results and its effects need, those of its functions too."""
+    import tensorflow as tf
+
+    needed = _needed_names(graph)
+    graph_def = graph.as_graph_def()
+    functions = {function.signature.name: function.node_def for function in graph_def.library.function}
+    nodes: list[Node] = []
+    queue = [[node for node in graph_def.node if node.name in needed]]
+    while queue:
+        for node in queue.pop():
+            dtypes: set[str] = set()
+            for value in node.attr.values():
+                types = [value.type] if value.HasField("type") else list(value.list.type)
+                dtypes |= {tf.dtypes.as_dtype(t).name for t in types if t}
+                called = [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+                queue += [functions.pop(name) for name in called if name in functions]
+            nodes.append(Node(node.name, node.op, frozenset(dtypes)))
+    return nodes
+
+
+def _needed_names(graph: Any) -> set[str]:
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    needed = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in needed:
+            needed.add(operation.name)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return needed

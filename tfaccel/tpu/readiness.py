@@ -1,0 +1,98 @@
+"""`tfaccel doctor --tpu_ready`: can a workload's train step run on a TPU? Said on a machine that has none."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor_examination import Examination, explain
+from tfaccel.tpu.compile_ahead import check_ahead_of_time
+from tfaccel.tpu.generations import TpuTarget
+from tfaccel.tpu.lint_checks import batch_checks, lint_checks, replica_batch_check
+
+STEP_PROGRAM = "tfaccel.tpu.step_probes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSource:
+    """Where a train step comes from, so that a child process can make it too.
+
+    Arguments:
+        kind: "recipe" or "workload".
+        name: the recipe's name, or the workload's import path.
+        folder: the folder that modules are imported from besides the installed ones.
+        global_batch_size: rows of a batch over all cores.
+        num_train_examples: examples in one epoch; None if it is not known.
+    """
+
+    kind: str
+    name: str
+    folder: str
+    global_batch_size: int
+    num_train_examples: int | None = None
+
+
+def check_tpu_readiness(examination: Examination, source: StepSource, target: TpuTarget) -> Iterator[Check]:
+    """Checks a train step for TPUs; a "fail" among them means that it cannot run there.
+
+    Arguments:
+        examination: the machine, the time limit of a probe, and whom to tell of progress.
+        source: the workload.
+        target: the TPUs.
+
+    Yields:
+        First what the step's graph and XLA program tell; then, where the extra `tpu-aot` is installed and nothing
+        failed so far, what the TPU compiler says.
+    """
+    replica_batch = replica_batch_check(source.global_batch_size, target.num_cores)
+    yield replica_batch
+    replica_batch_size = max(1, source.global_batch_size // target.num_cores)
+    child_source = [source.kind, source.name, source.folder, replica_batch_size]
+    with ProbeProcess(examination.machine, program=STEP_PROGRAM) as process:
+
+        def probe(what: str, name: str, *arguments: Any) -> ProbeResult:
+            examination.on_progress(what)
+            limit = examination.time_limit_seconds
+            return process.run([name, *arguments, *child_source], time_limit_seconds=limit)
+
+        checks = [replica_batch]
+        for check in _step_checks(source, probe):
+            checks.append(check)
+            yield check
+        if any(check.status == "fail" for check in checks):
+            detail = "not asked, since the step cannot run as it is"
+            yield Check(name="TPU compiler", status="skip", detail=detail)
+            return
+
+        def write_program(rows: int, path: Path) -> ProbeResult:
+            return probe(f"the XLA program of {source.name}, {rows} rows", "program", rows, str(path))
+
+        yield from check_ahead_of_time(
+            examination,
+            write_program,
+            target=target,
+            replica_batch_size=replica_batch_size,
+            num_train_examples=source.num_train_examples,
+        )
+
+
+def _step_checks(source: StepSource, probe: Any) -> Iterator[Check]:
+    """The checks of model, batches and graph."""
+    batches = probe(f"the model and batches of {source.name}", "batches")
+    if not batches.ok:
+        remedy = "make it train on the CPU first: tfaccel train --strategy=none --devices=CPU:0 --epochs=1"
+        yield Check(name="model and batches", status="fail", detail=explain(batches), remedy=remedy)
+        return
+    detail = f"{batches.data['num_parameters']:,} trainable parameters, in mixed_bfloat16"
+    yield Check(name="model and batches", status="ok", detail=detail)
+    yield from batch_checks(batches.data)
+    if batches.data["composite"] or batches.data["strings"]:
+        return  # Such a step cannot even be asked for.
+    step = probe(f"the train step of {source.name}", "step")
+    if step.ok:
+        yield from lint_checks(step.data)
+        return
+    remedy = "write the step with TensorFlow's operations alone: no .numpy(), no Python numbers from tensors"
+    yield Check(name="train step", status="fail", detail=f"cannot be traced: {explain(step)}", remedy=remedy)
