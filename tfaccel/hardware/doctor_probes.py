@@ -6,10 +6,13 @@
 import ctypes
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+_TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold
 
 
 def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
@@ -26,7 +29,8 @@ def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, A
         try:
             report = {"ok": True, "data": probes[name](*arguments)}
         except Exception as error:
-            report = {"ok": False, "cause": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+            message = " ".join(_TERMINAL_CODE.sub("", str(error)).split())
+            report = {"ok": False, "cause": f"{type(error).__name__}: {message}"}
         os.write(reports, json.dumps(report).encode() + b"\n")
     # Whatever libraries do when a program ends is of no interest, and may hang.
     sys.stdout.flush()

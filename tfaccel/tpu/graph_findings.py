@@ -10,15 +10,9 @@ from typing import Any
 from tfaccel.tpu.finding import Finding
 
 # They call back into Python or print: the device would have to stop and ask its host.
-HOST_CALLS = (
-    "PyFunc",
-    "PyFuncStateless",
-    "EagerPyFunc",
-    "Print",
-    "PrintV2",
-    "OutfeedEnqueueTuple",
-    "InfeedDequeueTuple",
-)
+HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2", "StringFormat", "InfeedDequeueTuple")
+# Operations on strings that say so neither by their name nor by a number format.
+_STRING_OPERATIONS = ("AsString", "ReduceJoin", "Substr", "RegexReplace", "StaticRegexReplace", "UnicodeTranscode")
 # XLA drops assertions with their texts, and these two are how a graph begins and ends.
 _NO_WORK = ("Assert", "Const", "NoOp", "Placeholder", "_Arg", "_Retval")
 _NUMBER_FORMATS = {"float64": "float64", "complex128": "complex128", "half": "float16", "float16": "float16"}
@@ -60,11 +54,13 @@ def _findings_of(node: Node, place: str, compilable: Collection[str] | None) -> 
         yield Finding("host call", operation, place)
     elif operation.startswith("Ragged"):
         yield Finding("ragged", operation, place)
-    elif "string" in node.dtypes or operation.startswith("String"):
+    elif "string" in node.dtypes or operation.startswith("String") or operation in _STRING_OPERATIONS:
         yield Finding("string", operation, place)
     elif compilable is not None and operation not in compilable:
         yield Finding("operation", operation, place)
     for dtype in sorted(node.dtypes & _NUMBER_FORMATS.keys()):
+        if dtype == "float64" and "complex128" in node.dtypes:
+            continue  # its parts
         yield Finding(_NUMBER_FORMATS[dtype], operation, place)
 
 

@@ -36,20 +36,20 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
     low, high = known, max(known, highest // ROWS_OF_A_TILE * ROWS_OF_A_TILE)
     if high == low:
         return low
-    candidate = high
+    candidate, foretold = high, False
     for _ in range(MOST_TRIALS):
         trial = try_batch(candidate)
         if trial is None:
             break
-        if trial.fits:
-            low = candidate
-        else:
-            high = candidate
+        low, high = (candidate, high) if trial.fits else (low, candidate)
         if low >= high or high - low <= ROWS_OF_A_TILE or high / low <= _NEAR:
             break
         guess = math.sqrt(low * high)
-        if not trial.fits and trial.memory_part is not None:  # memory grows about as the batch does
+        if trial.memory_part is not None:  # memory grows about as the batch does
             guess = 0.95 * candidate / trial.memory_part
+        elif trial.fits and foretold:  # one step further should fail and end the search
+            guess = low * _NEAR
+        foretold = trial.memory_part is not None
         candidate = _between(low, guess, high)
     return low
 

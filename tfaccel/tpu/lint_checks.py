@@ -99,6 +99,7 @@ def batch_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
         detail = f"batches hold {', '.join(facts['composite'])}s, and XLA takes dense tensors only"
         remedy = "pad in train_data: dataset.padded_batch(...), or tensor.to_tensor(shape=...) in its `map`"
         yield Check(name="batch types", status="fail", detail=detail, remedy=remedy)
+        return
     if facts["strings"]:
         remedy = "turn text into numbers in train_data, for example with keras.layers.TextVectorization in its `map`"
         yield Check(name="batch types", status="fail", detail=f"batches hold strings: {shapes[0]}", remedy=remedy)

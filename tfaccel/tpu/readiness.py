@@ -1,6 +1,6 @@
 """`tfaccel doctor --tpu_ready`: can a workload's train step run on a TPU? Said on a machine that has none."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def check_tpu_readiness(examination: Examination, source: StepSource, target: Tp
             return process.run([name, *arguments, *child_source], time_limit_seconds=limit)
 
         checks = [replica_batch]
-        for check in _step_checks(source, probe):
+        for check in step_checks(source.name, probe):
             checks.append(check)
             yield check
         if any(check.status == "fail" for check in checks):
@@ -78,11 +78,16 @@ def check_tpu_readiness(examination: Examination, source: StepSource, target: Tp
         )
 
 
-def _step_checks(source: StepSource, probe: Any) -> Iterator[Check]:
-    """The checks of model, batches and graph."""
-    batches = probe(f"the model and batches of {source.name}", "batches")
+def step_checks(name: str, probe: Callable[..., ProbeResult]) -> Iterator[Check]:
+    """The checks of model, batches and graph.
+
+    Arguments:
+        name: the workload's, for the words of progress.
+        probe: `probe(words, name)` runs a probe of `step_probes` with the workload.
+    """
+    batches = probe(f"the model and batches of {name}", "batches")
     if not batches.ok:
-        remedy = "make it train on the CPU first: tfaccel train --strategy=none --devices=CPU:0 --epochs=1"
+        remedy = "have it train on the CPU first: tfaccel train --devices=CPU:0 --dtype_policy=mixed_bfloat16"
         yield Check(name="model and batches", status="fail", detail=explain(batches), remedy=remedy)
         return
     detail = f"{batches.data['num_parameters']:,} trainable parameters, in mixed_bfloat16"
@@ -90,7 +95,7 @@ def _step_checks(source: StepSource, probe: Any) -> Iterator[Check]:
     yield from batch_checks(batches.data)
     if batches.data["composite"] or batches.data["strings"]:
         return  # Such a step cannot even be asked for.
-    step = probe(f"the train step of {source.name}", "step")
+    step = probe(f"the train step of {name}", "step")
     if step.ok:
         yield from lint_checks(step.data)
         return
