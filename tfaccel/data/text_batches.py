@@ -1,0 +1,129 @@
+"""Batches of encoded texts as `tf.data`: rows of arrays of a fixed width, in an order that seed and epoch decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import DataError
+
+RandomChange = Callable[[Any, np.random.Generator], Any]
+
+
+class TextBatches:
+    """The batches of arrays that lie in memory.
+
+    Arguments:
+        train: a nest of arrays (tuples and dictionaries), each with one row an example: what the model is trained on.
+        test: the same of the examples to test with.
+        change: `change(train, generator)` gives the training arrays of an epoch, changed at random; None to leave them.
+
+    Example:
+        >>> batches = TextBatches(train=(np.zeros((8, 5)), np.arange(8)), test=(np.zeros((3, 5)), np.arange(3)))
+        >>> tokens, labels = next(iter(batches.train(4, seed=0, epoch=0)))
+        >>> tokens.shape, labels.shape
+        (TensorShape([4, 5]), TensorShape([4]))
+    """
+
+    def __init__(self, train: Any, test: Any, *, change: RandomChange | None = None) -> None:
+        self._train, self._test, self._change = train, test, change
+
+    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+        """One epoch of full batches; the examples left over are other ones in each epoch.
+
+        Raises:
+            DataError: if there are fewer examples than one batch takes.
+        """
+        num_rows = num_examples(self._train)
+        check_one_batch(num_rows, global_batch_size)
+        generator = np.random.default_rng([seed, epoch])
+        rows = generator.permutation(num_rows)[: num_rows // global_batch_size * global_batch_size]
+        data = tf.nest.map_structure(lambda array: array[rows], self._train)
+        if self._change is not None:
+            data = self._change(data, generator)
+        return _batched(data, global_batch_size, drop_remainder=True)
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The test examples in their order; the last batch may have fewer."""
+        return _batched(self._test, global_batch_size, drop_remainder=False)
+
+
+def num_examples(arrays: Any) -> int:
+    """The number of rows of a nest of arrays."""
+    return len(tf.nest.flatten(arrays)[0])
+
+
+def check_one_batch(num_rows: int, global_batch_size: int) -> None:
+    """Raises DataError where the examples do not fill one batch.
+
+    Example:
+        >>> check_one_batch(3, 4)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: A batch takes 4 examples, but there are 3 to train on. Use a ...
+    """
+    if num_rows < global_batch_size:
+        raise DataError(
+            f"A batch takes {global_batch_size} examples, but there are {num_rows} to train on. "
+            f"Use a global batch size of at most {num_rows}."
+        )
+
+
+def _batched(arrays: Any, global_batch_size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+    """tf.data's autotuning stays off: the end of an epoch would wait for its thread, up to seconds."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    with tf.device("/CPU:0"):
+        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    return dataset.batch(global_batch_size, drop_remainder=drop_remainder).with_options(options)
+
+
+class TextPieces:
+    """The batches of pieces of a long text: tokens, and for each the token after it.
+
+    Arguments:
+        train: the tokens of the text to train on, int32.
+        test: the tokens of the text to test with.
+        length: tokens of a piece.
+        stride: tokens from the start of one training piece to that of the next; below `length` they overlap. Pieces
+            for testing do not.
+
+    Raises:
+        DataError: if a text is not longer than one piece.
+
+    Example:
+        >>> pieces = TextPieces(np.arange(100, dtype="int32"), np.arange(20, dtype="int32"), length=8, stride=4)
+        >>> tokens, following = next(iter(pieces.test(2)))
+        >>> tokens[1].numpy().tolist(), following[1, -1].numpy()
+        ([8, 9, 10, 11, 12, 13, 14, 15], np.int32(16))
+    """
+
+    def __init__(self, train: np.ndarray, test: np.ndarray, *, length: int, stride: int) -> None:
+        for tokens in (train, test):
+            if len(tokens) <= length:
+                raise DataError(f"A text must have more than {length} tokens. Received: {len(tokens)}.")
+        self._train, self._test, self._length, self._stride = train, test, length, stride
+
+    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+        """One epoch of full batches, which begins at another token of the first `stride` each time.
+
+        Raises:
+            DataError: if there are fewer pieces than one batch takes.
+        """
+        generator = np.random.default_rng([seed, epoch])
+        num_pieces = (len(self._train) - self._length - 1) // self._stride
+        check_one_batch(num_pieces, global_batch_size)
+        starts = generator.integers(self._stride) + self._stride * generator.permutation(num_pieces)
+        return _batched(self._pieces(self._train, starts), global_batch_size, drop_remainder=True)
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The text to test with, piece by piece; the rest at its end is left out."""
+        starts = np.arange(0, len(self._test) - self._length, self._length)
+        return _batched(self._pieces(self._test, starts), global_batch_size, drop_remainder=False)
+
+    def _pieces(self, tokens: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places = starts[:, None] + np.arange(self._length)
+        return tokens[places], tokens[places + 1]

@@ -1,0 +1,105 @@
+"""Text read from files: whole files, their lines, and the columns of CSV files. Text is UTF-8."""
+
+import csv
+import os
+from pathlib import Path
+
+from tfaccel.errors import DataError
+from tfaccel.planning.near_name import near_name
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file, with every end of line as a newline.
+
+    Raises:
+        DataError: if there is no such file, it cannot be read, it is empty, or it is not UTF-8 (the line is named).
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.txt")
+        ...     _ = path.write_text("one\\ntwo\\n")
+        ...     read_text(path)
+        'one\\ntwo\\n'
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise DataError(f"A text file is wanted. Received the folder {path}.")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path} has an unknown encoding: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}). "
+            "Save the file as UTF-8."
+        ) from error
+    if not text.strip():
+        raise DataError(f"{path} holds no text.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """Two columns of a CSV file whose first row names the columns. No value may be empty.
+
+    Raises:
+        DataError: if the file cannot be read, lacks a column (with the nearest name), or a row is broken; it is named
+            by the line where it ends.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.csv")
+        ...     _ = path.write_text("label,text\\ngood,It works.\\n")
+        ...     read_columns(path, ("text", "label"))
+        (['It works.'], ['good'])
+    """
+    reader = csv.DictReader(read_text(path).splitlines(keepends=True), strict=True)
+    found: tuple[list[str], list[str]] = ([], [])
+    try:
+        names = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = names
+        for column in columns:
+            if column not in names:
+                hint = near_name(column, names) or f" Columns: {', '.join(names)}."
+                raise DataError(f"{path} has no column {column!r}.{hint}")
+        for row in reader:
+            for values, column in zip(found, columns, strict=True):
+                value = (row[column] or "").strip()
+                if not value:
+                    raise DataError(f"{path}, line {reader.line_num}: column {column!r} is empty. Fill or remove it.")
+                values.append(value)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}. Mend the row.") from error
+    if not found[0]:
+        raise DataError(f"{path} has no row below the names of its columns.")
+    return found
+
+
+def read_aligned_lines(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """The lines of two files, of which each line of the first goes with the same line of the second.
+
+    Raises:
+        DataError: if a file cannot be read, or a line of one has no line in the other; it is named.
+    """
+    lines = [read_text(path).removesuffix("\n").split("\n") for path in (first, second)]
+    if len(lines[0]) != len(lines[1]):
+        longer, shorter = (first, second) if len(lines[0]) > len(lines[1]) else (second, first)
+        line = min(map(len, lines)) + 1
+        raise DataError(
+            f"{first} and {second} are not aligned: line {line} of {longer} has no line in {shorter}, which ends with "
+            f"line {line - 1}. Give every line its translation."
+        )
+    for number, pair in enumerate(zip(*lines, strict=True), start=1):
+        if bool(pair[0].strip()) != bool(pair[1].strip()):
+            empty, full = (first, second) if pair[1].strip() else (second, first)
+            raise DataError(
+                f"{first} and {second} are not aligned: line {number} of {empty} is empty, but that of {full} is not."
+            )
+    kept = [(a.strip(), b.strip()) for a, b in zip(*lines, strict=True) if a.strip()]
+    return [a for a, _ in kept], [b for _, b in kept]

@@ -1,0 +1,155 @@
+"""The noun `Vocabulary`: the characters or words that a model knows, each with a number."""
+
+import functools
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from tfaccel.errors import DataError
+
+PADDING, UNKNOWN, START, END = 0, 1, 2, 3
+NUM_SPECIAL_TOKENS = 4
+_SPECIAL_TOKENS = ("", "\ufffd", "", "")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_NO_SPACE_BEFORE = set(".,;:!?)]}”’%")
+_NO_SPACE_AFTER = set("([{“‘")
+
+Unit = Literal["characters", "words"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The characters or words that a model knows. Numbers 0 to 3 stand for padding, the unknown, start and end.
+
+    Arguments:
+        unit: "characters"; or "words", which are runs of letters and digits in lower case, and single signs.
+        tokens: the characters or words; the first one has number 4.
+
+    Raises:
+        DataError: for another unit, or tokens that are no texts or stand there twice.
+
+    Example:
+        >>> vocabulary = Vocabulary(unit="characters", tokens=("a", "b"))
+        >>> vocabulary.encode("abc")
+        [4, 5, 1]
+    """
+
+    unit: Unit
+    tokens: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(self.tokens))
+        if self.unit not in ("characters", "words"):
+            raise DataError(f"A vocabulary's unit must be 'characters' or 'words'. Received: unit={self.unit!r}.")
+        if not all(isinstance(token, str) and token for token in self.tokens):
+            raise DataError("A vocabulary's tokens must be texts that are not empty.")
+        if len(set(self.tokens)) != len(self.tokens):
+            twice = Counter(self.tokens).most_common(1)[0][0]
+            raise DataError(f"A vocabulary's tokens must differ. Received {twice!r} twice.")
+
+    @classmethod
+    def of(cls, texts: Iterable[str], *, unit: Unit, least_count: int = 1, most_tokens: int | None = None) -> Self:
+        """The vocabulary of texts, the commonest token first.
+
+        Arguments:
+            texts: the texts to train on.
+            unit: "characters" or "words".
+            least_count: how often a token must occur.
+            most_tokens: how many tokens are kept; None for all.
+        """
+        counts = Counter(token for text in texts for token in split_text(text, unit))
+        order = sorted((token for token, n in counts.items() if n >= least_count), key=lambda t: (-counts[t], t))
+        return cls(unit=unit, tokens=tuple(order[:most_tokens]))
+
+    def __len__(self) -> int:
+        return NUM_SPECIAL_TOKENS + len(self.tokens)
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {token: number for number, token in enumerate(self.tokens, start=NUM_SPECIAL_TOKENS)}
+
+    def encode(self, text: str) -> list[int]:
+        """The number of each token of a text."""
+        return [self._numbers.get(token, UNKNOWN) for token in split_text(text, self.unit)]
+
+    def decode(self, numbers: Iterable[int], *, extra: Sequence[str] = ()) -> str:
+        """The text of numbers, up to the first END; padding and starts are left out.
+
+        Arguments:
+            numbers: numbers of tokens.
+            extra: tokens of one text that have the numbers after those of the vocabulary.
+        """
+        known = (*_SPECIAL_TOKENS, *self.tokens, *extra)
+        tokens = []
+        for number in numbers:
+            if number == END:
+                break
+            tokens.append(known[number])
+        return "".join(tokens) if self.unit == "characters" else join_words([token for token in tokens if token])
+
+    def to_json(self) -> dict[str, Any]:
+        """The vocabulary as JSON-serialisable data."""
+        return {"unit": self.unit, "tokens": list(self.tokens)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The vocabulary that `to_json` wrote."""
+        return cls(**data)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The vocabulary in a JSON file.
+
+        Raises:
+            DataError: if the file is missing or holds no vocabulary.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path} holds no vocabulary: {error}.") from error
+
+
+def split_text(text: str, unit: Unit) -> list[str]:
+    """The characters of a text, or its words and signs in lower case.
+
+    Example:
+        >>> split_text("It's 3.", "words")
+        ['it', "'", 's', '3', '.']
+    """
+    return list(text) if unit == "characters" else _WORD.findall(text.lower())
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words and signs as a text.
+
+    Example:
+        >>> join_words(["see", "(", "above", ")", "."])
+        'see (above).'
+    """
+    text = ""
+    for word in words:
+        glued = not text or word in _NO_SPACE_BEFORE or text[-1] in _NO_SPACE_AFTER
+        text += word if glued else f" {word}"
+    return text
+
+
+def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Rows of numbers as an int32 array of shape (num_rows, length): cut off, or filled up with PADDING.
+
+    Example:
+        >>> padded([[4, 5, 6], [7]], 2).tolist()
+        [[4, 5], [7, 0]]
+    """
+    array = np.full((len(rows), length), PADDING, np.int32)
+    for row, numbers in zip(array, rows, strict=True):
+        row[: len(numbers)] = list(numbers)[:length]
+    return array

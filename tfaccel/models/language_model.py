@@ -1,0 +1,161 @@
+"""Models of text that foretell the next token: of whole rows while training, and step by step while writing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfaccel.models.attention import causal_mask
+from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TransformerLanguageModel(keras.layers.Layer):
+    """A Transformer without encoder.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_length: positions that it can look back over.
+        width: of its blocks.
+        num_blocks: how many.
+        dropout: part of the numbers that is dropped in training.
+        remat: calculate inner values again in the backward pass.
+
+    Example:
+        >>> TransformerLanguageModel(10, max_length=4, width=8, num_blocks=1)(ops.zeros((2, 4), "int32")).shape
+        TensorShape([2, 4, 10])
+    """
+
+    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
+                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self.max_length = max_length
+        self._settings: dict[str, Any] = {
+            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
+            "dropout": dropout, "remat": remat,
+        }  # fmt: skip
+        policy = self.dtype_policy
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
+        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+        # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+
+    def build(self, input_shape: Any) -> None:
+        """Makes all parts."""
+        shape = (*input_shape, self._settings["width"])
+        self.embedding.build(input_shape)
+        for part in (*self.blocks, self.norm, self.logits):
+            part.build(shape)
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        """Logits (float32) of the token after each one, of shape (batch, length, num_tokens)."""
+        x, mask = self.embedding(tokens, training=training), causal_mask(tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, attention_mask=mask, training=training)
+        return self.logits(self.norm(x))
+
+    def start(self, batch_size: int) -> Any:
+        """The state before the first token, for `step`."""
+        return [block.room(batch_size, self.max_length, self._settings["width"]) for block in self.blocks]
+
+    def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
+        """Logits after one more token of each row, of shape (batch, num_tokens), and the new state.
+
+        Args:
+            tokens: of shape (batch,).
+            position: their number in the rows, below `max_length`.
+            state: from the step before.
+        """
+        x, kept = self.embedding(tokens[:, None], position), []
+        for block, old in zip(self.blocks, state, strict=True):
+            x, new = block.step(x, old, position)
+            kept.append(new)
+        return self.logits(self.norm(x))[:, 0], kept
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, and the size of the vocabulary."""
+        return (*input_shape, self._settings["num_tokens"])
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class LstmLanguageModel(keras.layers.Layer):
+    """LSTM layers, one above the other.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        width: of the layers.
+        num_layers: how many.
+        dropout: part of the numbers that is dropped between layers in training.
+
+    Example:
+        >>> LstmLanguageModel(10, width=8, num_layers=2)(ops.zeros((2, 4), "int32")).shape
+        TensorShape([2, 4, 10])
+    """
+
+    max_length = None  # It looks back without end.
+
+    def __init__(self, num_tokens: int, *, width: int, num_layers: int, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._settings = {"num_tokens": num_tokens, "width": width, "num_layers": num_layers, "dropout": dropout}
+        policy = self.dtype_policy
+        self.embedding = keras.layers.Embedding(num_tokens, width, dtype=policy)
+        self.cells = [
+            keras.layers.LSTM(width, return_sequences=True, return_state=True, dtype=policy, name=f"lstm_{number}")
+            for number in range(num_layers)
+        ]
+        self.dropout = keras.layers.Dropout(dropout, dtype=policy)
+        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+
+    def build(self, input_shape: Any) -> None:
+        """Makes all parts."""
+        shape = (*input_shape, self._settings["width"])
+        self.embedding.build(input_shape)
+        for part in (*self.cells, self.logits):
+            part.build(shape)
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        """Logits (float32) of the token after each one, of shape (batch, length, num_tokens)."""
+        x = self.embedding(tokens)
+        for cell in self.cells:
+            x = self.dropout(cell(x, training=training)[0], training=training)
+        return self.logits(x)
+
+    def start(self, batch_size: int) -> Any:
+        """The state before the first token, for `step`."""
+        zeros = ops.zeros((batch_size, self._settings["width"]), self.compute_dtype)
+        return [[zeros, zeros] for _ in self.cells]
+
+    def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
+        """Logits after one more token of each row, of shape (batch, num_tokens), and the new state."""
+        del position
+        x, kept = self.embedding(tokens[:, None]), []
+        for cell, old in zip(self.cells, state, strict=True):
+            x, *new = cell(x, initial_state=old)
+            kept.append(new)
+        return self.logits(x)[:, 0], kept
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, and the size of the vocabulary."""
+        return (*input_shape, self._settings["num_tokens"])
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+def heads(width: int) -> int:
+    """The number of heads for a width: as many as have 32 numbers each, at least one.
+
+    Example:
+        >>> heads(128)
+        4
+    """
+    return width // 32 if width >= 32 and width % 32 == 0 else 1

@@ -1,0 +1,210 @@
+"""An encoder that reads a text, and a decoder that writes another one, copying from the first where it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfaccel.models.attention import causal_mask
+from tfaccel.models.language_model import heads
+from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
+
+_LEAST_PROBABILITY = 1e-9
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TextEncoder(keras.layers.Layer):
+    """Transformer blocks over a whole text; token 0 is padding, which is not looked at.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_length: of the texts.
+        width: of the blocks.
+        num_blocks: how many.
+        dropout: part of the numbers that is dropped in training.
+        remat: calculate inner values again in the backward pass.
+
+    Example:
+        >>> TextEncoder(10, max_length=4, width=8, num_blocks=1)(ops.ones((2, 4), "int32")).shape
+        TensorShape([2, 4, 8])
+    """
+
+    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
+                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._settings: dict[str, Any] = {
+            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
+            "dropout": dropout, "remat": remat,
+        }  # fmt: skip
+        policy = self.dtype_policy
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
+        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes all parts."""
+        self.embedding.build(input_shape)
+        for part in (*self.blocks, self.norm):
+            part.build((*input_shape, self._settings["width"]))
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        """What was read, of shape (batch, length, width)."""
+        x, mask = self.embedding(tokens, training=training), padding_mask(tokens)
+        for block in self.blocks:
+            x = block(x, attention_mask=mask, training=training)
+        return self.norm(x)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, and the width."""
+        return (*input_shape, self._settings["width"])
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TextDecoder(keras.layers.Layer):
+    """Transformer blocks that write, looking at what an encoder read.
+
+    With `num_copied`, each token is written from the vocabulary or copied from the source: a learnt gate says how much
+    of each, and an attention of its own which place. Tokens of the source that the vocabulary lacks have numbers after
+    those of the vocabulary.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_length: of what is written.
+        width: of the blocks.
+        num_blocks: how many.
+        num_copied: how many tokens that the vocabulary lacks one source may have; None for no copying.
+        dropout: part of the numbers that is dropped in training.
+        remat: calculate inner values again in the backward pass.
+
+    References:
+        Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
+        See et al., Get to the point: summarization with pointer-generator networks, 2017,
+            https://arxiv.org/abs/1704.04368 (copying)
+    """
+
+    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, num_copied: int | None = None,
+                 dropout: float = 0.0, remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._settings: dict[str, Any] = {
+            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
+            "num_copied": num_copied, "dropout": dropout, "remat": remat,
+        }  # fmt: skip
+        self.num_tokens, self.max_length, self.num_copied = num_tokens, max_length, num_copied
+        policy = self.dtype_policy
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        blocks = {"num_heads": heads(width), "has_context": True, "dropout": dropout, "remat": remat, "dtype": policy}
+        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+        # Logits and probabilities stay float32 under mixed precision: 16 bits are too few for the loss.
+        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+        if num_copied is not None:
+            self.pointer = keras.layers.Dense(width, dtype="float32", name="pointer")
+            self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
+
+    def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
+        """Makes all parts."""
+        del source_shape
+        shape = (*tokens_shape, self._settings["width"])
+        self.embedding.build(tokens_shape)
+        for block in self.blocks:
+            block.build(shape, context_shape)
+        for part in (self.norm, self.logits, *((self.pointer, self.gate) if self.num_copied is not None else ())):
+            part.build(shape)
+
+    def call(self, tokens: Any, context: Any, source: Any, training: bool | None = None) -> Any:
+        """Logits (float32) of the token after each one; logarithms of probabilities where tokens are copied.
+
+        Args:
+            tokens: the text so far, of shape (batch, length).
+            context: what the encoder read, of shape (batch, length of the source, width).
+            source: the tokens of the source, 0 for padding and with the numbers of copied ones.
+            training: whether dropout is on.
+        """
+        x = self.embedding(self._known(tokens), training=training)
+        mask, context_mask = causal_mask(tokens.shape[1]), padding_mask(source)
+        for block in self.blocks:
+            x = block(x, context, attention_mask=mask, context_attention_mask=context_mask, training=training)
+        return self._scores(self.norm(x), context, source)
+
+    def start(self, context: Any, source: Any) -> Any:
+        """The state before the first token, for `step`."""
+        batch_size, width = context.shape[0], self._settings["width"]
+        return {
+            "kept": [block.room(batch_size, self.max_length, width) for block in self.blocks],
+            "read": [block.context_attention.keys_and_values(context) for block in self.blocks],
+            "context": context,
+            "source": source,
+        }
+
+    def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
+        """Scores after one more token of each row, of shape (batch, number of scores), and the new state."""
+        x, kept, mask = self.embedding(self._known(tokens)[:, None], position), [], padding_mask(state["source"])
+        for block, old, read in zip(self.blocks, state["kept"], state["read"], strict=True):
+            x, new = block.step(x, old, position, (*read, mask))
+            kept.append(new)
+        return self._scores(self.norm(x), state["context"], state["source"])[:, 0], {**state, "kept": kept}
+
+    def _known(self, tokens: Any) -> Any:
+        """Copied tokens that the vocabulary lacks become 1, the unknown one."""
+        return ops.where(tokens < self.num_tokens, tokens, ops.ones_like(tokens))
+
+    def _scores(self, x: Any, context: Any, source: Any) -> Any:
+        logits = self.logits(x)
+        if self.num_copied is None:
+            return logits
+        context = ops.cast(context, "float32")
+        places = ops.einsum("btw,bsw->bts", self.pointer(x), context) / self._settings["width"] ** 0.5
+        places = ops.softmax(ops.where(padding_mask(source)[:, 0], places, -1e9))
+        copied = ops.einsum("bts,bsv->btv", places, ops.one_hot(source, self.num_tokens + self.num_copied))
+        gate = ops.sigmoid(self.gate(x))
+        written = ops.pad(ops.softmax(logits), ((0, 0), (0, 0), (0, self.num_copied)))
+        return ops.log(gate * written + (1.0 - gate) * copied + _LEAST_PROBABILITY)
+
+    def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
+        """The shape of the tokens, and the number of scores."""
+        del context_shape, source_shape
+        return (*tokens_shape, self.num_tokens + (self.num_copied or 0))
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+def padding_mask(tokens: Any) -> Any:
+    """True where there is a token; of shape (batch, 1, 1, length) for tokens of shape (batch, length)."""
+    return ops.not_equal(tokens, 0)[:, None, None, :]
+
+
+def sequence_to_sequence(
+    num_tokens: tuple[int, int], lengths: tuple[int, int], *, width: int, num_blocks: int,
+    num_copied: int | None = None, dropout: float = 0.0, remat: bool = False,
+) -> keras.Model:  # fmt: skip
+    """A model with the inputs "source" (what is read) and "written" (what is to be written, from its start token on).
+
+    Args:
+        num_tokens: sizes of the vocabularies of what is read and of what is written; the same one where it may copy.
+        lengths: the longest of both, in tokens.
+        width: of the blocks.
+        num_blocks: of the encoder, and of the decoder.
+        num_copied: see `TextDecoder`.
+        dropout: part of the numbers that is dropped in training.
+        remat: calculate inner values again in the backward pass.
+
+    Example:
+        >>> sequence_to_sequence((20, 15), (12, 10), width=8, num_blocks=1).output.shape
+        (None, 10, 15)
+    """
+    source = keras.Input((lengths[0],), dtype="int32", name="source")
+    written = keras.Input((lengths[1],), dtype="int32", name="written")
+    blocks: dict[str, Any] = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
+    encoder = TextEncoder(num_tokens[0], max_length=lengths[0], **blocks, name="encoder")
+    decoder = TextDecoder(num_tokens[1], max_length=lengths[1], num_copied=num_copied, **blocks, name="decoder")
+    known = source if num_copied is None else ops.where(source < num_tokens[0], source, ops.ones_like(source))
+    return keras.Model({"source": source, "written": written}, decoder(written, encoder(known), source))

@@ -1,0 +1,159 @@
+"""Transformer blocks for reading (encoders) and for writing (decoders), and the layer that begins with tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfaccel.models.attention import Attention
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TokenEmbedding(keras.layers.Layer):
+    """A vector for each token, plus one for its position.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_length: number of positions.
+        width: length of the vectors.
+        dropout: part of the numbers that is dropped in training.
+
+    Example:
+        >>> TokenEmbedding(10, max_length=4, width=8)(ops.zeros((2, 4), "int32")).shape
+        TensorShape([2, 4, 8])
+    """
+
+    def __init__(self, num_tokens: int, *, max_length: int, width: int, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._settings = {"num_tokens": num_tokens, "max_length": max_length, "width": width, "dropout": dropout}
+        policy, small = self.dtype_policy, keras.initializers.RandomNormal(stddev=0.05)
+        self.tokens = keras.layers.Embedding(num_tokens, width, embeddings_initializer=small, dtype=policy)
+        self.positions = keras.layers.Embedding(max_length, width, embeddings_initializer=small, dtype=policy)
+        self.dropout = keras.layers.Dropout(dropout, dtype=policy)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes both tables."""
+        self.tokens.build(input_shape)
+        self.positions.build(input_shape)
+
+    def call(self, tokens: Any, first_position: Any = 0, training: bool | None = None) -> Any:
+        """Vectors of shape (batch, length, width) for tokens of shape (batch, length)."""
+        positions = first_position + ops.arange(tokens.shape[1])
+        return self.dropout(self.tokens(tokens) + self.positions(positions), training=training)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, and the width."""
+        return (*input_shape, self._settings["width"])
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TransformerBlock(keras.layers.Layer):
+    """Attention to itself, to a context where there is one, and two dense layers; each normalised first and added.
+
+    Args:
+        num_heads: heads of the attentions.
+        has_context: whether it attends to a context, as the blocks of a decoder behind an encoder do.
+        dropout: part of the numbers that is dropped of what each part adds.
+        remat: calculate inner values again in the backward pass; dropout stays outside, so that it is drawn once.
+
+    Reference:
+        Xiong et al., On layer normalization in the Transformer architecture, 2020, https://arxiv.org/abs/2002.04745
+
+    Example:
+        >>> TransformerBlock(num_heads=2)(ops.ones((1, 3, 8)), attention_mask=ops.ones((1, 1, 3, 3), "bool")).shape
+        TensorShape([1, 3, 8])
+    """
+
+    def __init__(self, num_heads: int, *, has_context: bool = False, dropout: float = 0.0, remat: bool = False,
+                 **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._settings = {"num_heads": num_heads, "has_context": has_context, "dropout": dropout, "remat": remat}
+        policy = self.dtype_policy
+        self.attention = Attention(num_heads, dtype=policy, name="attention")
+        self.attention_norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="attention_norm")
+        self.dense_norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="dense_norm")
+        if has_context:
+            self.context_attention = Attention(num_heads, dtype=policy, name="context_attention")
+            self.context_norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="context_norm")
+        self.dropout = keras.layers.Dropout(dropout, dtype=policy)
+
+    def build(self, x_shape: Any, context_shape: Any = None) -> None:
+        """Makes the parts; the dense layers are four times as wide inside."""
+        del context_shape
+        width, policy = x_shape[-1], self.dtype_policy
+        self.wide = keras.layers.Dense(4 * width, activation="gelu", dtype=policy, name="wide")
+        self.narrow = keras.layers.Dense(width, dtype=policy, name="narrow")
+        self.wide.build((None, None, width))
+        self.narrow.build((None, None, 4 * width))
+        for part in (self.attention_norm, self.dense_norm, self.attention):
+            part.build((None, None, width))
+        if self._settings["has_context"]:
+            self.context_norm.build((None, None, width))
+            self.context_attention.build((None, None, width))
+
+    def call(self, x: Any, context: Any = None, *, attention_mask: Any = None, context_attention_mask: Any = None,
+             training: bool | None = None) -> Any:  # fmt: skip
+        """The block on whole rows; masks are true where a position may look: (batch or 1, 1, queries, keys)."""
+        x = x + self.dropout(self._part(self._self_attention, training, x, attention_mask), training=training)
+        if context is not None:
+            found = self._part(self._context_attention, training, x, context, context_attention_mask)
+            x = x + self.dropout(found, training=training)
+        return x + self.dropout(self._part(self._dense, training, x), training=training)
+
+    def step(self, x: Any, kept: tuple[Any, Any], position: Any, context: tuple[Any, Any, Any] | None = None) -> Any:
+        """The block on one more position.
+
+        Args:
+            x: its input, of shape (batch, 1, width).
+            kept: keys and values of the positions before it, with room for all: (batch, max_length, heads, size).
+            position: its number, a scalar.
+            context: keys, values and mask of the context.
+
+        Returns:
+            Its output, and the keys and values with its own among them.
+        """
+        normed = self.attention_norm(x)
+        new = self.attention.keys_and_values(normed)
+        start = (0, position, 0, 0)
+        keys, values = (
+            ops.slice_update(old, start, ops.cast(one, old.dtype)) for old, one in zip(kept, new, strict=True)
+        )
+        mask = (ops.arange(keys.shape[1]) <= position)[None, None, None, :]
+        x = x + self.attention.attend(normed, keys, values, mask)
+        if context is not None:
+            x = x + self.context_attention.attend(self.context_norm(x), *context)
+        return x + self._dense(x), (keys, values)
+
+    def room(self, batch_size: int, max_length: int, width: int) -> tuple[Any, Any]:
+        """Keys and values of no position yet, for `step`."""
+        num_heads = self._settings["num_heads"]
+        shape = (batch_size, max_length, num_heads, width // num_heads)
+        return ops.zeros(shape, self.compute_dtype), ops.zeros(shape, self.compute_dtype)
+
+    def _part(self, calculate: Any, training: bool | None, *inputs: Any) -> Any:
+        return keras.remat(calculate)(*inputs) if self._settings["remat"] and training else calculate(*inputs)
+
+    def _self_attention(self, x: Any, mask: Any) -> Any:
+        normed = self.attention_norm(x)
+        return self.attention(normed, normed, mask)
+
+    def _context_attention(self, x: Any, context: Any, mask: Any) -> Any:
+        return self.context_attention(self.context_norm(x), context, mask)
+
+    def _dense(self, x: Any) -> Any:
+        return self.narrow(self.wide(self.dense_norm(x)))
+
+    def compute_output_shape(self, x_shape: Any, context_shape: Any = None) -> Any:
+        """That of the input."""
+        del context_shape
+        return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
