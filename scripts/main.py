@@ -13,6 +13,7 @@ COMMANDS = {
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or a workload of your own",
+    "inspect-data": "say what a data set is like: missing values, copies, leaks, probable label errors",
     "test": "prove parity: N replicas give what one device gives",
     "benchmark": "measure what tfaccel costs and gains beside plain Keras and a loop written by hand",
 }
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean `{near[0]}`?" if near else ""
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    program = import_module(f"tfaccel.scripts.{name}")
+    program = import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
     status: int = program.run([f"tfaccel {name}", *argv[2:]])
     return status
 

@@ -1,0 +1,152 @@
+"""Says what a data set is like, and changes nothing.
+
+tfaccel inspect-data --data_dir=customers.csv --target=stays
+tfaccel inspect-data --data_dir=photos                      # a folder with one sub-folder for each class
+tfaccel inspect-data --data_dir=reviews.csv --text_column=review --target=stars --json
+
+It names missing values, constant and correlated columns, copies and leaks between the training and the test part,
+unreadable files and labels that are probably wrong, and says how much each class should count. The exit status is 0
+where the data could be read, whatever was found, and 2 where it could not.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table as TextTable
+
+from tfaccel.data.inspect_data import inspect_data
+from tfaccel.data.inspection import InspectionReport
+from tfaccel.errors import DataError
+from tfaccel.scripts.command import run_command
+
+_TEXTS = {
+    "data_dir": (None, "a table (.csv, .tsv, .parquet), a .npz file, or a folder of classes, or with train and test"),
+    "target": (None, "the column of a table that is predicted; without it, classes and labels are left alone"),
+    "text_column": (None, "the column of a table that holds texts to be read"),
+    "column_kinds": (
+        "",
+        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, ignored",
+    ),
+    "encoding": ("utf-8", "of CSV and text files"),
+}
+_QUIET_SECONDS = 2.0  # before progress is shown
+_FEWEST_CHARACTERS = 120  # of a line: a column's name is written whole
+_MOST_COLUMNS_SHOWN = 40
+_MOST_CLASSES_SHOWN = 30
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    with _own_flags():
+        return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+@contextmanager
+def _own_flags() -> Iterator[None]:
+    """Defines this command's flags while it runs: other commands have flags of the same names for something else."""
+    names = [*_TEXTS, "json"]
+    before = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
+    for name in before:
+        delattr(flags.FLAGS, name)
+    for name, (default, text) in _TEXTS.items():
+        flags.DEFINE_string(name, default, text, module_name=__name__)
+    flags.DEFINE_bool("json", False, "print the same as JSON", module_name=__name__)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(flags.FLAGS, name)
+        for name, flag in before.items():
+            flags.FLAGS[name] = flag
+
+
+def _main() -> int:
+    values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _TEXTS}
+    path = values.pop("data_dir")
+    if not path:
+        raise DataError("Give --data_dir=PATH, the file or folder to inspect.")
+    progress = _Progress()
+    try:
+        report = inspect_data(path, progress=progress, **values)
+    finally:
+        progress.close()
+    if flags.FLAGS["json"].value:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report)
+    return 0
+
+
+class _Progress:
+    """One line on standard error that says what is being done, from two seconds on."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._width = 0
+
+    def __call__(self, text: str, done: int, total: int) -> None:
+        if time.monotonic() - self._start >= _QUIET_SECONDS:
+            line = f"{text} ..." if total <= 1 else f"{text}: {done:,} of {total:,}"
+            self._show(line)
+
+    def close(self) -> None:
+        if self._width:
+            self._show("")
+            print(end="\r", file=sys.stderr, flush=True)
+
+    def _show(self, line: str) -> None:
+        print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+        self._width = max(self._width, len(line))
+
+
+def _print(report: InspectionReport) -> None:
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.width = max(console.width, _FEWEST_CHARACTERS)
+    sizes = ", ".join(f"{count:,} to {part}" for part, count in report.num_examples.items())
+    console.print(f"{report.path}: {report.kind}, {sizes}; each {report.shape}.")
+    verdict = "fits" if report.fits_in_memory else "does not fit"
+    console.print(f"In memory: {report.num_bytes / 2**20:,.1f} MiB; it {verdict} (free: "
+                  f"{report.memory_bytes / 2**30:.1f} GiB).")  # fmt: skip
+    if report.columns:
+        _print_columns(report, console)
+    if report.class_counts:
+        table = _table("class", "examples to train on", "weight to use")
+        for name, count in list(report.class_counts.items())[:_MOST_CLASSES_SHOWN]:
+            table.add_row(name, f"{count:,}", f"{report.class_weights[name]:.3g}")
+        _print_table(table, console, len(report.class_counts) - _MOST_CLASSES_SHOWN)
+    console.print(f"\nFound: {len(report.findings)}" if report.findings else "\nFound nothing to worry about.")
+    for finding in report.findings:
+        console.print(f"  {finding.kind}: {finding.where}: {finding.text}. {finding.advice}".rstrip())
+
+
+def _print_columns(report: InspectionReport, console: Console) -> None:
+    table = _table("column", "kind", "missing", "different", "lowest", "median", "highest")
+    for name, about in list(report.columns.items())[:_MOST_COLUMNS_SHOWN]:
+        numbers = [f"{about[key]:.6g}" if key in about else "" for key in ("min", "median", "max")]
+        table.add_row(name, about["kind"], f"{about['num_missing']:,}", f"{about['num_distinct']:,}", *numbers)
+    _print_table(table, console, len(report.columns) - _MOST_COLUMNS_SHOWN)
+
+
+def _table(first: str, *others: str) -> TextTable:
+    table = TextTable(box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    return table
+
+
+def _print_table(table: TextTable, console: Console, num_more: int) -> None:
+    console.print()
+    console.print(table)
+    if num_more > 0:
+        console.print(f"and {num_more} more; --json lists all")
+
+
+if __name__ == "__main__":
+    sys.exit(run(["inspect-data", *sys.argv[1:]]))

@@ -1,0 +1,69 @@
+"""The files of class folders, listed whatever is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.inspection import Finding
+from tfaccel.errors import DataError
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Files in class folders.
+
+    Arguments:
+        paths: the files, in the order of their names.
+        parts: "train" or "test" for each.
+        labels: the class folder of each.
+        findings: class folders without files, and files of other kinds.
+    """
+
+    paths: tuple[Path, ...]
+    parts: np.ndarray
+    labels: np.ndarray
+    findings: tuple[Finding, ...]
+
+
+def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
+    """The files with these endings in the class folders of `folder`, or of its `train` and `test`.
+
+    Raises:
+        DataError: if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     Path(name, "cat").mkdir()
+        ...     _ = Path(name, "cat", "1.txt").write_text("purrs")
+        ...     list_labelled_files(Path(name), (".txt",)).labels.tolist()
+        ['cat']
+    """
+    parts = {name: folder / name for name in ("train", "test") if (folder / name).is_dir()}
+    if len(parts) < 2:
+        parts = {"train": folder}
+    paths: list[Path] = []
+    where: list[str] = []
+    labels: list[str] = []
+    findings = []
+    for part, root in parts.items():
+        for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
+            if class_folder.name.startswith("."):
+                continue
+            files = sorted(entry for entry in class_folder.iterdir() if not entry.name.startswith("."))
+            found = [file for file in files if file.is_file() and file.suffix.lower() in suffixes]
+            others = [file.name for file in files if file not in found]
+            if others:
+                text = f"{len(others)} entries do not end in {', '.join(suffixes)} (first {others[0]})"
+                findings.append(Finding("other files", str(class_folder), text, "They are not used."))
+            if not found:
+                findings.append(Finding("empty class", str(class_folder), "it holds no file to use", "Remove it."))
+            paths += found
+            where += [part] * len(found)
+            labels += [class_folder.name] * len(found)
+    if not paths:
+        raise DataError(f"{folder} has no class folders with files that end in {', '.join(suffixes)}.")
+    return LabelledFiles(tuple(paths), np.array(where), np.array(labels, dtype=object), tuple(findings))

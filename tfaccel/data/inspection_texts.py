@@ -1,0 +1,110 @@
+"""Inspection of texts: broken files, lengths, copies, leaks, labels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.inspection import Examples, Finding, InspectionReport, Progress, no_progress
+from tfaccel.data.inspection_checks import balance, copies, memory, part_sizes
+from tfaccel.data.inspection_folders import LabelledFiles
+from tfaccel.data.label_errors import probable_label_errors
+from tfaccel.data.table import Table
+from tfaccel.errors import DataError
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
+_MOST_WORDS = 20_000  # that the classifier knows
+_EVERY = 200  # files between two reports of progress
+
+
+def inspect_text_files(
+    path: Path, files: LabelledFiles, *, encoding: str = "utf-8", progress: Progress = no_progress
+) -> InspectionReport:
+    """Inspects text files in class folders.
+
+    Raises:
+        DataError: if no file can be read.
+    """
+    texts, rows = [], []
+    findings = list(files.findings)
+    for row, file in enumerate(files.paths):
+        if row % _EVERY == 0:
+            progress("Texts", row, len(files.paths))
+        try:
+            texts.append(file.read_text(encoding=encoding))
+            rows.append(row)
+        except UnicodeDecodeError as error:
+            text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
+            findings.append(Finding("unreadable file", str(file), text, "Mend it, or give its --encoding."))
+        except (OSError, UnicodeError) as error:
+            findings.append(Finding("unreadable file", str(file), str(error), "Mend or remove it."))
+    if not texts:
+        raise DataError(f"None of the {len(files.paths)} texts in {path} can be read; the first is {files.paths[0]}.")
+    names = tuple(str(files.paths[row]) for row in rows)
+    return _report(str(path), names, files.parts[rows], texts, files.labels[rows], findings=findings, progress=progress)
+
+
+def inspect_text_tables(
+    tables: Mapping[str, Table], *, path: str, text_column: str, target: str | None, progress: Progress = no_progress
+) -> InspectionReport:
+    """Inspects a column of texts, and the labels in another one where `target` is given.
+
+    Raises:
+        DataError: if one of the columns is missing.
+
+    Example:
+        >>> from tfaccel.data.table import Column
+        >>> texts = np.array(["It purrs.", None, "it  purrs."], dtype=object)
+        >>> table = Table("pets.csv", (Column("text", texts),))
+        >>> report = inspect_text_tables({"train": table}, path="pets.csv", text_column="text", target=None)
+        >>> [(finding.kind, finding.where) for finding in report.findings]
+        [('empty text', 'row 2 of pets.csv'), ('duplicate', 'row 1 of pets.csv, row 3 of pets.csv')]
+    """
+    names = tuple(f"row {row + 1} of {table.source}" for table in tables.values() for row in range(table.num_rows))
+    parts = np.array([part for part, table in tables.items() for _ in range(table.num_rows)])
+    texts = [text or "" for table in tables.values() for text in table.column(text_column).texts().tolist()]
+    labels = None
+    if target is not None:
+        labels = np.concatenate([table.column(target).texts() for table in tables.values()])
+    return _report(path, names, parts, texts, labels, findings=[], progress=progress)
+
+
+def _report(
+    path: str, names: tuple[str, ...], parts: np.ndarray, texts: list[str], labels: np.ndarray | None, *,
+    findings: list[Finding], progress: Progress,
+) -> InspectionReport:  # fmt: skip
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    empty = [name for name, text in zip(names, texts, strict=True) if not text.strip()]
+    findings += [Finding("empty text", name, "it holds nothing to read", "Remove it.") for name in empty[:10]]
+    kept = [row for row, text in enumerate(texts) if text.strip()]
+    if not kept:
+        raise DataError(f"All {len(texts)} texts in {path} are empty.")
+    texts = [texts[row] for row in kept]
+    # Copies that differ in white space and capitals only are copies too.
+    keys = tuple(hashlib.sha1(" ".join(text.casefold().split()).encode()).digest() for text in texts)
+    labels = None if labels is None else labels[kept]
+    examples = Examples(tuple(names[row] for row in kept), parts[kept], keys, labels)
+    progress("Copies and leaks", 0, 1)
+    findings += copies(examples)
+    counts, weights, found = balance(examples)
+    findings += found
+    if labels is not None:
+        progress("Labels, by cross-validation", 0, 1)
+        words = TfidfVectorizer(sublinear_tf=True, max_features=_MOST_WORDS, token_pattern=r"(?u)\b\w+\b")
+        features = np.array(texts, dtype=object)
+        classifier = make_pipeline(words, LogisticRegression(C=10, max_iter=1000))
+        findings += probable_label_errors(classifier, features, examples)
+    num_words = np.array([len(text.split()) for text in texts])
+    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    free, found = memory(num_bytes)
+    return InspectionReport(
+        path=path, kind="texts", shape=f"{int(np.median(num_words))} words (median), at most {num_words.max()}",
+        num_examples=part_sizes(examples), class_counts=counts, class_weights=weights, num_bytes=num_bytes,
+        memory_bytes=free, findings=tuple(findings + found),
+    )  # fmt: skip
