@@ -2,12 +2,13 @@
 
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
+    tfaccel benchmark recipes --figures=image_classification
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
-minutes on two cores). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
+minutes on two cores) and `recipes` (each recipe trained by `tfaccel.train` and by `Model.fit`; about five minutes a
+recipe). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
 """
 
-import difflib
 import json
 import os
 import sys
@@ -21,15 +22,19 @@ from rich.text import Text
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command
 
-SUITES = ("engine",)
+SUITES = ("engine", "recipes")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 
 _REPETITIONS = flags.DEFINE_integer(
     "repetitions", 5, "timed windows of each program", lower_bound=1, allow_override=True
 )
-_FIGURES = flags.DEFINE_list("figures", list(ENGINE_FIGURE_NAMES), "what to measure", allow_override=True)
+_FIGURES = flags.DEFINE_list("figures", ["all"], "what to measure: figures of the engine, or recipes; or all",
+                             allow_override=True)  # fmt: skip
 _SCALE = flags.DEFINE_float(
     "scale", 1.0, "multiplies the steps of each window; below 1 for trials, whose figures mean little",
     lower_bound=1e-6, upper_bound=100.0, allow_override=True,
@@ -47,21 +52,21 @@ def run(argv: list[str]) -> int:
     description = (__doc__ or "").strip()
     suite = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
     if suite in SUITES:
-        return run_command(_main, [f"{argv[0]} {suite}", *argv[2:]], description=description)
+        chosen: str = suite
+        return run_command(lambda: _main(chosen), [f"{argv[0]} {suite}", *argv[2:]], description=description)
     if any(argument in ("-h", "--help", "-help", "--helpshort") for argument in argv[1:]):
-        return run_command(_main, [f"{argv[0]} SUITE", "--help"], description=description)
+        return run_command(lambda: 0, [f"{argv[0]} SUITE", "--help"], description=description)
     received = "Name a suite first." if suite is None else f"Unknown suite {suite!r}."
-    near = difflib.get_close_matches(suite or "", SUITES, n=1)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
+    hint = near_name(suite or "", SUITES)
     print(f"{argv[0]}: {received}{hint} Suites: {', '.join(SUITES)}.", file=sys.stderr)
     return 2
 
 
-def _main() -> int:
-    names = chosen_figures(_FIGURES.value)
+def _main(suite: str) -> int:
+    names = chosen_figures(suite, _FIGURES.value)
     if _OUT.value is not None:
         check_writable(Path(_OUT.value))
-    report = _measure(names)
+    report = _measure(suite, names)
     data = report.to_json()
     if _OUT.value is not None:
         write_json(Path(_OUT.value), data)
@@ -72,25 +77,32 @@ def _main() -> int:
     return 0 if report.met else 1
 
 
-def _measure(names: list[str]) -> Report:
+def _measure(suite: str, names: list[str]) -> Report:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds are a CPU's.
-    from tfaccel.measuring.engine_suite import SuiteOptions, run_engine_suite
-
     options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=show_progress)
     try:
+        if suite == "recipes":
+            from tfaccel.measuring.recipe_suite import run_recipe_suite
+
+            return run_recipe_suite(names, options)
+        from tfaccel.measuring.engine_suite import run_engine_suite
+
         return run_engine_suite(names, options)
     finally:
         show_progress("")
 
 
-def chosen_figures(names: list[str]) -> list[str]:
-    """The figures to measure, each once; raises TfaccelError for one that does not exist."""
+def chosen_figures(suite: str, names: list[str]) -> list[str]:
+    """The figures (or recipes) to measure, each once; raises TfaccelError for one that does not exist."""
+    known = list(ENGINE_FIGURE_NAMES) if suite == "engine" else [recipe.name for recipe in list_recipes()]
+    if names == ["all"]:
+        return known
     for name in names or [""]:
-        if name not in ENGINE_FIGURE_NAMES:
-            near = difflib.get_close_matches(name, ENGINE_FIGURE_NAMES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TfaccelError(f"--figures: unknown figure {name!r}.{hint} Figures: {', '.join(ENGINE_FIGURE_NAMES)}.")
+        if name not in known:
+            raise TfaccelError(
+                f"--figures: unknown figure {name!r}.{near_name(name, known)} Figures: {', '.join(known)}."
+            )
     return list(dict.fromkeys(names))
 
 

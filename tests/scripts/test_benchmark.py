@@ -21,9 +21,10 @@ def run(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a suite first. Suites: engine."),
+        ([], "Name a suite first. Suites: engine, recipes."),
         (["--json"], "Name a suite first."),
-        (["engin"], "Unknown suite 'engin'. Did you mean `engine`? Suites: engine."),
+        (["engin"], "Unknown suite 'engin'. Did you mean 'engine'? Suites: engine, recipes."),
+        (["recipes", "--figures=gann"], "--figures: unknown figure 'gann'. Did you mean 'gan'? Figures: "),
         (["engine", "more"], "unexpected argument 'more'"),
         (["engine", "--figures=cnnn"], "--figures: unknown figure 'cnnn'. Did you mean 'cnn'? Figures: mlp_loop,"),
         (["engine", "--figures="], "--figures: unknown figure ''."),
@@ -72,3 +73,16 @@ def test_short_run(run_python, tmp_path):
     assert all(figure.losses_agree for figure in report.figures)
     assert report.machine["num_usable_cores"] >= 1
     assert "benchmark: mlp_loop: tfaccel.fit(numpy), 2 of 2" in done.stderr
+
+
+@pytest.mark.slow
+def test_short_run_of_a_recipe(run_python):
+    options = ["--json", "--repetitions=1", "--scale=0.05", "--figures=image_classification"]
+    done = run_python("tfaccel.scripts.benchmark", "recipes", *options, check=False)
+    report = Report.from_json(json.loads(done.stdout))
+    found = {figure.quantity: figure for figure in report.figures}
+    assert found["accuracy, tfaccel.train"].median > 0.3
+    assert found["accuracy, Model.fit"].median > 0.3
+    assert 0 <= found["wait for the input / step"].median < 1
+    ratio = found["time tfaccel.train / Model.fit"].values
+    assert found["time tfaccel.train / Model.fit, geometric mean over the recipes"].values == pytest.approx(ratio)

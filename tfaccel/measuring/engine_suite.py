@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfaccel.hardware.detect import detect_hardware
 from tfaccel.measuring import engine_tasks
 from tfaccel.measuring.comparison import PARTS, step_time_ratio, tail_share, throughput_ratio
 from tfaccel.measuring.engine_tasks import Task
@@ -15,26 +14,11 @@ from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.interleaved import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.measuring.training_programs import FitProgram, HandWrittenLoop, TrainedModel
-from tfaccel.training.result import installed_versions
 
 # Epochs whose end is measured last about this long.
 EPOCH_SECONDS = (0.7, 2.2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteOptions:
-    """How a suite is run.
-
-    Attributes:
-        repetitions: windows that are kept of each program.
-        scale: the steps of each epoch are multiplied by this; below 1 for trials, whose figures mean little.
-        progress: called with a line before each run.
-    """
-
-    repetitions: int
-    scale: float = 1.0
-    progress: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -48,17 +32,9 @@ class Findings:
 def run_engine_suite(figures: Iterable[str], options: SuiteOptions) -> Report:
     """Measures the named figures (keys of `ENGINE_FIGURES`), one after the other, and reports them."""
     found = [ENGINE_FIGURES[name](name, options) for name in figures]
-    hardware = detect_hardware()
-    machine = {
-        "cpu_model": hardware.cpu_model,
-        "num_usable_cores": hardware.num_usable_cores,
-        "versions": installed_versions(),
-        "repetitions": options.repetitions,
-        "scale": options.scale,
-    }
     measurements = {name: times for findings in found for name, times in findings.measurements.items()}
     derived = tuple(figure for findings in found for figure in findings.figures)
-    return Report(suite="engine", machine=machine, measurements=measurements, figures=derived)
+    return Report(suite="engine", machine=options.machine(), measurements=measurements, figures=derived)
 
 
 def mlp_loop(name: str, options: SuiteOptions) -> Findings:
