@@ -1,0 +1,242 @@
+"""Tables made ready for training: columns, missing values, rare categories, unequal classes, the split, the batches."""
+
+import doctest
+import importlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tfaccel.data.table import Column, Table
+from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.table_options import TableOptions
+from tfaccel.data.tabular_files import embedded_table, read_tabular_set
+from tfaccel.data.tabular_set import make_tabular_set
+from tfaccel.errors import DataError
+
+ROWS = 60
+
+
+def text_column(name, values):
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return Column(name, column)
+
+
+def pets(**changed):
+    """A table with every difficulty; `changed` replaces columns, None removes one."""
+    columns = {
+        "weight": [str(1 + row / 7) if row % 10 else None for row in range(ROWS)],
+        "color": [("red", "blue", "pink")[row % 3] if row % 7 else None for row in range(ROWS - 2)] + ["gold", "grey"],
+        "legs": ["4"] * ROWS,
+        "chip": [f"chip {row * row}" for row in range(ROWS)],
+        "none": [None] * ROWS,
+        "kind": ["cat" if row % 6 else "dog" for row in range(ROWS)],
+    }
+    columns |= changed
+    return Table("pets.csv", tuple(text_column(name, values) for name, values in columns.items() if values))
+
+
+def made(table, classification=True, test_table=None, **options):
+    return make_tabular_set(
+        table, TableOptions(**{"target": "kind", **options}), classification=classification, test_table=test_table
+    )
+
+
+def test_report_says_what_was_done():
+    data = made(pets())
+    report = json.loads(json.dumps(data.report.to_json()))
+    assert (report["num_train_rows"], report["num_test_rows"]) == (48, 12)
+    assert (report["numeric"], report["categorical"]) == (["weight"], ["color"])
+    assert report["ignored"] == {
+        "legs": "all its values are equal",
+        "chip": "nearly every row has a text of its own",
+        "none": "it holds no value",
+    }
+    center = data.encoding.numeric[0].center
+    assert report["imputed"]["weight"] == {"value": f"the median, {center:g}", "num_rows": 6}
+    assert report["imputed"]["color"]["num_rows"] == 9
+    assert set(report["rare"]["color"]) <= {"gold", "grey"}
+    assert report["class_counts"] == {"cat": 40, "dog": 8}
+    assert report["class_weights"] == {"cat": pytest.approx(0.6), "dog": pytest.approx(3.0)}
+    text = "\n".join(data.report.lines())
+    for words in ("'legs' is not used: all its", "'weight' misses values in 6 rows; they count as the median,",
+                  "'color': ", "a row of each counts: cat 0.6, dog 3."):  # fmt: skip
+        assert words in text
+
+
+def test_statistics_are_of_the_training_rows_alone():
+    data = made(pets())
+    numbers = data.train.inputs["numbers"][:, 0]
+    assert data.encoding.numeric[0].center == pytest.approx(np.nanmedian(numbers), rel=1e-6)
+    assert data.encoding.numeric[0].scale == pytest.approx(np.nanstd(numbers), rel=1e-6)
+    assert data.encoding.numeric[0].has_missing
+    codes = data.train.inputs["categories"]
+    assert set(np.unique(codes)) <= {0, 1, 2, 3, 4}
+    assert data.encoding.categorical[0].categories == ("blue", "pink", "red")
+
+
+def test_split_is_stratified_and_always_the_same():
+    first, second = made(pets()), made(pets())
+    assert np.bincount(first.train.targets).tolist() == [40, 8]
+    assert np.bincount(first.test.targets).tolist() == [10, 2]
+    for part in ("train", "test"):
+        a, b = getattr(first, part), getattr(second, part)
+        assert all(np.array_equal(a.inputs[name], b.inputs[name], equal_nan=True) for name in a.inputs)
+        assert np.array_equal(a.targets, b.targets)
+
+
+def test_split_of_numbers_keeps_their_spread():
+    data = made(embedded_table("diabetes"), classification=False, target="target")
+    assert (len(data.train.targets), len(data.test.targets)) == (353, 89)
+    assert data.train.targets.dtype == np.float32
+    assert np.mean(data.test.targets) == pytest.approx(np.mean(data.train.targets), rel=0.05)
+    assert data.encoding.class_names == ()
+
+
+def test_rows_without_target_are_left_out_and_rows_are_named_as_in_the_file():
+    kinds = [None, *pets().column("kind").values[1:]]
+    data = made(pets(kind=kinds))
+    assert data.report.rows_without_target == 1
+    assert len(data.train.targets) + len(data.test.targets) == ROWS - 1
+    weights = [*pets().column("weight").values[:40], "heavy", *pets().column("weight").values[41:]]
+    with pytest.raises(DataError, match=r"Column 'weight' of pets\.csv holds numbers, but row 41 .* has 'heavy'"):
+        made(pets(kind=kinds, weight=weights))
+
+
+def test_kinds_that_are_given_win():
+    data = made(pets(), column_kinds="weight=ignored,chip=categorical")
+    assert data.report.ignored["weight"] == "you said so"
+    assert data.report.categorical == ("color", "chip")
+    assert "numbers" not in data.train.inputs
+    assert data.encoding.categorical[1].categories == ()
+    with pytest.raises(DataError, match=r"Column 'color' of .* holds numbers, but row 2 below the header has 'blue'"):
+        made(pets(), column_kinds={"color": "numeric"})
+
+
+def test_class_weights_can_be_chosen():
+    assert made(pets(), class_weights="none").class_weights is None
+    wine = made(embedded_table("wine"), target="target")
+    assert wine.class_weights is None
+    assert made(embedded_table("wine"), target="target", class_weights="balanced").class_weights is not None
+
+
+def test_a_test_table_of_its_own():
+    data = made(pets(), test_table=pets(legs=["3"] * ROWS))
+    assert (len(data.train.targets), len(data.test.targets)) == (ROWS, ROWS)
+    with pytest.raises(DataError, match=r"pets\.csv has no column 'weight'"):
+        made(pets(), test_table=pets(weight=None))
+    with pytest.raises(
+        DataError, match=r"has the class 'dogs', which the training rows do not have\. Did you mean 'dog"
+    ):
+        made(pets(), test_table=pets(kind=["cat", "dogs"] * 30))
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ({}, {"target": "kid"}, "pets.csv has no column 'kid'. Did you mean 'kind'?"),
+        ({"kind": ["cat"] * 59 + ["dog"]}, {}, "The class 'dog' of column 'kind' in pets.csv has one row; two are"),
+        ({"kind": ["cat"] * ROWS}, {}, "must have at least two classes. Received: 'cat' only."),
+        ({"kind": [None] * ROWS}, {}, "No row of pets.csv has a value in the target column 'kind'."),
+        ({"kind": ["x"] * 58 + ["y"] * 2, "weight": None, "color": None}, {}, "There is no column of use beside"),
+        ({}, {"column_kinds": "weigt=numeric"}, "has no column 'weigt'. Did you mean 'weight'?"),
+        ({}, {"classification": False}, "holds texts, but numbers are predicted."),
+        ({"kind": ["1"] * ROWS}, {"classification": False}, "must hold at least two different numbers."),
+        ({"kind": ["1", "2", "x"] * 20}, {"classification": False}, "row 3 below the header has 'x'"),
+    ],
+)
+def test_bad_tables_are_refused(changed, options, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        made(pets(**changed), **options)
+
+
+def test_far_too_many_classes_are_numbers():
+    table = Table("t", (Column("x", np.arange(300.0) % 7), Column("kind", np.arange(300.0))))
+    with pytest.raises(
+        DataError, match=r"has 300 classes in 300 rows\. If it holds numbers to predict, use the"
+    ):
+        made(table)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_weights": "balance"}, "There are no class weights 'balance'. Did you mean 'balanced'?"),
+        ({"min_category_rows": 0}, "`min_category_rows` must be a whole number of at least 1."),
+        ({"column_kinds": "zip"}, "Kinds of columns are written NAME=KIND,NAME=KIND. Received: 'zip'."),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        TableOptions(**options)
+
+
+def test_classes_that_are_numbers_stand_in_order():
+    table = Table("t", (Column("x", np.arange(30.0)), text_column("kind", ["10", "9", "-1"] * 10)))
+    assert made(table).encoding.class_names == ("-1", "9", "10")
+
+
+def test_encoding_goes_to_json_and_back_and_takes_new_rows(tmp_path):
+    encoding = made(pets()).encoding
+    (tmp_path / "preprocessing.json").write_text(json.dumps(encoding.to_json()))
+    loaded = TableEncoding.load(tmp_path / "preprocessing.json")
+    assert loaded == encoding
+    new = Table("new.csv", (text_column("color", ["pink", "violet", None]), text_column("weight", ["2", None, "3"])))
+    inputs = loaded.encode(new)
+    assert inputs["categories"][:, 0].tolist() == [3, 1, 0]
+    assert np.array_equal(inputs["numbers"][:, 0], [2, np.nan, 3], equal_nan=True)
+    with pytest.raises(DataError, match=r"Cannot read how tables are encoded from .*none\.json"):
+        TableEncoding.load(tmp_path / "none.json")
+
+
+def test_folders_and_files(tmp_path):
+    lines = ["x,y", *(f"{row},{'ab'[row % 2]}" for row in range(20))]
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text("\n".join(lines))
+    data = read_tabular_set(tmp_path, TableOptions(target="y"), classification=True)
+    assert (data.report.num_train_rows, data.report.num_test_rows) == (20, 20)
+    with pytest.raises(DataError, match=r"Say which column of .*train\.csv is to be predicted: .* Columns: x, y\."):
+        read_tabular_set(tmp_path, TableOptions(), classification=True)
+    (tmp_path / "test.csv").unlink()
+    with pytest.raises(DataError, match=r"must hold one table called test .* Received: 0\."):
+        read_tabular_set(tmp_path, TableOptions(target="y"), classification=True)
+
+
+def test_embedded_tables():
+    shapes = {name: (embedded_table(name).num_rows, len(embedded_table(name).columns)) for name in ("wine", "diabetes")}
+    assert shapes == {"wine": (178, 14), "diabetes": (442, 11)}
+    with pytest.raises(DataError, match=r"There is no embedded table 'vine'\. Did you mean 'wine'"):
+        embedded_table("vine")
+
+
+def test_batches_follow_from_seed_and_epoch(logical_devices):
+    from tfaccel.data.tabular_batches import TabularBatches
+
+    def epoch(seed, number):
+        found = TabularBatches(data, one_hot=True).train(20, seed=seed, epoch=number).as_numpy_iterator()
+        return [tuple(np.nan_to_num(np.concatenate([np.ravel(leaf) for leaf in leaves(batch)]))) for batch in found]
+
+    def leaves(batch):
+        inputs, labels, weights = batch
+        return [*inputs.values(), labels, weights]
+
+    data = made(pets())
+    assert len(epoch(0, 0)) == 2  # Eight rows are left over, other ones in each epoch.
+    assert epoch(0, 0) == epoch(0, 0)
+    assert epoch(0, 0) != epoch(0, 1)
+    assert epoch(0, 0) != epoch(1, 0)
+    inputs, labels, weights = next(TabularBatches(data, one_hot=True).train(20, seed=0, epoch=0).as_numpy_iterator())
+    assert (inputs["numbers"].shape, inputs["categories"].dtype, labels.shape) == ((20, 1), np.int32, (20, 2))
+    assert weights[labels[:, 1] == 1] == pytest.approx(3.0)
+    tested = list(TabularBatches(data, one_hot=True).test(5).as_numpy_iterator())
+    assert [len(labels) for _, labels in tested] == [5, 5, 2]
+    with pytest.raises(DataError, match=r"A batch takes 64 rows, but there are 48 to train on\. Use .* at most 48\."):
+        TabularBatches(data).train(64, seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("name", ["tabular_batches", "table_layers"])
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
+    assert (result.failed, result.attempted > 0) == (0, True)
