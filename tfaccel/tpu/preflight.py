@@ -1,0 +1,146 @@
+"""Makes a notebook's runtime ready: is this a TPU, a GPU or a CPU, what is missing, and does what is there work?
+
+Colab's and Kaggle's machines come with other packages from month to month; Colab's TPU runtimes come without
+TensorFlow. Nothing here imports TensorFlow: it is tried in a child process, since a TPU library that does not fit ends
+the process or hangs.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+from tfaccel.hardware.doctor_child import ProbeProcess
+from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, explain
+from tfaccel.hardware.gpu import driver_gpus, visible_gpus
+from tfaccel.hardware.machine import Machine
+from tfaccel.hardware.tpu import find_tpus, tpu_environment, tpu_wheel_version
+
+# What requirements-tpu.txt installs in place of `tensorflow`.
+TPU_PACKAGES = MappingProxyType({"tensorflow-tpu": ">=2.20,<2.21", "libtpu": "<0.0.32"})
+_ON_CPU = MappingProxyType({"strategy": "none", "devices": ("CPU:0",), "jit_compile": False})
+_TPU_SECONDS = 180.0
+_PIP_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotebookRuntime:
+    """What training runs on.
+
+    Arguments:
+        kind: "TPU", "GPU" or "CPU".
+        reason: what was found, and why training is on the CPU where there is a TPU.
+        plan_fields: fields for `tfaccel.default_plan` that this takes.
+    """
+
+    kind: str
+    reason: str
+    plan_fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind} runtime: {self.reason}"
+
+
+def prepare_runtime(
+    machine: Machine | None = None,
+    *,
+    install: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    run_pip: Callable[..., str | None] | None = None,
+) -> NotebookRuntime:
+    """Finds out what this runtime can train on; with `install`, installs what is missing. Never imports TensorFlow.
+
+    Arguments:
+        machine: the machine; None for this one.
+        install: let pip install missing packages.
+        say: called with a line before each thing that takes long.
+        run_pip: `run_pip(*requirements)` installs them and returns None, or why it could not.
+
+    Raises:
+        RuntimeError: if packages are missing, or could not be installed, without which nothing trains.
+
+    Example:
+        >>> prepare_runtime().kind in ("CPU", "GPU", "TPU")
+        True
+    """
+    machine = machine or Machine.here()
+    pip = run_pip or (lambda *requirements: _run_pip(machine, *requirements))
+    tpus = find_tpus(machine)
+    if tpus:
+        found = f"{len(tpus)} {tpus[0].model} ({tpu_environment(machine) or 'local'})"
+        refusal = _prepare_tpu(machine, pip if install else None, say)
+        if refusal is None:
+            return NotebookRuntime(kind="TPU", reason=f"{found}, driven by TensorFlow's TPU build.")
+        _prepare_others(machine, pip if install else None, say)
+        reason = f"{found} found, but training is on the CPU: {refusal}."
+        return NotebookRuntime(kind="CPU", reason=reason, plan_fields=_ON_CPU)
+    _prepare_others(machine, pip if install else None, say)
+    gpus = visible_gpus(driver_gpus(machine), machine.environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus:
+        return NotebookRuntime(kind="GPU", reason=f"{len(gpus)} {gpus[0].model}.")
+    return NotebookRuntime(kind="CPU", reason="no TPU and no GPU here.")
+
+
+def missing_packages(machine: Machine, *, on_tpu: bool = False) -> tuple[str, ...]:
+    """What tfaccel needs and is not installed, as pip's requirements; on a TPU without TensorFlow, which differs there.
+
+    Example:
+        >>> missing_packages(Machine.here())
+        ()
+    """
+    required = [text for text in metadata.requires("tfaccel") or [] if "extra ==" not in text]
+    by_name = {re.split(r"[^\w.-]", text, maxsplit=1)[0]: text for text in required}
+    if on_tpu or any(machine.package_version(name) for name in TENSORFLOW_PACKAGES):
+        by_name.pop("tensorflow", None)
+    return tuple(text for name, text in by_name.items() if machine.package_version(name) is None)
+
+
+def _prepare_tpu(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> str | None:
+    """Why the TPU cannot be used; None where it can."""
+    if tpu_wheel_version(machine) is None:
+        others = [name for name in TENSORFLOW_PACKAGES if machine.package_version(name)]
+        wanted = [f"{name}{bound}" for name, bound in TPU_PACKAGES.items()]
+        if others:
+            return (
+                f"{others[0]} is installed, which cannot drive it; in a new environment: pip install {_quoted(wanted)}"
+            )
+        if pip is None:
+            return f"tensorflow-tpu is not installed: pip install {_quoted(wanted)}"
+        say(f"Installing {', '.join(wanted)} ...")
+        failure = pip(*wanted, *missing_packages(machine, on_tpu=True))
+        if failure:
+            return f"tensorflow-tpu cannot be installed: {failure}"
+    say("Starting the TPU in a child process ...")
+    with ProbeProcess(machine) as process:
+        result = process.run(["compute", "TPU:0", "matmul"], time_limit_seconds=_TPU_SECONDS)
+    return None if result.ok else f"TensorFlow's TPU build cannot use it: {explain(result)}"
+
+
+def _prepare_others(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> None:
+    missing = missing_packages(machine)
+    if not missing:
+        return
+    failure: str | None = "installing was not asked for"
+    if pip is not None:
+        say(f"Installing {', '.join(missing)} ...")
+        failure = pip(*missing)
+    if failure:
+        raise RuntimeError(f"Packages are missing ({failure}). Run: pip install {_quoted(list(missing))}")
+
+
+def _run_pip(machine: Machine, *requirements: str) -> str | None:
+    """Installs packages; returns the last line of pip's words where it failed."""
+    command = [machine.python, "-m", "pip", "install", "--quiet", *requirements]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"pip was ended after {_PIP_SECONDS:g} seconds"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+    return None if done.returncode == 0 else (lines or ["pip failed"])[0]
+
+
+def _quoted(requirements: list[str]) -> str:
+    return " ".join(f"'{requirement}'" for requirement in requirements)
