@@ -6,7 +6,8 @@ import pytest
 from made_up_machine import add_command, add_package, make_machine
 
 from tfaccel.hardware.machine import Machine
-from tfaccel.tpu.preflight import TPU_PACKAGES, missing_packages, prepare_runtime
+from tfaccel.hardware.tpu import TPU_PACKAGES
+from tfaccel.tpu.preflight import missing_packages, prepare_runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 V5E = {

@@ -7,7 +7,7 @@ from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_child import ProbeResult
 from tfaccel.hardware.doctor_examination import COMPUTATIONS, Examination, explain
 from tfaccel.hardware.hardware import Device
-from tfaccel.hardware.tpu import find_tpus, tpu_wheel_version
+from tfaccel.hardware.tpu import find_tpus, install_command, tpu_wheel_version
 
 BFLOAT16_CAPABILITY = (8, 0)
 
@@ -60,7 +60,7 @@ def check_tpus(examination: Examination) -> Iterator[Check]:
         return
     if tpu_wheel_version(examination.machine) is None:
         detail = f"{len(tpus)} {tpus[0].model} found, but TensorFlow drives TPUs only as tensorflow-tpu"
-        remedy = "in a new environment: pip install 'tensorflow-tpu>=2.20,<2.21' 'libtpu<0.0.44'"
+        remedy = f"in a new environment: {install_command()}"
         yield Check(name="tpus", status="fail", detail=detail, remedy=remedy)
         return
     yield Check(name="tpus", status="ok", detail=f"{len(tpus)} {tpus[0].model}")

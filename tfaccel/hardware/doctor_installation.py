@@ -10,6 +10,7 @@ from tfaccel.hardware.detect import detect_machine
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, Examination, explain, in_words, version_pair
 from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
+from tfaccel.hardware.tpu import LIBTPU_END, install_command
 
 PYTHON_VERSIONS = ((3, 11), (3, 13))
 # First and last tested (major, minor), and the requirement to install by.
@@ -17,8 +18,6 @@ TENSORFLOW_VERSIONS = ((2, 20), (2, 21))
 TENSORFLOW_REQUIREMENT = "tensorflow>=2.20,<2.22"
 KERAS_VERSIONS = ((3, 15), (3, 15))
 KERAS_REQUIREMENT = "keras>=3.15"
-# Newer ones lack a function that tensorflow-tpu needs when it is imported, and end the process.
-LIBTPU_END = (0, 0, 44)
 
 
 def check_python(examination: Examination) -> Iterator[Check]:
@@ -87,11 +86,11 @@ def check_version(name: str, version: str, tested: tuple[tuple[int, int], tuple[
 
 def check_libtpu(version: str | None) -> Check:
     """Whether tensorflow-tpu can be imported with this libtpu."""
-    remedy = "pip install 'libtpu<0.0.44'"
+    remedy = install_command("libtpu")
     if version is None:
         return Check(name="libtpu", status="fail", detail="tensorflow-tpu needs it; it is not installed", remedy=remedy)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= LIBTPU_END:
-        detail = f"{version} lacks ConfigureDistributedTpuOp_DoWork, without which importing TensorFlow aborts"
+        detail = f"{version} lacks functions without which importing TensorFlow on a TPU aborts the process"
         return Check(name="libtpu", status="fail", detail=detail, remedy=remedy)
     return Check(name="libtpu", status="ok", detail=version)
 

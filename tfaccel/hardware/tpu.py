@@ -6,6 +6,12 @@ TensorFlow's own list is no test: its TPU build lists a TPU_SYSTEM device even w
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
+# What drives a TPU, as requirements-tpu.txt has it. Newer versions of libtpu lack functions that tensorflow-tpu loads
+# when it is imported, and end the process: TpuExecutable_FreeMaybeOwningDeviceMemoryArray from 0.0.32 on, and
+# ConfigureDistributedTpuOp_DoWork from 0.0.45 on.
+TPU_PACKAGES = {"tensorflow-tpu": ">=2.20,<2.21", "libtpu": "<0.0.32"}
+LIBTPU_END = (0, 0, 32)
+
 _GOOGLE_PCI_VENDOR = "0x1ae0"
 
 # PCI device id -> name of the generation, and TensorFlow devices per chip (v2 and v3 show both cores of a chip).
@@ -27,6 +33,16 @@ _CLOUD_MARKS = (
     "TPU_CONFIG",
     "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS",
 )
+
+
+def install_command(*names: str) -> str:
+    """What installs packages of `TPU_PACKAGES`; all of them without names.
+
+    Example:
+        >>> install_command("libtpu")
+        "pip install 'libtpu<0.0.32'"
+    """
+    return "pip install " + " ".join(f"'{name}{TPU_PACKAGES[name]}'" for name in names or TPU_PACKAGES)
 
 
 def tpu_wheel_version(machine: Machine) -> str | None:

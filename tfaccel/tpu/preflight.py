@@ -17,10 +17,8 @@ from tfaccel.hardware.doctor_child import ProbeProcess
 from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, explain
 from tfaccel.hardware.gpu import driver_gpus, visible_gpus
 from tfaccel.hardware.machine import Machine
-from tfaccel.hardware.tpu import find_tpus, tpu_environment, tpu_wheel_version
+from tfaccel.hardware.tpu import TPU_PACKAGES, find_tpus, install_command, tpu_environment, tpu_wheel_version
 
-# What requirements-tpu.txt installs in place of `tensorflow`.
-TPU_PACKAGES = MappingProxyType({"tensorflow-tpu": ">=2.20,<2.21", "libtpu": "<0.0.32"})
 _ON_CPU = MappingProxyType({"strategy": "none", "devices": ("CPU:0",), "jit_compile": False})
 _TPU_SECONDS = 180.0
 _PIP_SECONDS = 1800.0
@@ -104,11 +102,9 @@ def _prepare_tpu(machine: Machine, pip: Callable[..., str | None] | None, say: C
         others = [name for name in TENSORFLOW_PACKAGES if machine.package_version(name)]
         wanted = [f"{name}{bound}" for name, bound in TPU_PACKAGES.items()]
         if others:
-            return (
-                f"{others[0]} is installed, which cannot drive it; in a new environment: pip install {_quoted(wanted)}"
-            )
+            return f"{others[0]} is installed, which cannot drive it; in a new environment: {install_command()}"
         if pip is None:
-            return f"tensorflow-tpu is not installed: pip install {_quoted(wanted)}"
+            return f"tensorflow-tpu is not installed: {install_command()}"
         say(f"Installing {', '.join(wanted)} ...")
         failure = pip(*wanted, *missing_packages(machine, on_tpu=True))
         if failure:
