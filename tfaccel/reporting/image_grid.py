@@ -31,8 +31,8 @@ def save_image_grid(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_image_grid(Path(folder, "grid.png"), np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
-        ...     with Image.open(Path(folder, "grid.png")) as picture:
+        ...     save_image_grid(f"{folder}/grid.png", np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
+        ...     with Image.open(f"{folder}/grid.png") as picture:
         ...         picture.size
         (150, 150)
     """

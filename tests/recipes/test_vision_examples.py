@@ -1,0 +1,23 @@
+"""The examples in the docstrings of the vision recipes, and of what they are made of, run and give what they say."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = (
+    "tfaccel.data.noise_batches",
+    "tfaccel.data.number_rows",
+    "tfaccel.models.variational",
+    "tfaccel.recipes.autoencoder",
+    "tfaccel.recipes.gan",
+    "tfaccel.reporting.anomalies",
+    "tfaccel.reporting.image_grid",
+    "tfaccel.reporting.latent_map",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert (result.failed, result.attempted > 0) == (0, True)
