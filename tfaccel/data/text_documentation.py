@@ -6,8 +6,10 @@ it, so no text is in two topics, and parts that are cut by topic share none.
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from tfaccel.data.text_sentences import first_sentence
 
 # Chapter group -> topics. Those after the bar are held out for testing: about a fifth of each group's text.
 _GROUPS = {
@@ -28,7 +30,6 @@ _LEAST_WORDS_OF_A_PASSAGE = 30
 _LEAST_WORDS_OF_A_REST = 12
 
 _HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
-_SENTENCE_END = re.compile(r"(?<=[a-z0-9)\"\]*’])[.:](?=\s|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,14 @@ class Topic:
     def entries(self) -> tuple[tuple[str, str], ...]:
         """Its entries (sections, and the definitions in them) as pairs: the text without its first sentence; that
         sentence. Entries that hold little besides are left out."""
-        pairs = (_first_sentence(" ".join(text.split())) for text in self._entry_texts())
-        return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _LEAST_WORDS_OF_A_REST)
+        return _without_first_sentence(self._entry_texts())
+
+    def prose(self) -> tuple[tuple[str, str], ...]:
+        """Its paragraphs that are no headings, grammar or code, as pairs like those of `entries`."""
+        texts = (
+            text for text in self.paragraphs if not _HEADING.match(text) and "::=" not in text and ">>>" not in text
+        )
+        return _without_first_sentence(texts)
 
     def _entry_texts(self) -> Iterator[str]:
         """Text from each heading or definition (a line at the margin, its text further in) up to the next one."""
@@ -95,7 +102,8 @@ def documentation_topics() -> tuple[Topic, ...]:
     for name in sorted(groups, key=lambda name: (len(topics[name]), name)):
         kept = []
         for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
-            key = " ".join(paragraph.split())
+            # Headings are underlined in other ways in topics that hold others.
+            key = paragraph.split("\n")[0] if _HEADING.match(paragraph) else " ".join(paragraph.split())
             if key and key not in taken:
                 taken.add(key)
                 kept.append(paragraph)
@@ -126,7 +134,6 @@ def _indent(paragraph: str) -> int:
     return len(paragraph) - len(paragraph.lstrip(" "))
 
 
-def _first_sentence(text: str) -> tuple[str, str]:
-    """The first sentence of a text, and what follows it."""
-    end = _SENTENCE_END.search(text)
-    return (text, "") if end is None else (text[: end.end()], text[end.end() :].strip())
+def _without_first_sentence(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    pairs = map(first_sentence, texts)
+    return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _LEAST_WORDS_OF_A_REST)

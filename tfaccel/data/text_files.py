@@ -48,8 +48,8 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
     """Two columns of a CSV file whose first row names the columns. No value may be empty.
 
     Raises:
-        DataError: if the file cannot be read, lacks a column (with the nearest name), or a row is broken; it is named
-            by the line where it ends.
+        DataError: if the file cannot be read, lacks a column (with the nearest name), or a row is broken; its line
+            is named.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,8 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
         ...     read_columns(path, ("text", "label"))
         (['It works.'], ['good'])
     """
-    reader = csv.DictReader(read_text(path).splitlines(keepends=True), strict=True)
+    lines = read_text(path).splitlines(keepends=True)
+    reader = csv.DictReader(lines, strict=True)
     found: tuple[list[str], list[str]] = ([], [])
     try:
         names = [name.strip() for name in reader.fieldnames or []]
@@ -75,7 +76,8 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
                     raise DataError(f"{path}, line {reader.line_num}: column {column!r} is empty. Fill or remove it.")
                 values.append(value)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}. Mend the row.") from error
+        line = min(reader.line_num + 1, len(lines))  # The broken line is not counted.
+        raise DataError(f"{path}, line {line}: {error}. Mend the row.") from error
     if not found[0]:
         raise DataError(f"{path} has no row below the names of its columns.")
     return found

@@ -68,10 +68,14 @@ def read_translations(data_dir: str | os.PathLike[str]) -> TextPairs:
 
 
 def documentation_summaries() -> TextPairs:
-    """Entries of CPython's documentation without their first sentence, and that sentence; cut by topic."""
+    """Entries of CPython's documentation without their first sentence, and that sentence; cut by topic.
+
+    There are more to train on, since single paragraphs of the training topics are entries there too.
+    """
     topics = documentation_topics()
+    train = [pair for topic in topics if not topic.is_held_out for pair in (*topic.entries(), *topic.prose())]
     return TextPairs(
-        train=tuple(pair for topic in topics if not topic.is_held_out for pair in topic.entries()),
+        train=tuple(dict.fromkeys(train)),
         test=tuple(pair for topic in topics if topic.is_held_out for pair in topic.entries()),
     )
 

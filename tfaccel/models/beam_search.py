@@ -47,7 +47,7 @@ class BeamSearch:
             model: from `sequence_to_sequence`.
             source: int32, of shape (num_rows, length).
         """
-        step = tf.function(model.get_layer("decoder").step, reduce_retracing=True)
+        step = tf.function(model.get_layer("decoder").step, autograph=False, reduce_retracing=True)
         found: list[list[int]] = []
         for first in range(0, len(source), self.num_texts):
             part = source[first : first + self.num_texts]

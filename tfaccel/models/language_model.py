@@ -37,10 +37,11 @@ class TransformerLanguageModel(keras.layers.Layer):
             "dropout": dropout, "remat": remat,
         }  # fmt: skip
         policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
+                                        name="embedding")  # fmt: skip
         blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
         self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
         # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
         self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
 
@@ -70,7 +71,7 @@ class TransformerLanguageModel(keras.layers.Layer):
             position: their number in the rows, below `max_length`.
             state: from the step before.
         """
-        x, kept = self.embedding(tokens[:, None], position), []
+        x, kept = self.embedding(tokens[:, None], first_position=position), []
         for block, old in zip(self.blocks, state, strict=True):
             x, new = block.step(x, old, position)
             kept.append(new)
@@ -106,7 +107,7 @@ class LstmLanguageModel(keras.layers.Layer):
         super().__init__(**kwargs)
         self._settings = {"num_tokens": num_tokens, "width": width, "num_layers": num_layers, "dropout": dropout}
         policy = self.dtype_policy
-        self.embedding = keras.layers.Embedding(num_tokens, width, dtype=policy)
+        self.embedding = keras.layers.Embedding(num_tokens, width, dtype=policy, name="embedding")
         self.cells = [
             keras.layers.LSTM(width, return_sequences=True, return_state=True, dtype=policy, name=f"lstm_{number}")
             for number in range(num_layers)

@@ -74,7 +74,7 @@ class TokenWriter:
         import tensorflow as tf
 
         self._model = model
-        self._step = tf.function(model.step, reduce_retracing=True)
+        self._step = tf.function(model.step, autograph=False, reduce_retracing=True)
         self._constant = tf.constant
 
     def write(self, prompt: Sequence[int], num_tokens: int, sampling: Sampling, *, seed: int = 0,

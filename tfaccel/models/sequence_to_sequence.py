@@ -39,10 +39,11 @@ class TextEncoder(keras.layers.Layer):
             "dropout": dropout, "remat": remat,
         }  # fmt: skip
         policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
+                                        name="embedding")  # fmt: skip
         blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
         self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
 
     def build(self, input_shape: Any) -> None:
         """Makes all parts."""
@@ -98,10 +99,11 @@ class TextDecoder(keras.layers.Layer):
         }  # fmt: skip
         self.num_tokens, self.max_length, self.num_copied = num_tokens, max_length, num_copied
         policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy)
+        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
+                                        name="embedding")  # fmt: skip
         blocks = {"num_heads": heads(width), "has_context": True, "dropout": dropout, "remat": remat, "dtype": policy}
         self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy)
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
         # Logits and probabilities stay float32 under mixed precision: 16 bits are too few for the loss.
         self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
         if num_copied is not None:
@@ -145,7 +147,11 @@ class TextDecoder(keras.layers.Layer):
 
     def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
         """Scores after one more token of each row, of shape (batch, number of scores), and the new state."""
-        x, kept, mask = self.embedding(self._known(tokens)[:, None], position), [], padding_mask(state["source"])
+        x, kept, mask = (
+            self.embedding(self._known(tokens)[:, None], first_position=position),
+            [],
+            padding_mask(state["source"]),
+        )
         for block, old, read in zip(self.blocks, state["kept"], state["read"], strict=True):
             x, new = block.step(x, old, position, (*read, mask))
             kept.append(new)

@@ -29,8 +29,9 @@ class TokenEmbedding(keras.layers.Layer):
         super().__init__(**kwargs)
         self._settings = {"num_tokens": num_tokens, "max_length": max_length, "width": width, "dropout": dropout}
         policy, small = self.dtype_policy, keras.initializers.RandomNormal(stddev=0.05)
-        self.tokens = keras.layers.Embedding(num_tokens, width, embeddings_initializer=small, dtype=policy)
-        self.positions = keras.layers.Embedding(max_length, width, embeddings_initializer=small, dtype=policy)
+        table = {"embeddings_initializer": small, "dtype": policy}
+        self.tokens = keras.layers.Embedding(num_tokens, width, **table, name="tokens")
+        self.positions = keras.layers.Embedding(max_length, width, **table, name="positions")
         self.dropout = keras.layers.Dropout(dropout, dtype=policy)
 
     def build(self, input_shape: Any) -> None:

@@ -1,0 +1,255 @@
+"""Summarization: an encoder-decoder Transformer that may copy words, on documentation or documents of your own.
+
+References:
+    See et al., Get to the point: summarization with pointer-generator networks, 2017,
+        https://arxiv.org/abs/1704.04368 (copying)
+    Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762 (the model)
+    Lin, ROUGE: a package for automatic evaluation of summaries, 2004, https://aclanthology.org/W04-1013 (ROUGE-L)
+
+Command:
+    tfaccel train --recipe=summarization --run_dir=runs/topics
+    tfaccel train --recipe=summarization --run_dir=runs/mine --data_dir=FILE.csv
+
+    FILE.csv has the columns `document` and `summary`; a tenth of its rows is kept for testing. ROUGE-L is calculated by
+    the library `rouge-score` (pip install "tfaccel[text]"); without it, the run shows summaries alone.
+
+Use: `summarize("runs/mine", ["A long text."])` in this module summarizes texts.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfaccel.data.text_pairs import (
+    TextPairs,
+    documentation_summaries,
+    encode_pairs_to_copy,
+    read_summaries,
+    unknown_words,
+)
+from tfaccel.data.text_sentences import first_sentence
+from tfaccel.data.text_vocabulary import Vocabulary, split_text
+from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import write_json
+from tfaccel.training.result import TrainResult
+from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    import keras
+
+EPOCHS = 20
+GLOBAL_BATCH_SIZE = 16
+WIDTH = 64
+NUM_BLOCKS = 1
+LEARNING_RATE = 2e-3
+BEAM_SIZE = 4
+LENGTH_PENALTY = 1.0
+MOST_TOKENS = 20_000  # of the vocabulary
+MOST_SUMMARY_WORDS = 60
+NUM_COPIED = 40  # different words of one document that the vocabulary lacks
+NUM_SHOWN = 3
+
+
+# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryWorkload(Workload):
+    """A workload with test documents for certain, and with what is needed to use the model."""
+
+    pairs: TextPairs
+    vocabulary: Vocabulary
+    validation_data: Callable[[int], Any]
+
+
+def workload(
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    num_words: int = 100,
+    width: int = WIDTH,
+    num_blocks: int = NUM_BLOCKS,
+    epochs: int = EPOCHS,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    dropout: float = 0.2,
+    label_smoothing: float = 0.0,
+    remat: bool = False,
+    document_column: str = "document",
+    summary_column: str = "summary",
+    **training_options: Any,
+) -> SummaryWorkload:
+    """What this recipe trains. The documents are read and checked here.
+
+    Arguments:
+        data_dir: a CSV file; None for entries of CPython's documentation without their first sentence, which is what is
+            to be written.
+        num_words: words and signs of a document that are read; the rest is cut off.
+        width: of the Transformer's blocks.
+        num_blocks: of the encoder, and of the decoder.
+        epochs: passes over the training documents, for the learning rate's schedule.
+        global_batch_size: documents per step, over all replicas.
+        dropout: part of the numbers inside the model that is dropped in training.
+        label_smoothing: part of the target that is spread over all words.
+        remat: calculate the inside of each block again in the backward pass: less memory, more time.
+        document_column: the column of the documents.
+        summary_column: the column of their summaries.
+        **training_options: see `tfaccel.training.training_options.TrainingOptions`.
+
+    Raises:
+        DataError: if the documents cannot be used; the message names the file and the line.
+        WorkloadError: if another argument cannot be used.
+
+    Example:
+        >>> workload().vocabulary.unit
+        'words'
+    """
+    options = TrainingOptions.of({"learning_rate": LEARNING_RATE, "global_clipnorm": 1.0, **training_options})
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words, width=width,
+                 num_blocks=num_blocks)  # fmt: skip
+    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    pairs = (
+        documentation_summaries()
+        if data_dir is None
+        else read_summaries(data_dir, document_column=document_column, summary_column=summary_column)
+    )
+    texts = [text for pair in pairs.train for text in pair]
+    vocabulary = Vocabulary.of(texts, unit="words", least_count=3, most_tokens=MOST_TOKENS)
+    longest = max(len(split_text(summary, "words")) for _, summary in pairs.train)
+    lengths = (num_words, min(longest, MOST_SUMMARY_WORDS) + 1)  # one more, for the end
+    settings = {"data_dir": data_dir and os.path.abspath(data_dir), "num_words": num_words, "width": width,
+                "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
+                "document_column": document_column, "summary_column": summary_column}  # fmt: skip
+
+    @functools.cache
+    def batches() -> Any:
+        from tfaccel.data.text_batches import TextBatches
+
+        parts = (encode_pairs_to_copy(part, vocabulary, lengths, NUM_COPIED) for part in (pairs.train, pairs.test))
+        train, test = (part.examples() for part in parts)
+        return TextBatches(train=train, test=test)
+
+    return SummaryWorkload(
+        name="summarization",
+        build_model=lambda: build_model(
+            vocabulary, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
+        ),
+        compile_args=lambda: compile_args(
+            options, num_steps=epochs * max(1, len(pairs.train) // global_batch_size), label_smoothing=label_smoothing
+        ),
+        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        validation_data=lambda batch_size: batches().test(batch_size),
+        callbacks=options.callbacks,
+        global_batch_size=global_batch_size,
+        num_train_examples=len(pairs.train),
+        options={**asdict(options), **settings},
+        pairs=pairs,
+        vocabulary=vocabulary,
+    )
+
+
+# ---------- The model
+
+
+def build_model(vocabulary: Vocabulary, lengths: tuple[int, int], **settings: Any) -> "keras.Model":
+    """The model: words of the document and of the summary in, logarithms of the next word's probabilities (float32) out.
+
+    There are 40 more than the vocabulary has words, for words of the document that it lacks.
+    """
+    from tfaccel.models.sequence_to_sequence import sequence_to_sequence
+
+    return sequence_to_sequence((len(vocabulary),) * 2, lengths, num_copied=NUM_COPIED, **settings)
+
+
+def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
+    """What `Model.compile` takes; padding counts in neither loss nor metric."""
+    import keras
+
+    from tfaccel.models.token_loss import TokenCrossentropy
+
+    return {
+        "optimizer": options.make_optimizer(num_steps=num_steps),
+        "loss": TokenCrossentropy(label_smoothing),
+        "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+    }
+
+
+# ---------- The run: trains, and shows summaries of the test documents beside the lead-1 baseline
+
+
+def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `vocabulary.json` and `summaries.json`.
+
+    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
+    """
+    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+
+
+def show_result(work: SummaryWorkload, result: TrainResult) -> None:
+    """Writes what is needed to use the model, and shows summaries, and ROUGE-L beside that of lead-1."""
+    from tfaccel.reporting.comparison_table import comparison_lines
+    from tfaccel.reporting.result_table import show_text
+
+    run_dir = Path(result.run_dir)
+    write_json(run_dir / "vocabulary.json", work.vocabulary.to_json())
+    documents, wanted = (list(texts) for texts in zip(*work.pairs.test, strict=True))
+    written = {"this model": summarize(run_dir, documents), "lead-1": [first_sentence(text)[0] for text in documents]}
+    scores: dict[str, dict[str, float | None]] = {}
+    if find_spec("rouge_score") is not None:
+        scores = {name: {"ROUGE-L": rouge_l(texts, wanted)} for name, texts in written.items()}
+    rows = [list(row) for row in zip(documents, *written.values(), wanted, strict=True)]
+    write_json(run_dir / "summaries.json", {"scores": scores, "document, model, lead-1, wanted": rows})
+    for document, summary, _, reference in rows[:NUM_SHOWN]:
+        show_text(f"document  {document[:200]} ...\nsummary   {summary}\nwanted    {reference}\n")
+    if scores:
+        show_text("\n".join([f"{len(documents)} test documents", *comparison_lines(scores)]))
+    else:
+        show_text('For ROUGE-L: pip install "tfaccel[text]"')
+
+
+def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
+    """The mean ROUGE-L (F1) of summaries: the longest sequence of words in common, in order."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"])
+    return float(np.mean([scorer.score(a, b)["rougeL"].fmeasure for a, b in zip(wanted, written, strict=True)]))
+
+
+def summarize(
+    run_dir: str | os.PathLike[str],
+    texts: Sequence[str],
+    *,
+    beam_size: int = BEAM_SIZE,
+    length_penalty: float = LENGTH_PENALTY,
+) -> list[str]:
+    """A summary of each text, by the model that a run left, in small letters.
+
+    Arguments:
+        run_dir: of the run.
+        texts: to be summarized.
+        beam_size: beginnings that the search keeps; 1 takes the likeliest word each time.
+        length_penalty: how much longer summaries are preferred; see `tfaccel.models.beam_search.BeamSearch`.
+
+    Raises:
+        DataError: if the run's files are missing.
+        WorkloadError: for a beam size below 1.
+    """
+    import keras
+
+    import tfaccel.models.sequence_to_sequence  # noqa: F401  Its layers are known by name when the model is loaded.
+    from tfaccel.models.beam_search import BeamSearch
+
+    search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty)
+    vocabulary = Vocabulary.load(Path(run_dir) / "vocabulary.json")
+    model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
+    length = model.get_layer("encoder").get_config()["max_length"]
+    arrays = encode_pairs_to_copy([(text, "") for text in texts], vocabulary, (length, 1), NUM_COPIED)
+    unknown = [unknown_words(text, vocabulary, length, NUM_COPIED) for text in texts]
+    found = search.write(model, arrays.source)
+    return [vocabulary.decode(tokens, extra=extra) for tokens, extra in zip(found, unknown, strict=True)]

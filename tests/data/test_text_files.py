@@ -1,0 +1,135 @@
+"""Text from files, and one clear line for each way in which it cannot be read."""
+
+import re
+
+import pytest
+
+from tfaccel.data.text_files import read_aligned_lines, read_columns, read_text
+from tfaccel.data.text_labels import read_labelled_texts
+from tfaccel.data.text_pairs import TextPairs, read_summaries, read_translations
+from tfaccel.errors import DataError
+
+
+def test_text_has_newlines_and_no_mark_at_its_start(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffÄ\r\nb\rc".encode())
+    assert read_text(tmp_path / "a.txt") == "Ä\nb\nc"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"good\ncaf\xe9\n", "has an unknown encoding: line 2 is not UTF-8 (byte 0xe9). Save the file as UTF-8."),
+        ("Text".encode("utf-16"), "has an unknown encoding: line 1 is not UTF-8 (byte 0xff)."),
+        (b" \n", "holds no text."),
+        (None, "There is no file"),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused(tmp_path, content, message):
+    path = tmp_path / "a.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        read_text(path)
+    assert str(path) in str(caught.value)
+
+
+def test_folder_is_no_text_file(tmp_path):
+    with pytest.raises(DataError, match=re.escape(f"A text file is wanted. Received the folder {tmp_path}.")):
+        read_text(tmp_path)
+
+
+def test_columns_are_read_by_name(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('label, text ,other\ngood,"one, two\nthree",1\nbad,four,2\n')
+    assert read_columns(path, ("text", "label")) == (["one, two\nthree", "four"], ["good", "bad"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("txt,label\na,b\n", "has no column 'text'. Did you mean 'txt'?"),
+        ("words,label\na,b\n", "has no column 'text'. Columns: words, label."),
+        ("text,label\na,b\n,c\n", "line 3: column 'text' is empty. Fill or remove it."),
+        ("text,label\na,b\nc\n", "line 3: column 'label' is empty."),
+        ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Mend the row."),
+        ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Mend the row."),
+        ("text,label\n", "has no row below the names of its columns."),
+    ],
+)
+def test_columns_that_cannot_be_used_are_refused(tmp_path, content, message):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_columns(path, ("text", "label"))
+
+
+def test_aligned_lines_without_empty_ones(tmp_path):
+    (tmp_path / "a").write_text("one\n\n two \n")
+    (tmp_path / "b").write_text("eins\n\nzwei")
+    assert read_aligned_lines(tmp_path / "a", tmp_path / "b") == (["one", "two"], ["eins", "zwei"])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("a\nb\nc\n", "A\nB\n", "are not aligned: line 3 of {0} has no line in {1}, which ends with line 2."),
+        ("a\n", "A\nB\nC\n", "are not aligned: line 2 of {1} has no line in {0}, which ends with line 1."),
+        ("a\n\nc\n", "A\nB\nC\n", "are not aligned: line 2 of {0} is empty, but that of {1} is not."),
+        ("a\nb\nc\n", "A\nB\n \n", "are not aligned: line 3 of {1} is empty, but that of {0} is not."),
+    ],
+)
+def test_lines_that_do_not_go_together_are_named(tmp_path, source, target, message):
+    (tmp_path / "source.txt").write_text(source)
+    (tmp_path / "target.txt").write_text(target)
+    message = message.format(tmp_path / "source.txt", tmp_path / "target.txt")
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_translations(tmp_path)
+
+
+def test_translations_need_a_folder(tmp_path):
+    with pytest.raises(DataError, match=re.escape("must be a folder with source.txt and target.txt.")):
+        read_translations(tmp_path / "none")
+
+
+def test_pairs_are_cut_the_same_way_each_time(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("document,summary\n" + "".join(f"text {n},sum {n}\n" for n in range(30)) + "text 0,sum 0\n")
+    pairs = read_summaries(path)
+    assert (len(pairs.train), len(pairs.test)) == (27, 3)
+    assert not set(pairs.train) & set(pairs.test)
+    assert read_summaries(path) == pairs
+    with pytest.raises(
+        DataError, match=re.escape("here must have two different pairs of texts at least. Received: 1.")
+    ):
+        TextPairs.cut([("a", "b"), ("a", "b")], "here")
+
+
+def test_labelled_texts_from_a_folder_and_from_a_file_are_the_same(tmp_path):
+    rows = ["text,label"]
+    for number in range(20):
+        name = "ab"[number % 2]
+        (tmp_path / "folder" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name / f"{number:02}.txt").write_text(f"text {number}")
+        rows.append(f"text {number},{name}")
+    (tmp_path / "a.csv").write_text("\n".join([rows[0], *rows[1::2], *rows[2::2]]) + "\n")
+    texts = read_labelled_texts(tmp_path / "folder")
+    assert texts == read_labelled_texts(tmp_path / "a.csv")
+    assert (texts.class_names, len(texts.train_texts), sorted(texts.test_labels)) == (("a", "b"), 16, [0, 0, 1, 1])
+
+
+def test_labelled_texts_that_cannot_be_used_are_refused(tmp_path):
+    def refused(message, path):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read_labelled_texts(path)
+
+    refused("There is no folder or file", tmp_path / "none")
+    refused("must have one sub-folder of .txt files for each class. Received: none.", tmp_path)
+    (tmp_path / "a").mkdir()
+    refused("a holds no .txt file.", tmp_path)
+    (tmp_path / "a" / "1.txt").write_text("one")
+    refused("must have at least two classes. Received one, 'a'.", tmp_path)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1.txt").write_text("one")
+    refused("has one text; two are the least", tmp_path)
+    (tmp_path / "b" / "2.txt").write_bytes(b"\xff")
+    refused("2.txt has an unknown encoding", tmp_path)
