@@ -141,6 +141,7 @@ def _print_result(result: TrainResult) -> None:
     for name in ("model.keras", "predictions.png", "result.json", "metrics.jsonl", "tensorboard"):
         if (folder / name).exists():
             table.add_row(name.partition(".")[0], str(folder / name))
+    table.add_row("fit", result.verdict.text())
     Console().print(table)
 
 

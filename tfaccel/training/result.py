@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
+from tfaccel.training.fit_verdict import FitVerdict, verdict
 
 _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
 
@@ -43,14 +44,20 @@ class TrainResult:
     versions: dict[str, str]
     run_dir: str
 
+    @property
+    def verdict(self) -> FitVerdict:
+        """What the history says of the fit, and what to try."""
+        return verdict(self.history)
+
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON-serialisable data."""
-        return {**asdict(self), "plan": self.plan.to_json()}
+        """The result, and its verdict, as JSON-serialisable data."""
+        return {**asdict(self), "plan": self.plan.to_json(), "verdict": self.verdict.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The result that `to_json` wrote."""
-        return cls(**{**data, "plan": Plan.from_json(data["plan"])})
+        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, "plan": Plan.from_json(data["plan"])})
 
 
 def installed_versions() -> dict[str, str]:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from tfaccel.reporting import fit_verdict
-from tfaccel.reporting.fit_verdict import FitVerdict, verdict
+from tfaccel.training import fit_verdict
+from tfaccel.training.fit_verdict import FitVerdict, verdict
 
 EPOCHS = np.arange(20)
 FALLING = np.exp(-EPOCHS / 3)

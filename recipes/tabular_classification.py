@@ -1,0 +1,289 @@
+"""Tabular classification: a regularised network on a table of numbers and categories, beside gradient boosting.
+
+References:
+    Gorishniy et al., Revisiting deep learning models for tabular data, 2021, https://arxiv.org/abs/2106.11959
+    Kadra et al., Well-tuned simple nets excel on tabular datasets, 2021, https://arxiv.org/abs/2106.11189
+    Guo and Berkhahn, Entity embeddings of categorical variables, 2016, https://arxiv.org/abs/1604.06737
+    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the linear path beside the layers)
+
+Command:
+    tfaccel train --recipe=tabular_classification --run_dir=runs/cancer
+    tfaccel train --recipe=tabular_classification --run_dir=runs/wine --data=wine
+    tfaccel train --recipe=tabular_classification --run_dir=runs/mine --data_dir=customers.csv --target=stays
+
+    The file is CSV or Parquet (`pip install 'tfaccel[data]'`), or it is a folder with the tables `train` and `test`.
+
+Expected result:
+    RESULTS
+"""
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.table_options import TableOptions
+from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
+from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import write_json
+from tfaccel.training.result import TrainResult
+from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger("tfaccel")
+
+EPOCHS = 60
+GLOBAL_BATCH_SIZE = 32
+WIDTH = 64  # of each hidden layer
+NUM_LAYERS = 2
+LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
+DECAY_PER_RUN = 7.5  # learning rate, weight decay and number of steps multiplied
+DROPOUT = 0.3  # part of the hidden values that is left out in each step
+LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
+
+
+# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularWorkload(Workload):
+    """A workload with test rows for certain, and the table that they are from."""
+
+    table: TabularSet
+    validation_data: Callable[[int], Any]
+
+
+def workload(
+    *,
+    data: Literal["breast_cancer", "wine"] = "breast_cancer",
+    data_dir: str | os.PathLike[str] | None = None,
+    target: str | None = None,
+    column_kinds: str | dict[str, str] = "",
+    encoding: str = "utf-8",
+    class_weights: Literal["auto", "balanced", "none"] = "auto",
+    epochs: int = EPOCHS,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    dropout: float = DROPOUT,
+    label_smoothing: float = LABEL_SMOOTHING,
+    remat: bool = False,
+    **training_options: Any,
+) -> TabularWorkload:
+    """What this recipe trains. The table is read and checked here.
+
+    Arguments:
+        data: a table that comes with scikit-learn, for where `data_dir` is None.
+        data_dir: a CSV or Parquet file, or a folder with the tables train and test.
+        target: the column of the file that is predicted.
+        column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
+            categorical and ignored; or the same as a dictionary.
+        encoding: of a CSV file.
+        class_weights: whether rows of small classes count more; see `tfaccel.data.table_options.TableOptions`.
+        epochs: passes over the training rows, for the learning rate's schedule.
+        global_batch_size: rows per step, over all replicas.
+        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
+        label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
+        remat: calculate the inside of each layer again in the backward pass: less memory, more time.
+        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
+            `tfaccel.training.training_options.TrainingOptions`.
+
+    Raises:
+        DataError: if the table cannot be used; the message names the column, and the row where there is one.
+        WorkloadError: if another argument cannot be used.
+
+    Example:
+        >>> workload(epochs=3).num_train_examples
+        455
+    """
+    options = TrainingOptions.of(training_options)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    table_options = TableOptions(
+        target=EMBEDDED_TARGET if data_dir is None else target, column_kinds=column_kinds, encoding=encoding,
+        class_weights=class_weights,
+    )  # fmt: skip
+    if data_dir is None:
+        table = make_tabular_set(embedded_table(data), table_options, classification=True)
+    else:
+        table = read_tabular_set(data_dir, table_options, classification=True)
+    num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
+    options = for_small_tables(options, num_steps=num_steps)
+    flops_per_example, num_parameters = cost(table.encoding)
+
+    @functools.cache
+    def batches() -> Any:
+        from tfaccel.data.tabular_batches import TabularBatches
+
+        return TabularBatches(table, one_hot=True)
+
+    return TabularWorkload(
+        name="tabular_classification",
+        build_model=lambda: network(table.encoding, dropout=dropout, remat=remat),
+        compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        validation_data=lambda batch_size: batches().test(batch_size),
+        callbacks=options.callbacks,
+        global_batch_size=global_batch_size,
+        num_train_examples=len(table.train.targets),
+        flops_per_example=flops_per_example,
+        num_parameters=num_parameters,
+        options={
+            **asdict(options), **asdict(table_options), "data": data if data_dir is None else None,
+            "data_dir": data_dir and os.path.abspath(data_dir), "dropout": dropout,
+            "label_smoothing": label_smoothing, "remat": remat,
+        },
+        table=table,
+    )  # fmt: skip
+
+
+# ---------- The model: hidden layers with a linear path beside them
+
+
+def network(encoding: TableEncoding, *, dropout: float, remat: bool) -> "keras.Model":
+    """The model: raw numbers (NaN where one is missing) and numbers of categories in, a logit for each class out.
+
+    Example:
+        >>> network(workload().table.encoding, dropout=0.3, remat=False).output.shape
+        (None, 2)
+    """
+    import keras
+    from keras import layers
+
+    from tfaccel.data.table_layers import table_inputs
+    from tfaccel.training.rematerialize import rematerialize
+
+    inputs, features = table_inputs(encoding)
+    x = features
+    for number in range(NUM_LAYERS):
+        hidden = keras.Sequential(
+            [keras.Input(x.shape[1:]), layers.Dense(WIDTH, kernel_initializer="he_normal"), layers.Activation("silu")],
+            name=f"hidden_{number}",
+        )
+        x = layers.Dropout(dropout)((rematerialize(hidden) if remat else hidden)(x))
+    num_classes = len(encoding.class_names)
+    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+    deep = layers.Dense(num_classes, dtype="float32", name="deep")(x)
+    wide = layers.Dense(num_classes, dtype="float32", kernel_initializer="zeros", use_bias=False, name="wide")(features)
+    return keras.Model(inputs, layers.Add(dtype="float32", name="logits")([deep, wide]))
+
+
+def cost(encoding: TableEncoding) -> tuple[float, int]:
+    """Floating-point operations of one row's forward and backward pass, and the number of trainable parameters.
+
+    Example:
+        >>> cost(workload().table.encoding)
+        (37224.0, 6334)
+    """
+    from tfaccel.data.table_features import embedding_width, num_features
+
+    widths = [num_features(encoding)] + [WIDTH] * NUM_LAYERS + [len(encoding.class_names)]
+    pairs = list(itertools.pairwise(widths))
+    multiplications = sum(a * b for a, b in pairs) + widths[0] * widths[-1]
+    embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
+    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
+    return 6.0 * multiplications, multiplications + sum(widths[1:]) + embeddings
+
+
+# ---------- Loss, metrics and optimizer
+
+
+def for_small_tables(options: TrainingOptions, *, num_steps: int) -> TrainingOptions:
+    """The options with a lower learning rate and far more weight decay than images need, unless they were given.
+
+    Example:
+        >>> for_small_tables(TrainingOptions(learning_rate=0.01), num_steps=100).weight_decay
+        7.5
+    """
+    rate, decay = options.learning_rate, options.weight_decay
+    rate = LEARNING_RATE_PART * options.peak_learning_rate if rate is None else rate
+    decay = DECAY_PER_RUN / (num_steps * rate) if decay is None else decay
+    return replace(options, learning_rate=rate, weight_decay=decay)
+
+
+def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
+    """What `Model.compile` takes, with smoothed labels."""
+    import keras
+
+    return {
+        "optimizer": options.make_optimizer(num_steps=num_steps),
+        "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
+        "metrics": ["accuracy"],
+    }
+
+
+# ---------- The run: trains, and leaves the model beside gradient boosting
+
+
+def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what `show_result` writes.
+
+    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run(run_dir=folder, epochs=1, verbose=0)
+        >>> sorted(result.final)
+        ['accuracy', 'loss']
+    """
+    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+
+
+def show_result(work: TabularWorkload, result: TrainResult) -> None:
+    """Writes what the model takes the test rows for, beside what scikit-learn's gradient boosting does.
+
+    `predictions.png` shows which class was taken for which; `comparison.json` has the figures; `data_report.json` says
+    what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
+    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))` gives logits.
+    """
+    import keras
+    from sklearn.metrics import confusion_matrix
+
+    from tfaccel.reporting.class_scores import class_scores, softmax
+    from tfaccel.reporting.comparison_table import comparison_lines
+    from tfaccel.reporting.confusion_picture import save_confusion_picture
+
+    run_dir, table = Path(result.run_dir), work.table
+    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    logits = model.predict(dict(table.test.inputs), verbose=0)
+    probabilities = {"network": softmax(logits), "gradient boosting": boosted_probabilities(table)}
+    scores = {name: class_scores(table.test.targets, values) for name, values in probabilities.items()}
+    names = table.encoding.class_names
+    matrices = {
+        name: confusion_matrix(table.test.targets, values.argmax(axis=1), labels=range(len(names)))
+        for name, values in probabilities.items()
+    }
+    save_confusion_picture(run_dir / "predictions.png", matrices, class_names=names)
+    write_json(run_dir / "comparison.json", scores)
+    write_json(run_dir / "preprocessing.json", table.encoding.to_json())
+    write_json(run_dir / "data_report.json", table.report.to_json())
+    logger.info("%s", "\n".join([*table.report.lines(), *comparison_lines(scores)]))
+
+
+def boosted_probabilities(table: TabularSet) -> np.ndarray:
+    """What scikit-learn's gradient boosting with its defaults, trained on the same rows, says of the test rows."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    def as_array(inputs: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(inputs[name], np.float64) for name in sorted(inputs)], axis=1)
+
+    is_category = np.arange(as_array(table.train.inputs).shape[1]) < len(table.encoding.categorical)
+    few = [column.num_codes <= 255 for column in table.encoding.categorical]  # the most that it takes as categories
+    is_category[: len(few)] = few
+    weights = None if table.class_weights is None else table.class_weights[table.train.targets]
+    model = HistGradientBoostingClassifier(categorical_features=is_category, random_state=0)
+    model.fit(as_array(table.train.inputs), table.train.targets, sample_weight=weights)
+    found = np.zeros((len(table.test.targets), len(table.encoding.class_names)))
+    found[:, model.classes_] = model.predict_proba(as_array(table.test.inputs))
+    return found

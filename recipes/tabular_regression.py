@@ -1,0 +1,296 @@
+"""Tabular regression: a regularised network on a table of numbers and categories, beside ridge regression.
+
+References:
+    Gorishniy et al., Revisiting deep learning models for tabular data, 2021, https://arxiv.org/abs/2106.11959
+    Kadra et al., Well-tuned simple nets excel on tabular datasets, 2021, https://arxiv.org/abs/2106.11189
+    Guo and Berkhahn, Entity embeddings of categorical variables, 2016, https://arxiv.org/abs/1604.06737
+    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the linear path beside the layers)
+    Hoerl and Kennard, Ridge regression, 1970 (the baseline)
+
+Command:
+    tfaccel train --recipe=tabular_regression --run_dir=runs/diabetes
+    tfaccel train --recipe=tabular_regression --run_dir=runs/mine --data_dir=houses.csv --target=price
+
+    The file is CSV or Parquet (`pip install 'tfaccel[data]'`), or it is a folder with the tables `train` and `test`.
+
+Expected result:
+    RESULTS
+"""
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.table_options import TableOptions
+from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
+from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import write_json
+from tfaccel.training.result import TrainResult
+from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger("tfaccel")
+
+EPOCHS = 60
+GLOBAL_BATCH_SIZE = 32
+WIDTH = 64  # of each hidden layer
+NUM_LAYERS = 2
+LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
+DECAY_PER_RUN = 1.0  # learning rate, weight decay and number of steps multiplied
+DROPOUT = 0.3  # part of the hidden values that is left out in each step
+TARGET_NAME = "prediction"  # of the last layer
+
+
+# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularWorkload(Workload):
+    """A workload with test rows for certain, and the table that they are from."""
+
+    table: TabularSet
+    validation_data: Callable[[int], Any]
+
+
+def workload(
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    target: str | None = None,
+    column_kinds: str | dict[str, str] = "",
+    encoding: str = "utf-8",
+    epochs: int = EPOCHS,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    dropout: float = DROPOUT,
+    remat: bool = False,
+    **training_options: Any,
+) -> TabularWorkload:
+    """What this recipe trains. The table is read and checked here.
+
+    Arguments:
+        data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table.
+        target: the column of the file that is predicted.
+        column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
+            categorical and ignored; or the same as a dictionary.
+        encoding: of a CSV file.
+        epochs: passes over the training rows, for the learning rate's schedule.
+        global_batch_size: rows per step, over all replicas.
+        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
+        remat: calculate the inside of each layer again in the backward pass: less memory, more time.
+        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
+            `tfaccel.training.training_options.TrainingOptions`.
+
+    Raises:
+        DataError: if the table cannot be used; the message names the column, and the row where there is one.
+        WorkloadError: if another argument cannot be used.
+
+    Example:
+        >>> workload(epochs=3).num_train_examples
+        353
+    """
+    options = TrainingOptions.of(training_options)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_parts(dropout=dropout)
+    target = EMBEDDED_TARGET if data_dir is None else target
+    table_options = TableOptions(target=target, column_kinds=column_kinds, encoding=encoding)
+    if data_dir is None:
+        table = make_tabular_set(embedded_table("diabetes"), table_options, classification=False)
+    else:
+        table = read_tabular_set(data_dir, table_options, classification=False)
+    num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
+    options = for_small_tables(options, num_steps=num_steps)
+    flops_per_example, num_parameters = cost(table.encoding)
+
+    @functools.cache
+    def batches() -> Any:
+        from tfaccel.data.tabular_batches import TabularBatches
+
+        return TabularBatches(table)
+
+    return TabularWorkload(
+        name="tabular_regression",
+        build_model=lambda: network(table, dropout=dropout, remat=remat),
+        compile_args=lambda: compile_args(options, table, num_steps=num_steps),
+        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        validation_data=lambda batch_size: batches().test(batch_size),
+        callbacks=options.callbacks,
+        global_batch_size=global_batch_size,
+        num_train_examples=len(table.train.targets),
+        flops_per_example=flops_per_example,
+        num_parameters=num_parameters,
+        options={
+            **asdict(options), **asdict(table_options), "data_dir": data_dir and os.path.abspath(data_dir),
+            "dropout": dropout, "remat": remat,
+        },
+        table=table,
+    )  # fmt: skip
+
+
+# ---------- The model: hidden layers with a linear path beside them
+
+
+def network(table: TabularSet, *, dropout: float, remat: bool) -> "keras.Model":
+    """The model: raw numbers (NaN where one is missing) and numbers of categories in, the number to predict out.
+
+    Example:
+        >>> network(workload().table, dropout=0.3, remat=False).output.shape
+        (None, 1)
+    """
+    import keras
+    from keras import layers
+
+    from tfaccel.data.table_layers import table_inputs
+    from tfaccel.training.rematerialize import rematerialize
+
+    inputs, features = table_inputs(table.encoding)
+    x = features
+    for number in range(NUM_LAYERS):
+        hidden = keras.Sequential(
+            [keras.Input(x.shape[1:]), layers.Dense(WIDTH, kernel_initializer="he_normal"), layers.Activation("silu")],
+            name=f"hidden_{number}",
+        )
+        x = layers.Dropout(dropout)((rematerialize(hidden) if remat else hidden)(x))
+    # What comes out stays float32 under mixed precision: 16 bits are too few for it.
+    deep = layers.Dense(1, dtype="float32", name="deep")(x)
+    wide = layers.Dense(1, dtype="float32", kernel_initializer="zeros", use_bias=False, name="wide")(features)
+    in_deviations = layers.Add(dtype="float32")([deep, wide])
+    mean, deviation = mean_and_deviation(table)
+    return keras.Model(inputs, layers.Rescaling(deviation, mean, dtype="float32", name=TARGET_NAME)(in_deviations))
+
+
+def mean_and_deviation(table: TabularSet) -> tuple[float, float]:
+    """Mean and standard deviation of the numbers to predict, in the training rows."""
+    return float(table.train.targets.mean()), float(table.train.targets.std())
+
+
+def cost(encoding: TableEncoding) -> tuple[float, int]:
+    """Floating-point operations of one row's forward and backward pass, and the number of trainable parameters.
+
+    Example:
+        >>> cost(workload().table.encoding)
+        (28860.0, 4939)
+    """
+    from tfaccel.data.table_features import embedding_width, num_features
+
+    widths = [num_features(encoding)] + [WIDTH] * NUM_LAYERS + [1]
+    pairs = list(itertools.pairwise(widths))
+    multiplications = sum(a * b for a, b in pairs) + widths[0] * widths[-1]
+    embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
+    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
+    return 6.0 * multiplications, multiplications + sum(widths[1:]) + embeddings
+
+
+# ---------- Loss, metrics and optimizer
+
+
+def for_small_tables(options: TrainingOptions, *, num_steps: int) -> TrainingOptions:
+    """The options with a lower learning rate and far more weight decay than images need, unless they were given.
+
+    Example:
+        >>> for_small_tables(TrainingOptions(learning_rate=0.01), num_steps=100).weight_decay
+        1.0
+    """
+    rate, decay = options.learning_rate, options.weight_decay
+    rate = LEARNING_RATE_PART * options.peak_learning_rate if rate is None else rate
+    decay = DECAY_PER_RUN / (num_steps * rate) if decay is None else decay
+    return replace(options, learning_rate=rate, weight_decay=decay)
+
+
+def compile_args(options: TrainingOptions, table: TabularSet, *, num_steps: int) -> dict[str, Any]:
+    """What `Model.compile` takes: squared errors as parts of the target's variance."""
+    import keras
+
+    return {
+        "optimizer": options.make_optimizer(num_steps=num_steps),
+        "loss": "mean_squared_error",
+        "loss_weights": [1 / mean_and_deviation(table)[1] ** 2],
+        "metrics": [keras.metrics.R2Score(name="r2"), keras.metrics.MeanAbsoluteError(name="mean_absolute_error")],
+    }
+
+
+# ---------- The run: trains, and leaves the model beside ridge regression
+
+
+def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what `show_result` writes.
+
+    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run(run_dir=folder, epochs=1, verbose=0)
+        >>> sorted(result.final)
+        ['loss', 'mean_absolute_error', 'r2']
+    """
+    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+
+
+def show_result(work: TabularWorkload, result: TrainResult) -> None:
+    """Writes what the model predicts for the test rows, beside what ridge regression does.
+
+    `predictions.png` shows predicted numbers over true ones; `comparison.json` has the figures; `data_report.json` says
+    what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
+    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))`.
+    """
+    import keras
+    from sklearn.metrics import mean_absolute_error, r2_score
+
+    from tfaccel.reporting.comparison_table import comparison_lines
+    from tfaccel.reporting.scatter_picture import save_scatter_picture
+
+    run_dir, table = Path(result.run_dir), work.table
+    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    targets = table.test.targets
+    predictions = {
+        "network": model.predict(dict(table.test.inputs), verbose=0)[:, 0],
+        "ridge regression": ridge_predictions(table),
+        "mean": np.full(len(targets), mean_and_deviation(table)[0], np.float32),
+    }
+    scores = {
+        name: {
+            "r2": float(r2_score(targets, values)),
+            "mean absolute error": float(mean_absolute_error(targets, values)),
+        }
+        for name, values in predictions.items()
+    }
+    predictions.pop("mean")
+    save_scatter_picture(run_dir / "predictions.png", targets, predictions, name=table.encoding.target)
+    write_json(run_dir / "comparison.json", scores)
+    write_json(run_dir / "preprocessing.json", table.encoding.to_json())
+    write_json(run_dir / "data_report.json", table.report.to_json())
+    logger.info("%s", "\n".join([*table.report.lines(), *comparison_lines(scores)]))
+
+
+def ridge_predictions(table: TabularSet) -> np.ndarray:
+    """What ridge regression says of the test rows, its strength chosen by cross-validation on the training rows."""
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def as_array(inputs: Any) -> np.ndarray:
+        """Scaled by the pipeline: numbers; as zeros and ones: categories."""
+        parts = [np.asarray(inputs["numbers"], np.float64)] if "numbers" in inputs else []
+        for number, column in enumerate(table.encoding.categorical):
+            parts.append(np.eye(column.num_codes)[inputs["categories"][:, number]])
+        return np.concatenate(parts, axis=1)
+
+    model = make_pipeline(
+        SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler(),
+        RidgeCV(alphas=np.logspace(-2, 4, 25)),
+    )  # fmt: skip
+    model.fit(as_array(table.train.inputs), table.train.targets)
+    return np.asarray(model.predict(as_array(table.test.inputs)), np.float32)

@@ -1,0 +1,238 @@
+"""The recipes for tables: what they plan for, what they build, and that they learn and leave what they say."""
+
+import doctest
+import importlib
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.recipes import tabular_classification, tabular_regression
+
+RECIPES = [tabular_classification, tabular_regression]
+ENCODING = TableEncoding(
+    numeric=(NumericColumn("age", 2000.0, 5.0, True), NumericColumn("size", 1.0, 2.0, False)),
+    categorical=(CategoricalColumn("color", ("blue", "red")),),
+    target="kind",
+    class_names=("a", "b", "c"),
+)
+
+
+def build(recipe, encoding, **options):
+    """The recipe's model for columns like these."""
+    table = replace(recipe.workload().table, encoding=encoding)
+    first = encoding if recipe is tabular_classification else table
+    return recipe.network(first, **{"dropout": 0.3, "remat": False, **options})
+
+
+def test_workloads_are_made_without_tensorflow(run_python):
+    run_python("""
+import sys
+from tfaccel.recipes import tabular_classification, tabular_regression
+tabular_classification.workload(data="wine", optimizer="lamb", remat=True)
+tabular_regression.workload(schedule="linear", early_stopping=3)
+sys.exit(", ".join({"tensorflow", "keras"} & set(sys.modules)) or 0)
+""")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_cost_is_the_model_s(logical_devices, recipe):
+    for encoding in (recipe.workload().table.encoding, ENCODING):
+        model = build(recipe, encoding)
+        num_parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+        flops, expected = recipe.cost(encoding)
+        assert num_parameters == expected
+        kernels = [weight for weight in model.trainable_weights if weight.path.endswith("kernel")]
+        assert flops == 6 * sum(int(np.prod(kernel.shape)) for kernel in kernels)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_models_take_raw_rows_and_give_float32(logical_devices, recipe, tmp_path):
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        model = build(recipe, ENCODING, remat=True)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    # Years differ by less than bfloat16 can tell apart at 2000: raw numbers must stay float32.
+    rows = {
+        "numbers": np.array([[2001, 1], [2003, 1], [np.nan, 1]], "float32"),
+        "categories": np.array([[0], [2], [3]]),
+    }
+    outputs = np.asarray(model(rows))
+    assert (outputs.shape, outputs.dtype) == ((3, 3 if recipe is tabular_classification else 1), np.float32)
+    assert np.isfinite(outputs).all()
+    assert (outputs[0] != outputs[1]).all()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    assert np.array_equal(np.asarray(loaded(rows)), outputs)
+
+
+def test_small_tables_get_more_weight_decay_unless_it_is_given(logical_devices):
+    work = tabular_classification.workload(epochs=10, global_batch_size=45)
+    assert work.options["learning_rate"] == pytest.approx(0.003)
+    assert work.options["weight_decay"] == pytest.approx(7.5 / (0.003 * 100))
+    given = tabular_classification.workload(learning_rate=0.1, weight_decay=0.0)
+    assert (given.options["learning_rate"], given.options["weight_decay"]) == (0.1, 0.0)
+
+
+def test_labels_are_smoothed_and_classes_weighted(logical_devices, tmp_path):
+    lines = [f"{row % 3},{'ab'[row % 6 == 0]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
+    work = tabular_classification.workload(data_dir=tmp_path / "t.csv", target="y", label_smoothing=0.2)
+    loss = work.compile_args()["loss"]
+    logits = np.log(np.array([[0.9, 0.1]], "float32"))
+    expected = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    assert float(loss(np.array([[1.0, 0.0]], "float32"), logits)) == pytest.approx(expected, rel=1e-5)
+    *_, weights = next(iter(work.train_data(48, seed=0, epoch=0)))
+    assert np.unique(weights).tolist() == pytest.approx([0.6, 3.0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": "adamm"}, WorkloadError, "Keras has no optimizer 'adamm'. Did you mean 'adam"),
+        ({"optimiser": "adam"}, WorkloadError, "There is no option 'optimiser'. Did you mean 'optimizer'?"),
+        ({"epochs": 0}, WorkloadError, "`epochs` must be a whole number of at least 1. Received: epochs=0."),
+        ({"global_batch_size": 6.4}, WorkloadError, "`global_batch_size` must be a whole number of at least 1."),
+        ({"dropout": 1.0}, WorkloadError, "`dropout` must be a number from 0 to below 1."),
+        ({"data_dir": "nowhere.csv", "target": "y"}, DataError, "There is no file nowhere.csv."),
+        ({"column_kinds": "age"}, DataError, "Kinds of columns are written NAME=KIND,NAME=KIND."),
+    ],
+)
+def test_options_that_cannot_be_are_refused(recipe, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        recipe.workload(**options)
+
+
+def test_unknown_embedded_table_is_refused():
+    with pytest.raises(DataError, match=r"There is no embedded table 'vine'\. Did you mean 'wine'"):
+        tabular_classification.workload(data="vine")
+
+
+RUN = """
+import json, sys
+from tfaccel import Plan
+from tfaccel.recipes import tabular_classification, tabular_regression
+
+def plan(global_batch_size, **fields):
+    return Plan(global_batch_size=global_batch_size, **{"strategy": "none", "devices": ("CPU:0",), **fields})
+
+folder, table = sys.argv[1:]
+work = tabular_classification.workload(global_batch_size=32)
+tabular_classification.run(run_dir=f"{folder}/cancer", plan=plan(32, steps_per_execution=14), epochs=10, verbose=0)
+tabular_regression.run(run_dir=f"{folder}/diabetes", plan=plan(32, steps_per_execution=11), epochs=10, verbose=0)
+tabular_classification.run(
+    run_dir=f"{folder}/own", plan=plan(16, dtype_policy="mixed_bfloat16"), epochs=2, verbose=0, data_dir=table,
+    target="kind", remat=True, early_stopping=1,
+)
+from tfaccel.errors import DataError
+try:
+    tabular_classification.run(run_dir=f"{folder}/none", plan=plan(512), epochs=1, verbose=0)
+except DataError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(run_python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    rows = [f"{1900 + row % 100 if row % 9 else ''},{['red', 'blue', 'pink'][row % 3]},{'cat' if row % 5 else 'dog'}"
+            for row in range(100)]  # fmt: skip
+    (folder / "pets.csv").write_text("\n".join(["year,color,kind", *rows]))
+    child = run_python(RUN, folder, folder / "pets.csv")
+    assert "A batch takes 512 rows, but there are 455 to train on." in child.stdout
+    return folder
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_classification_learns_and_leaves_a_comparison(runs):
+    assert read(runs / "cancer" / "result.json")["final"]["accuracy"] > 0.9
+    scores = read(runs / "cancer" / "comparison.json")
+    assert list(scores) == ["network", "gradient boosting"]
+    assert scores["network"]["accuracy"] == pytest.approx(read(runs / "cancer" / "result.json")["final"]["accuracy"])
+    assert scores["gradient boosting"]["accuracy"] > 0.9
+    assert read(runs / "cancer" / "data_report.json")["num_test_rows"] == 114
+    with Image.open(runs / "cancer" / "predictions.png") as picture:
+        assert picture.size == (878, 474)
+
+
+def test_regression_learns_and_leaves_a_comparison(runs):
+    scores = read(runs / "diabetes" / "comparison.json")
+    assert list(scores) == ["network", "ridge regression", "mean"]
+    assert scores["network"]["r2"] > 0.3
+    assert scores["network"]["r2"] == pytest.approx(read(runs / "diabetes" / "result.json")["final"]["r2"], abs=1e-4)
+    assert scores["ridge regression"]["r2"] > 0.4
+    assert scores["mean"]["r2"] <= 0
+    with Image.open(runs / "diabetes" / "predictions.png") as picture:
+        assert picture.size == (900, 484)
+
+
+def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):
+    report = read(runs / "own" / "data_report.json")
+    assert (report["numeric"], report["categorical"]) == (["year"], ["color"])
+    assert report["imputed"]["year"]["num_rows"] == 12
+    assert report["class_weights"]["dog"] > 1
+    assert read(runs / "own" / "preprocessing.json")["class_names"] == ["cat", "dog"]
+    assert not (runs / "none").exists()
+
+
+def test_saved_model_and_preprocessing_take_new_rows(logical_devices, runs):
+    import keras
+
+    from tfaccel.data.table_files import read_table
+
+    encoding = TableEncoding.load(runs / "own" / "preprocessing.json")
+    model = keras.models.load_model(runs / "own" / "model.keras", compile=False)
+    (runs / "new.csv").write_text("color,year\nviolet,\nred,1950\n")
+    logits = model.predict(encoding.encode(read_table(runs / "new.csv")), verbose=0)
+    assert logits.shape == (2, 2)
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", ["tabular_classification", "tabular_regression"])
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(f"tfaccel.recipes.{name}"))
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+FIVE_SEEDS = """
+import json, sys, tempfile
+from statistics import median
+from tfaccel.recipes import tabular_classification, tabular_regression
+
+def scores(recipe, **options):
+    found = []
+    for seed in range(5):
+        with tempfile.TemporaryDirectory() as folder:
+            recipe.run(run_dir=folder + "/run", seed=seed, verbose=0, **options)
+            found.append(json.load(open(folder + "/run/comparison.json")))
+    return found
+
+for data in ("breast_cancer", "wine"):
+    found = scores(tabular_classification, data=data)
+    print(median(s["network"]["accuracy"] for s in found), found[0]["gradient boosting"]["accuracy"])
+found = scores(tabular_regression)
+print(median(s["network"]["r2"] for s in found), found[0]["ridge regression"]["r2"])
+"""
+
+
+@pytest.mark.slow
+def test_expected_results_are_reached(run_python):
+    lines = run_python(FIVE_SEEDS, timeout_seconds=580).stdout.splitlines()
+    cancer, wine, diabetes = [tuple(map(float, line.split())) for line in lines]
+    assert min(cancer[0], wine[0]) >= 0.97
+    assert cancer[0] >= cancer[1] - 0.01
+    assert wine[0] >= wine[1] - 0.01
+    assert diabetes[0] >= diabetes[1]
