@@ -1,0 +1,159 @@
+"""Series: the pendulum keeps its energy, files are read or refused, seasons are found, windows do not leak."""
+
+import doctest
+import importlib
+import re
+
+import numpy as np
+import pytest
+
+from tfaccel.data.double_pendulum import derivative, double_pendulum, energy
+from tfaccel.data.seasons import season_length, seasonal_naive
+from tfaccel.data.series_set import pendulum_series, read_series
+from tfaccel.errors import DataError
+
+
+def test_pendulum_keeps_its_energy():
+    angles = double_pendulum(60, noise=0.0, sample_seconds=0.001)
+    velocities = np.gradient(angles, 0.001, axis=0)
+    energies = [energy(np.concatenate(state)) for state in zip(angles[1:-1], velocities[1:-1], strict=True)]
+    assert np.ptp(energies) < 1e-3 * energies[0]
+    assert energies[0] == pytest.approx(energy(np.array([1.5, 0.0, 0.0, 0.0])), rel=1e-3)
+
+
+def test_pendulum_hangs_still_and_swings_like_its_modes():
+    assert np.abs(double_pendulum(50, angles=(0.0, 0.0), noise=0.0)).max() == 0
+    # Small swings: theta_2 = sqrt(2) theta_1 swings in step, with omega² = (2 - sqrt(2)) g.
+    slow = double_pendulum(200, angles=(0.001, 0.001 * np.sqrt(2)), noise=0.0, sample_seconds=0.02)
+    times = 0.02 * np.arange(200)
+    assert slow[:, 0] == pytest.approx(0.001 * np.cos(np.sqrt((2 - np.sqrt(2)) * 9.81) * times), abs=1e-6)
+    assert derivative(np.array([0.0, 0.0, 1.0, -1.0])).tolist() == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_pendulum_is_the_same_at_every_call_and_measured_with_noise():
+    assert np.array_equal(double_pendulum(30), double_pendulum(30))
+    noise = double_pendulum(500) - double_pendulum(500, noise=0.0)
+    assert noise.std() == pytest.approx(0.01, rel=0.1)
+    assert np.abs(pendulum_series().values).max() < np.pi  # No rod goes over the top.
+
+
+# ---------- Files
+
+
+def write(path, columns, num_rows=40):
+    lines = [",".join(str(value(row)) for value in columns.values()) for row in range(num_rows)]
+    path.write_text("\n".join([",".join(columns), *lines]))
+    return path
+
+
+def day(row):
+    return f"2024-01-{1 + row // 24:02}T{row % 24:02}:00"
+
+
+def test_files_are_read(tmp_path):
+    columns = {"when": day, "sales": lambda row: "" if row == 5 else row, "shop": lambda row: "north", "rain": float}
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="when", target="rain, sales")
+    assert (series.names, series.target_names, series.num_train) == (("sales", "rain"), ("rain", "sales"), 32)
+    assert series.values[:, 0].tolist() == list(range(40))  # Row 5 lies on the line between its neighbours.
+    assert series.report == {"num_imputed": {"sales": 1}, "num_gaps": 0, "ignored": ["shop"]}
+    assert series.to_json()["num_test"] == 8
+
+
+def test_gaps_are_counted(tmp_path):
+    columns = {"t": lambda row: row + (10 if row > 20 else 0), "x": float}
+    assert read_series(write(tmp_path / "s.csv", columns), time_column="t").report["num_gaps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"t": int, "x": float}, {"time_column": None}, "Say which column of {path} holds the times: time_column=NAME"),
+        ({"t": int, "x": float}, {"time_column": "time"}, "{path} has no column 'time'. Columns: t, x."),
+        ({"t": int, "x": float}, {"target": "y"}, "{path} has no column 'y'."),
+        ({"t": lambda row: -row, "x": float}, {}, "but row 2 below the header has '-1' after '0'. Sort"),
+        ({"t": lambda row: "May 5", "x": float}, {}, "must hold times, but row 1 below the header has 'May 5'."),
+        ({"t": lambda row: "" if row else 1, "x": float}, {}, "must hold times, but row 2 below the header has None."),
+        ({"t": int, "x": lambda row: "a" if row == 7 else row}, {}, "Column 'x' of {path} holds numbers, but row 8"),
+        ({"t": int, "x": lambda row: "ab"[row % 2]}, {}, "{path} has no column of numbers beside 't'."),
+        ({"t": int, "x": lambda row: "", "y": int}, {"target": "x"}, "Column 'x' of {path} holds no number."),
+    ],
+)  # fmt: skip
+def test_bad_files_are_refused(tmp_path, columns, options, message):
+    path = write(tmp_path / "s.csv", columns)
+    with pytest.raises(DataError, match=re.escape(message.format(path=path))):
+        read_series(path, **{"time_column": "t", **options})
+
+
+def test_series_shorter_than_a_window_are_refused(tmp_path):
+    series = read_series(write(tmp_path / "s.csv", {"t": int, "x": float}), time_column="t")
+    with pytest.raises(
+        DataError, match=r"has 32 rows to train on and 8 to test with; a window of 64 and"
+    ):
+        series.check_windows(64, 24)
+    series.check_windows(20, 8)
+    with pytest.raises(DataError):
+        series.check_windows(20, 9)
+
+
+# ---------- Seasons
+
+
+def test_seasons_are_found():
+    generator = np.random.default_rng(0)
+    times = np.arange(300)
+    wave = np.sin(2 * np.pi * times / 24) + 0.1 * generator.standard_normal(300)
+    assert season_length(wave[:, np.newaxis]) % 24 == 0
+    two = np.stack([np.sin(2 * np.pi * times / 30), np.full(300, 7.0)], axis=1)
+    assert season_length(two) % 30 == 0
+    assert season_length(times[:, np.newaxis].astype(float)) == 1
+    assert season_length(np.ones((50, 1))) == 1
+
+
+def test_seasonal_naive_uses_the_past_alone():
+    values = np.arange(100.0)[:, np.newaxis]
+    forecasts = seasonal_naive(values, np.array([50, 60]), horizon=12, season=5)
+    assert forecasts.shape == (2, 12, 1)
+    assert forecasts.max(axis=(1, 2)).tolist() == [49, 59]
+    assert forecasts[0, :6, 0].tolist() == [45, 46, 47, 48, 49, 45]
+
+
+# ---------- Batches
+
+
+def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
+    from tfaccel.data.series_batches import SeriesBatches
+
+    columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
+    series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
+    batches = SeriesBatches(series, window=6, horizon=4)
+    assert batches.num_train == 71
+    past, future = (np.concatenate(part) for part in zip(*batches.train(8, seed=0, epoch=0).as_numpy_iterator(),
+                                                         strict=True))  # fmt: skip
+    assert (past.shape, future.shape) == ((64, 6, 2), (64, 4, 1, 1))
+    assert (future[:, 0, 0, 0] == past[:, -1, 1] + 1).all()
+    assert future.max() < 1080  # The test part begins at 1080.
+    assert len(np.unique(past[:, 0, 0])) == 64
+    tested = list(batches.test(3).as_numpy_iterator())
+    assert [len(past) for past, _ in tested] == [3, 2]
+    assert np.concatenate([future for _, future in tested]).ravel().tolist() == list(range(1080, 1100))
+
+
+def test_order_follows_from_seed_and_epoch(logical_devices):
+    from tfaccel.data.series_batches import SeriesBatches
+
+    batches = SeriesBatches(pendulum_series(), window=16, horizon=4)
+
+    def first(seed, epoch):
+        return next(batches.train(8, seed=seed, epoch=epoch).as_numpy_iterator())[0]
+
+    assert np.array_equal(first(0, 0), first(0, 0))
+    assert not np.array_equal(first(0, 0), first(0, 1))
+    assert not np.array_equal(first(0, 0), first(1, 0))
+    with pytest.raises(DataError, match=r"A batch takes 4096 windows, but there are 3181 to train on\."):
+        batches.train(4096, seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("name", ["double_pendulum", "seasons", "series_set", "series_batches"])
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
+    assert (result.failed, result.attempted > 0) == (0, True)

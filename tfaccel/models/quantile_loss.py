@@ -1,0 +1,67 @@
+"""The loss of forecasts that are given as quantiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class QuantileLoss(keras.losses.Loss):
+    r"""The pinball loss $\max(q (y - \hat y), (q - 1)(y - \hat y))$, averaged over quantiles q, times and columns.
+
+    It is lowest where each prediction is that quantile of what is true.
+
+    Args:
+        scales: what differences are divided by, one for each column.
+        quantiles: those that are predicted, in the order of the last axis of the predictions.
+
+    The true values have the shape (rows, horizon, num_columns, 1), the predictions (rows, horizon, num_columns,
+    num_quantiles).
+
+    Source: R. Koenker and G. Bassett, Regression quantiles, 1978.
+
+    Example:
+        >>> true, predicted = ops.array([[[[1.0]]]]), ops.array([[[[0.0, 1.0, 3.0]]]])
+        >>> round(float(QuantileLoss([1.0])(true, predicted)), 4)  # (0.1 + 0 + 0.2) / 3
+        0.1
+    """
+
+    def __init__(
+        self,
+        scales: list[float],
+        quantiles: tuple[float, ...] = QUANTILES,
+        name: str = "quantile_loss",
+        reduction: str = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        self.scales = [float(scale) for scale in scales]
+        self.quantiles = tuple(quantiles)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of each row, of shape (rows,)."""
+        scales = ops.reshape(ops.convert_to_tensor(self.scales, y_pred.dtype), (1, 1, -1, 1))
+        quantiles = ops.convert_to_tensor(self.quantiles, y_pred.dtype)
+        differences = (ops.cast(y_true, y_pred.dtype) - y_pred) / scales
+        return ops.mean(ops.maximum(quantiles * differences, (quantiles - 1) * differences), axis=(1, 2, 3))
+
+    def get_config(self) -> dict[str, Any]:
+        """What the constructor takes."""
+        return {**super().get_config(), "scales": self.scales, "quantiles": self.quantiles}
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+def median_absolute_error(y_true: Any, y_pred: Any) -> Any:
+    """The mean distance of the middle quantile from what is true, of each row; shapes as in `QuantileLoss`.
+
+    Example:
+        >>> float(median_absolute_error(ops.array([[[[1.0]]]]), ops.array([[[[0.0, 1.5, 3.0]]]]))[0])
+        0.5
+    """
+    middle = y_pred[..., y_pred.shape[-1] // 2]
+    return ops.mean(ops.abs(ops.cast(y_true[..., 0], y_pred.dtype) - middle), axis=(1, 2))
