@@ -22,9 +22,10 @@ def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digit
     """
     metrics = list(dict.fromkeys(metric for values in results.values() for metric in values))
     first = max((len(name) for name in results), default=0)
-    lines = [" " * first + "".join(f"  {metric}" for metric in metrics)]
-    for name, values in results.items():
-        cells = ["-" if values.get(metric) is None else f"{values[metric]:.{digits}f}" for metric in metrics]
-        padded = (f"  {cell:>{len(metric)}}" for cell, metric in zip(cells, metrics, strict=True))
-        lines.append(f"{name:<{first}}" + "".join(padded))
-    return lines
+    columns = []
+    for metric in metrics:
+        found = [values.get(metric) for values in results.values()]
+        cells = [metric, *("-" if value is None else f"{value:.{digits}f}" for value in found)]
+        columns.append([f"{cell:>{max(map(len, cells))}}" for cell in cells])
+    names = ["", *results]
+    return ["  ".join([f"{name:<{first}}", *(column[row] for column in columns)]) for row, name in enumerate(names)]
