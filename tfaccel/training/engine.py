@@ -20,6 +20,7 @@ from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.several_replicas import SeveralReplicas
+from tfaccel.training.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
 
@@ -33,11 +34,13 @@ class EngineOptions:
             Keras does not do.
         bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
+        whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
     """
 
     sum_duplicate_indices: bool = False
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
+    whole_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,21 @@ class Engine:
         self.model = model
         self._options = options
         self.replicas = Replicas(model.distribute_strategy)
-        make = OneReplica if self.replicas.num_replicas == 1 else SeveralReplicas
-        extra = {} if make is OneReplica else {"bytes_per_pack": options.bytes_per_pack}
-        self._steps = make(model, self.replicas, jit_compile=bool(model.jit_compile),
-                           sum_duplicate_indices=options.sum_duplicate_indices, **extra)  # fmt: skip
+        self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
+        self._steps = self._make_steps()
         self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
         self.step_seconds: dict[str, float] = {}
+
+    def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+        model, options = self.model, self._options
+        jit_compile = bool(model.jit_compile)
+        if self._on_tpu or options.whole_step:
+            return WholeStep(model, self.replicas)
+        if self.replicas.num_replicas == 1:
+            return OneReplica(model, self.replicas, jit_compile=jit_compile,
+                              sum_duplicate_indices=options.sum_duplicate_indices)  # fmt: skip
+        return SeveralReplicas(model, self.replicas, jit_compile=jit_compile, bytes_per_pack=options.bytes_per_pack,
+                               sum_duplicate_indices=options.sum_duplicate_indices)  # fmt: skip
 
     def run(self, kind: str, feed: Any, num_steps: int, *, loop: bool = True) -> WindowResult:
         """Runs steps on the next batches of `feed` in one graph call.
@@ -144,7 +156,9 @@ class Engine:
         step_fn = self._steps.train if kind == "train" else self._steps.test
         keep_logs = has_own_logs(self.model, kind)
         # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
-        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss and self.replicas.num_workers == 1
+        # So too where the loss is on a TPU: reading it would stop the cores at every step.
+        may_leave = self.replicas.num_workers == 1 and not self._on_tpu
+        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss and may_leave
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
             def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
@@ -179,7 +193,7 @@ class Engine:
 
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
-        if self.replicas.num_replicas == 1:
+        if self.replicas.num_replicas == 1 and not self._on_tpu:
             with self.replicas.local(self.model.metrics_variables, 0):
                 return self.model.get_metrics_result()
         with self.replicas.strategy.scope():

@@ -1,0 +1,164 @@
+"""The steps of a model whose replicas each run the whole step, the optimizer's update included, as a TPU needs.
+
+`TPUStrategy` traces one function for all its cores: nothing of a step may run between them on the host. So the
+gradients are summed inside the step (`ReplicaContext.all_reduce`), and then every replica does what one device does, by
+Keras's own optimizer code on the summed gradients. Rows are divided on the host, into shares of a fixed size.
+
+The arithmetic is that of `SeveralReplicas`, whose other parts serve here too. What differs: gradients of embeddings
+are summed densely, since a TPU has no sparse ones; gradients are summed at every batch, also while they accumulate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import DataError, PlanError
+from tfaccel.training import private_api
+from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
+from tfaccel.training.gradient_update import build_optimizer
+from tfaccel.training.gradients import densify, scaled
+from tfaccel.training.model_parts import (
+    has_own_logs,
+    has_own_test_step,
+    has_own_train_step,
+    inner_optimizer,
+    optimizers_of,
+)
+from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.replicas import Replicas, split_rows
+
+Step = Callable[[Any], Any]
+
+
+class WholeStep:
+    """Train, test and predict steps on global batches, each replica on its rows and with an update of its own.
+
+    Args:
+        model: a built and compiled Keras model.
+        replicas: the replicas of the strategy that it was built in.
+
+    Raises:
+        PlanError: for a loss scale, whose decision every replica would have to take apart.
+    """
+
+    has_sparse_gradients = False
+
+    def __init__(self, model: keras.Model, replicas: Replicas) -> None:
+        self._model = model
+        self._replicas = replicas
+        for name, optimizer in optimizers_of(model).items():
+            if inner_optimizer(optimizer) is not optimizer:
+                raise PlanError(
+                    f"model.{name} is a LossScaleOptimizer. TPUs calculate in bfloat16, which has float32's range and "
+                    "needs no loss scale. Compile with the optimizer itself, and use dtype_policy='mixed_bfloat16'."
+                )
+
+    def train(self, batches: Any, batch: Any) -> Any:
+        """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
+        own = has_own_train_step(self._model)
+        with self._replicas.strategy.scope(), global_losses(), contextlib.ExitStack() as stack:
+            for optimizer in optimizers_of(self._model).values():
+                stack.enter_context(private_api.single_device_optimizer(optimizer))
+                attributes: dict[str, Any] = {"apply": self._summed_apply(optimizer, weighted=own)}
+                if not own:
+                    attributes["scale_loss"] = _weighted_scale_loss(optimizer)
+                stack.enter_context(instance_attributes(optimizer, attributes))
+            return self._mean(self._run(batches, batch, lambda data: self._logs(self._model.train_step(data), "train")))
+
+    def test(self, batches: Any, batch: Any) -> Any:
+        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+        kind = "test"
+        with self._replicas.strategy.scope(), global_losses():
+            return self._mean(self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind)))
+
+    def predict(self, batches: Any, batch: Any) -> list[Any]:
+        """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        with self._replicas.strategy.scope():
+            return self._replicas.local_results(self._run(batches, batch, self._model.predict_step))
+
+    def _logs(self, logs: Any, kind: str) -> Any:
+        own = has_own_train_step(self._model) if kind == "train" else has_own_test_step(self._model)
+        return weighted_by_rows(logs) if own or has_own_logs(self._model, kind) else {}
+
+    def _run(self, batches: Any, batch: Any, step: Step) -> Any:
+        """Runs `step` on every replica with its rows of the global batch."""
+        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
+        _check_rows(num_rows, num_replicas)
+        shares = [split_rows(num_rows, replica, num_replicas) for replica in range(num_replicas)]
+        distribute = self._replicas.strategy.experimental_distribute_values_from_function
+        leaves = [tf.nest.flatten(batches.rows(batch, start, stop)) for start, stop in shares]
+        structure = batches.rows(batch, *shares[0])
+        of_leaf = [
+            distribute(lambda context, i=i: leaves[context.replica_id_in_sync_group][i])
+            for i, leaf in enumerate(leaves[0])
+            if leaf is not None
+        ]
+        weights = distribute(
+            lambda context: tf.constant(
+                (shares[context.replica_id_in_sync_group][1] - shares[context.replica_id_in_sync_group][0]) / num_rows,
+                tf.float32,
+            )
+        )
+
+        def on_replica(weight: tf.Tensor, present: list[tf.Tensor]) -> Any:
+            rest = iter(present)
+            data = tf.nest.pack_sequence_as(structure, [None if leaf is None else next(rest) for leaf in leaves[0]])
+            with replica_share(Share(weight, num_replicas)):
+                return step(data)
+
+        return self._replicas.strategy.run(on_replica, args=(weights, of_leaf))
+
+    def _summed_apply(self, optimizer: keras.optimizers.Optimizer, *, weighted: bool) -> Callable[..., None]:
+        """`optimizer.apply` inside a replica: the sum over the replicas, then what one device does."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            share, context = current_share(), tf.distribute.get_replica_context()
+            variables = list(trainable_variables or self._model.trainable_variables)
+            if not optimizer.built:
+                context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
+            pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
+            own = [scaled(g, share.row_weight) if weighted and share else g for g, _ in pairs]
+            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own) if self._replicas.num_replicas > 1 else own
+            type(optimizer).apply(optimizer, list(summed), [v for _, v in pairs])
+
+        return apply
+
+    def _mean(self, logs: Any) -> Any:
+        """The mean of logs that `weighted_by_rows` has weighted."""
+        strategy = self._replicas.strategy
+
+        def mean(value: Any) -> Any:
+            local = strategy.experimental_local_results(value)[0]
+            return strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
+
+        return keras.tree.map_structure(mean, logs)
+
+
+def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], Any]:
+    """`optimizer.scale_loss` that weights the loss by the replica's share of the rows."""
+
+    def scale_loss(loss: Any) -> Any:
+        share = current_share()
+        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
+        return type(optimizer).scale_loss(optimizer, loss * weight)
+
+    return scale_loss
+
+
+def _check_rows(num_rows: Any, num_replicas: int) -> None:
+    """Refuses batches whose shares have no fixed size."""
+    if not isinstance(num_rows, int):
+        raise DataError(
+            "On a TPU every batch must have a fixed number of rows, known before it is read; here the last batch may "
+            "be smaller. Use dataset.batch(n, drop_remainder=True), or arrays whose number of rows the batch divides."
+        )
+    if num_rows < num_replicas:
+        raise DataError(
+            f"On a TPU every core needs rows. Received: {num_rows} rows for {num_replicas} cores. Use a larger global "
+            "batch size, or fewer cores."
+        )
