@@ -6,12 +6,17 @@ import importlib
 import pytest
 
 MODULES = (
+    "tfaccel.data.box_batches",
+    "tfaccel.data.digit_scenes",
     "tfaccel.data.noise_batches",
     "tfaccel.data.number_rows",
+    "tfaccel.models.centre_detector",
     "tfaccel.models.variational",
     "tfaccel.recipes.autoencoder",
     "tfaccel.recipes.gan",
+    "tfaccel.recipes.object_detection",
     "tfaccel.reporting.anomalies",
+    "tfaccel.reporting.coco_scores",
     "tfaccel.reporting.image_grid",
     "tfaccel.reporting.latent_map",
 )

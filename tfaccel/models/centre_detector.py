@@ -1,0 +1,109 @@
+"""An anchor-free detector's loss, and how boxes are read from what it predicts.
+
+Source: Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from tfaccel.data.box_batches import NUM_BOX_CHANNELS, STRIDE
+
+_SIZE_WEIGHT, _PLACE_WEIGHT = 0.1, 1.0
+_MOST_PEAKS, _MOST_DETECTIONS = 100, 50
+_LARGEST_IOU = 0.5  # of two boxes of one class; of those that overlap more, the surer one stays
+_LEAST_SCORE = 0.01
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    r"""The loss of each image: a focal loss of its heat maps, and absolute errors of sizes and places at its objects.
+
+    With heat $y$, probability $p$ and $n$ objects (at least 1), the first is
+    $-\frac{1}{n} \sum (1 - p)^2 \log p$ where $y = 1$, and $-\frac{1}{n} \sum (1 - y)^4 p^2 \log(1 - p)$ elsewhere.
+
+    Arguments:
+        y_true: of shape (num_images, cells, cells, num_classes + 5); see `tfaccel.data.box_batches.target_maps`.
+        y_pred: of shape (num_images, cells, cells, num_classes + 4): logits of the heat, then sizes and places.
+
+    Returns:
+        Of shape (num_images,).
+
+    Example:
+        >>> none = np.zeros((1, 1, 1, 6), np.float32)
+        >>> sure = np.array([[[[-20.0, 0, 0, 0, 0]]]], np.float32)
+        >>> round(float(detection_loss(none, sure)[0]), 6)
+        0.0
+    """
+    num_classes = y_pred.shape[-1] - NUM_BOX_CHANNELS
+    heat, logits = y_true[..., :num_classes], y_pred[..., :num_classes]
+    mask = y_true[..., -1:]
+    p = ops.sigmoid(logits)
+    at_centre = (1 - p) ** 2 * ops.softplus(-logits)
+    elsewhere = (1 - heat) ** 4 * p**2 * ops.softplus(logits)
+    focal = ops.sum(ops.where(heat >= 1.0, at_centre, elsewhere), axis=(1, 2, 3))
+    errors = ops.abs(y_true[..., num_classes:-1] - y_pred[..., num_classes:]) * mask
+    sizes, places = ops.sum(errors[..., :2], axis=(1, 2, 3)), ops.sum(errors[..., 2:], axis=(1, 2, 3))
+    num_objects = ops.maximum(ops.sum(mask, axis=(1, 2, 3)), 1.0)
+    return (focal + _SIZE_WEIGHT * sizes + _PLACE_WEIGHT * places) / num_objects
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What was found in one image, the surest first.
+
+    Arguments:
+        boxes: left, top, right and bottom edge in pixels; of shape (num_found, 4).
+        labels: the class of each, a number from 0.
+        scores: how sure each is, from 0 to 1.
+    """
+
+    boxes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+
+@tf.function(autograph=False)
+def _peaks(maps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Boxes (top, left, bottom, right), classes and scores of the highest peaks of each image's heat."""
+    num_classes, num_cells = maps.shape[-1] - NUM_BOX_CHANNELS, maps.shape[1]
+    heat = tf.sigmoid(maps[..., :num_classes])
+    peaks = tf.where(tf.nn.max_pool2d(heat, 3, 1, "SAME") == heat, heat, tf.zeros_like(heat))
+    flat = tf.reshape(peaks, [-1, num_cells * num_cells * num_classes])
+    scores, places = tf.math.top_k(flat, min(_MOST_PEAKS, flat.shape[1]))
+    cells, labels = places // num_classes, places % num_classes
+    of_boxes = tf.reshape(maps[..., num_classes:], [-1, num_cells * num_cells, NUM_BOX_CHANNELS])
+    sizes_and_places = tf.gather(of_boxes, cells, batch_dims=1)
+    corner = tf.cast(tf.stack([cells // num_cells, cells % num_cells], axis=-1), tf.float32)
+    centre, half = corner + sizes_and_places[..., 2:], tf.maximum(sizes_and_places[..., :2], 0.0) / 2
+    boxes = tf.concat([centre - half, centre + half], axis=-1) * STRIDE
+    return tf.clip_by_value(boxes, 0.0, float(num_cells * STRIDE)), labels, scores
+
+
+def read_detections(maps: np.ndarray) -> list[Detections]:
+    """The boxes in predicted maps: peaks of the heat, without those that a surer box of their class covers.
+
+    Arguments:
+        maps: what the model predicts, of shape (num_images, cells, cells, num_classes + 4).
+
+    Example:
+        >>> maps = np.full((1, 4, 4, 5), -9.0, np.float32)
+        >>> maps[0, 1, 2] = 5.0, 2.0, 1.0, 0.5, 0.5
+        >>> found = read_detections(maps)[0]
+        >>> found.boxes.tolist(), found.labels.tolist(), found.scores.round(2).tolist()
+        ([[8.0, 2.0, 12.0, 10.0]], [0], [0.9900000095367432])
+    """
+    found = []
+    for boxes, labels, scores in zip(*(part.numpy() for part in _peaks(tf.constant(maps, tf.float32))), strict=True):
+        # Boxes of different classes are kept apart, so that they do not cover each other.
+        apart = boxes + (labels * maps.shape[1] * STRIDE * 2)[:, None].astype(np.float32)
+        kept = tf.image.non_max_suppression(
+            apart, scores, _MOST_DETECTIONS, iou_threshold=_LARGEST_IOU, score_threshold=_LEAST_SCORE
+        ).numpy()
+        found.append(Detections(boxes[kept][:, [1, 0, 3, 2]], labels[kept].astype(np.int64), scores[kept]))
+    return found
