@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import (
     TextPairs,
     documentation_summaries,
@@ -38,6 +39,7 @@ from tfaccel.data.text_vocabulary import Vocabulary, split_text
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
+from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
@@ -45,13 +47,14 @@ from tfaccel.training.training_options import TrainingOptions
 if TYPE_CHECKING:
     import keras
 
-EPOCHS = 20
+EPOCHS = 10
 GLOBAL_BATCH_SIZE = 16
 WIDTH = 64
 NUM_BLOCKS = 1
 LEARNING_RATE = 2e-3
 BEAM_SIZE = 4
 LENGTH_PENALTY = 1.0
+UNREPEATED = 2  # Of two words in a row, a summary has each pair once.
 MOST_TOKENS = 20_000  # of the vocabulary
 MOST_SUMMARY_WORDS = 60
 NUM_COPIED = 40  # different words of one document that the vocabulary lacks
@@ -78,7 +81,7 @@ def workload(
     num_blocks: int = NUM_BLOCKS,
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
-    dropout: float = 0.2,
+    dropout: float = 0.3,
     label_smoothing: float = 0.0,
     remat: bool = False,
     document_column: str = "document",
@@ -110,7 +113,7 @@ def workload(
         >>> workload().vocabulary.unit
         'words'
     """
-    options = TrainingOptions.of({"learning_rate": LEARNING_RATE, "global_clipnorm": 1.0, **training_options})
+    options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words, width=width,
                  num_blocks=num_blocks)  # fmt: skip
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
@@ -126,6 +129,7 @@ def workload(
     settings = {"data_dir": data_dir and os.path.abspath(data_dir), "num_words": num_words, "width": width,
                 "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "document_column": document_column, "summary_column": summary_column}  # fmt: skip
+    check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
     def batches() -> Any:
@@ -158,7 +162,7 @@ def workload(
 
 
 def build_model(vocabulary: Vocabulary, lengths: tuple[int, int], **settings: Any) -> "keras.Model":
-    """The model: words of the document and of the summary in, logarithms of the next word's probabilities (float32) out.
+    """The model: words of the document and of the summary in, logarithms of the next word's chances (float32) out.
 
     There are 40 more than the vocabulary has words, for words of the document that it lacks.
     """
@@ -245,7 +249,7 @@ def summarize(
     import tfaccel.models.sequence_to_sequence  # noqa: F401  Its layers are known by name when the model is loaded.
     from tfaccel.models.beam_search import BeamSearch
 
-    search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty)
+    search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=UNREPEATED)
     vocabulary = Vocabulary.load(Path(run_dir) / "vocabulary.json")
     model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
     length = model.get_layer("encoder").get_config()["max_length"]

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
+from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
@@ -100,7 +102,7 @@ def workload(
         ('statements', 'expressions')
     """
     check_choice("model", model, get_args(ModelName))
-    options = TrainingOptions.of({"learning_rate": LEARNING_RATES[model], **training_options})
+    options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model])
     check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words)
     check_parts(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
     texts = (
@@ -113,6 +115,7 @@ def workload(
                 "dropout": dropout, "token_dropout": token_dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "text_column": text_column, "label_column": label_column}  # fmt: skip
     num_steps = epochs * max(1, len(texts.train_texts) // global_batch_size)
+    check_one_batch(len(texts.train_texts), global_batch_size)
 
     @functools.cache
     def batches() -> Any:

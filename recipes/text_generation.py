@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_documentation import documentation_text
 from tfaccel.data.text_files import read_text
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
@@ -31,6 +32,7 @@ from tfaccel.errors import DataError
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import whole_file, write_json
+from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
@@ -98,7 +100,7 @@ def workload(
         'characters'
     """
     check_choice("model", model, get_args(ModelName))
-    options = TrainingOptions.of({"learning_rate": LEARNING_RATES[model], "global_clipnorm": 1.0, **training_options})
+    options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model], global_clipnorm=1.0)
     check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     train_text, test_text = documentation() if data_dir is None else read_parts(data_dir)
@@ -108,6 +110,7 @@ def workload(
                 "remat": remat}  # fmt: skip
     # An example fewer than there are places for, since each epoch begins at another character.
     num_examples = (len(train_text) - NUM_CHARACTERS - 1) // STRIDE
+    check_one_batch(num_examples, global_batch_size)
 
     @functools.cache
     def batches() -> Any:

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import TextPairs, dates_in_words, encode_pairs, read_translations
 from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
+from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
@@ -95,7 +97,7 @@ def workload(
         >>> workload().pairs.train[0]
         ('01.04.2038', '2038-04-01')
     """
-    options = TrainingOptions.of({"learning_rate": LEARNING_RATE, "global_clipnorm": 1.0, **training_options})
+    options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_choice("unit", unit, ("characters", "words"))
     check_counts(epochs=epochs, global_batch_size=global_batch_size, max_length=max_length, width=width,
                  num_blocks=num_blocks)  # fmt: skip
@@ -108,6 +110,7 @@ def workload(
     settings = {"data_dir": data_dir and os.path.abspath(data_dir), "unit": unit, "max_length": max_length,
                 "width": width, "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing,
                 "remat": remat}  # fmt: skip
+    check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
     def batches() -> Any:

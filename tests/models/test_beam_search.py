@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.models.beam_search import BeamSearch
+from tfaccel.models.beam_search import BeamSearch, repetitions
 
-NUM_TOKENS, LENGTH, END = 6, 3, 3
+NUM_TOKENS, LENGTH, END = 7, 3, 3
 SOURCE = np.array([[4, 5, 4, 0], [5, 5, 1, 4], [4, 1, 0, 0]], "int32")
 
 
@@ -25,8 +25,8 @@ def model(logical_devices):
 
 
 def best_of_all(model, source, length_penalty):
-    """The best text by the probability of each one that can be written: of 1, 4 and 5, with an end or cut off."""
-    texts = [text for n in range(LENGTH + 1) for text in itertools.product([1, 4, 5], repeat=n)]
+    """The best text by the probability of each one that can be written: of 4, 5 and 6, with an end or cut off."""
+    texts = [text for n in range(LENGTH + 1) for text in itertools.product([4, 5, 6], repeat=n)]
     written = np.array([[2, *text, 0, 0, 0][:LENGTH] for text in texts], "int32")
     logits = model({"source": np.repeat(source[None], len(texts), axis=0), "written": written}).numpy()
     chances = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -55,10 +55,33 @@ def test_narrowest_search_takes_the_likeliest_token_each_time(model):
         while len(text) <= LENGTH and (len(text) == 1 or text[-1] != END):
             written = np.array([[*text, 0, 0, 0][:LENGTH]], "int32")
             logits = model({"source": source[None], "written": written}).numpy()[0, len(text) - 1]
-            logits[[0, 2]] = -np.inf
+            logits[[0, 1, 2]] = -np.inf
             text.append(int(logits.argmax()))
         greedy = [token for token in text[1:] if token != END]
         assert found == greedy[: len(found)]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "expected"),
+    [
+        ([], 2, []),
+        ([4], 2, []),
+        ([4, 5, 4], 2, [5]),
+        ([4, 4], 2, [4]),
+        ([4, 5, 6, 4, 5], 3, [6]),
+        ([4, 5, 6, 5], 3, []),
+        ([4, 5], 1, [4, 5]),
+    ],
+)
+def test_tokens_that_would_repeat_a_run(text, length, expected):
+    assert repetitions(np.array(text, int), length) == expected
+
+
+def test_search_without_repetition_repeats_no_run(model):
+    plain = BeamSearch(length_penalty=2.0).write(model, SOURCE)
+    found = BeamSearch(length_penalty=2.0, unrepeated=1).write(model, SOURCE)
+    assert any(len(set(text)) < len(text) for text in plain)
+    assert all(len(set(text)) == len(text) for text in found)
 
 
 @pytest.mark.parametrize("name", ["beam_size", "num_texts"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.errors import DataError
 
 RandomChange = Callable[[Any, np.random.Generator], Any]
@@ -54,22 +55,6 @@ class TextBatches:
 def num_examples(arrays: Any) -> int:
     """The number of rows of a nest of arrays."""
     return len(tf.nest.flatten(arrays)[0])
-
-
-def check_one_batch(num_rows: int, global_batch_size: int) -> None:
-    """Raises DataError where the examples do not fill one batch.
-
-    Example:
-        >>> check_one_batch(3, 4)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        tfaccel.errors.DataError: A batch takes 4 examples, but there are 3 to train on. Use a ...
-    """
-    if num_rows < global_batch_size:
-        raise DataError(
-            f"A batch takes {global_batch_size} examples, but there are {num_rows} to train on. "
-            f"Use a global batch size of at most {num_rows}."
-        )
 
 
 def _batched(arrays: Any, global_batch_size: int, *, drop_remainder: bool) -> tf.data.Dataset:

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.text_vocabulary import END, PADDING, START, UNKNOWN
 from tfaccel.errors import WorkloadError
 
-_START, _END = 2, 3  # tokens, as in `tfaccel.data.text_vocabulary`
-_NEVER_WRITTEN = (0, _START)
+_NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +23,19 @@ class BeamSearch:
         beam_size: beginnings that are kept for each text; 1 takes the likeliest token each time.
         length_penalty: finished texts are compared by the logarithm of their probability divided by their length to
             this power; 0 prefers short ones.
+        unrepeated: runs of so many tokens that stand in a text once at most; 0 for no such limit.
         num_texts: texts that are written at once.
 
-    Reference:
+    References:
         Wu et al., Google's neural machine translation system, 2016, https://arxiv.org/abs/1609.08144 (the penalty,
         here without its constants)
+        Paulus et al., A deep reinforced model for abstractive summarization, 2017, https://arxiv.org/abs/1705.04304
+            (runs of tokens that are not repeated)
     """
 
     beam_size: int = 4
     length_penalty: float = 0.6
+    unrepeated: int = 0
     num_texts: int = 32
 
     def __post_init__(self) -> None:
@@ -59,7 +63,7 @@ class BeamSearch:
         decoder, num_rows, size = model.get_layer("decoder"), len(source), self.beam_size
         source = np.repeat(source, size, axis=0)
         state = decoder.start(self._read(model, source), tf.constant(source))
-        texts = np.full((num_rows, size, decoder.max_length + 1), _START, np.int32)
+        texts = np.full((num_rows, size, decoder.max_length + 1), START, np.int32)
         # All beams of a text are the same at first: only one of them may go on.
         scores = np.tile([0.0] + [-np.inf] * (size - 1), (num_rows, 1))
         finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(num_rows)]
@@ -68,8 +72,11 @@ class BeamSearch:
             logits, state = step(tokens, tf.constant(position), state)
             chances = tf.nn.log_softmax(logits).numpy().astype(np.float64).reshape(num_rows, size, -1)
             chances[:, :, list(_NEVER_WRITTEN)] = -np.inf
-            self._finish(finished, texts[:, :, : position + 1], scores + chances[:, :, _END])
-            chances[:, :, _END] = -np.inf
+            if self.unrepeated:
+                for row, beam in np.ndindex(num_rows, size):
+                    chances[row, beam, repetitions(texts[row, beam, 1 : position + 1], self.unrepeated)] = -np.inf
+            self._finish(finished, texts[:, :, : position + 1], scores + chances[:, :, END])
+            chances[:, :, END] = -np.inf
             scores, beams, chosen = best(scores[:, :, None] + chances, size)
             if all(self._is_done(done, scores[row], decoder.max_length) for row, done in enumerate(finished)):
                 break
@@ -96,6 +103,19 @@ class BeamSearch:
     def _is_done(self, done: list[tuple[float, list[int]]], scores: np.ndarray, max_length: int) -> bool:
         """Whether no beginning can become better than the best finished text, were it to go on for certain."""
         return bool(done) and done[0][0] >= scores.max() / (max_length + 1) ** self.length_penalty
+
+
+def repetitions(text: np.ndarray, length: int) -> list[int]:
+    """The tokens that would repeat a run of so many tokens, were one of them the next.
+
+    Example:
+        >>> repetitions(np.array([4, 5, 6, 4, 5]), 3)
+        [6]
+    """
+    tokens = text.tolist()
+    end = tokens[len(tokens) - length + 1 :]
+    starts = range(len(tokens) - length + 1)
+    return [tokens[start + length - 1] for start in starts if tokens[start : start + length - 1] == end]
 
 
 def best(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

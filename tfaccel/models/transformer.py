@@ -101,9 +101,9 @@ class TransformerBlock(keras.layers.Layer):
     def call(self, x: Any, context: Any = None, *, attention_mask: Any = None, context_attention_mask: Any = None,
              training: bool | None = None) -> Any:  # fmt: skip
         """The block on whole rows; masks are true where a position may look: (batch or 1, 1, queries, keys)."""
-        x = x + self.dropout(self._part(self._self_attention, training, x, attention_mask), training=training)
+        x = x + self.dropout(self._part(self._self_attention, training, x, mask=attention_mask), training=training)
         if context is not None:
-            found = self._part(self._context_attention, training, x, context, context_attention_mask)
+            found = self._part(self._context_attention, training, x, context, mask=context_attention_mask)
             x = x + self.dropout(found, training=training)
         return x + self.dropout(self._part(self._dense, training, x), training=training)
 
@@ -137,17 +137,21 @@ class TransformerBlock(keras.layers.Layer):
         shape = (batch_size, max_length, num_heads, width // num_heads)
         return ops.zeros(shape, self.compute_dtype), ops.zeros(shape, self.compute_dtype)
 
-    def _part(self, calculate: Any, training: bool | None, *inputs: Any) -> Any:
-        return keras.remat(calculate)(*inputs) if self._settings["remat"] and training else calculate(*inputs)
+    def _part(self, calculate: Any, training: bool | None, *inputs: Any, mask: Any = None) -> Any:
+        def part(*inputs: Any) -> Any:  # The mask is no input: there are no gradients of truth values.
+            return calculate(*inputs, mask)
+
+        return keras.remat(part)(*inputs) if self._settings["remat"] and training else part(*inputs)
 
     def _self_attention(self, x: Any, mask: Any) -> Any:
         normed = self.attention_norm(x)
-        return self.attention(normed, normed, mask)
+        return self.attention(normed, normed, attention_mask=mask)
 
     def _context_attention(self, x: Any, context: Any, mask: Any) -> Any:
-        return self.context_attention(self.context_norm(x), context, mask)
+        return self.context_attention(self.context_norm(x), context, attention_mask=mask)
 
-    def _dense(self, x: Any) -> Any:
+    def _dense(self, x: Any, mask: Any = None) -> Any:
+        del mask
         return self.narrow(self.wide(self.dense_norm(x)))
 
     def compute_output_shape(self, x_shape: Any, context_shape: Any = None) -> Any:

@@ -1,0 +1,161 @@
+"""The recipes for text: they learn, run on several replicas and in low precision, leave what is needed to use them, and
+refuse bad input with one clear line."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.recipes import summarization, text_classification, text_generation, translation
+
+RECIPES = [text_classification, text_generation, translation, summarization]
+PROGRAM = Path(__file__).with_name("text_recipe_runs.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory):
+    """A folder with small data of a user's own for each recipe; all of it can be learnt at once."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = np.random.default_rng(0)
+    colours, tools = ["red", "green", "blue", "white"], ["saw", "file", "drill", "axe"]
+    rows = ["text,label"] + [f"the {' '.join(generator.choice(part, 3))} one,{name}"
+                             for _ in range(30) for name, part in (("colour", colours), ("tool", tools))]  # fmt: skip
+    (folder / "labels.csv").write_text("\n".join(rows))
+    (folder / "text.txt").write_text("over and over again. " * 200)
+    sources = [" ".join(generator.choice(list("abc"), 4)) for _ in range(200)]
+    (folder / "source.txt").write_text("\n".join(sources))
+    (folder / "target.txt").write_text("\n".join(text.replace(" ", "").upper() for text in sources))
+    names = [f"name{number}" for number in range(80)]
+    summaries = [f"{name} is here . the rest of it is old,{name}" for name in names]
+    (folder / "summaries.csv").write_text("\n".join(["document,summary", *summaries]))
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_workload_is_made_without_tensorflow(run_python, recipe):
+    run_python(f"""
+import sys
+from {recipe.__name__} import workload
+work = workload(optimizer="lamb", remat=True, ema=True, schedule="linear", early_stopping=2)
+assert work.num_train_examples > 500 and work.options["optimizer"] == "lamb", work
+sys.exit(", ".join({{"tensorflow", "keras"}} & set(sys.modules)) or 0)
+""")
+
+
+def test_recipes_learn_and_leave_what_is_needed_to_use_them(run_python, tmp_path, own_data):
+    def case(recipe, data, use, *, strategy="mirrored", global_batch_size=8, dtype_policy="float32", **options):
+        return {"recipe": recipe, "strategy": strategy, "global_batch_size": global_batch_size, "use": use,
+                "dtype_policy": dtype_policy, "options": {"data_dir": str(own_data / data), **options}}  # fmt: skip
+
+    texts = ["the red red blue one", "the axe axe saw one"]
+    sampled = ("generate", "over and ")
+    cases = [
+        case("text_classification", "labels.csv", ("classify", texts), epochs=4, num_words=8),
+        case("text_classification", "labels.csv", ("classify", texts), epochs=4, num_words=8, model="lstm",
+             strategy="none"),
+        case("text_classification", "labels.csv", ("classify", texts), epochs=6, num_words=8, model="transformer",
+             learning_rate=3e-3, dtype_policy="mixed_bfloat16", remat=True),
+        case("text_generation", "text.txt", sampled, epochs=6, width=32, num_layers=1, strategy="none",
+             global_batch_size=4),
+        case("text_generation", "text.txt", sampled, epochs=1, width=32, num_layers=1, model="transformer", ema=True,
+             label_smoothing=0.1),
+        case("translation", "", ("translate", ["a b c a", "c c b a"]), epochs=40, width=32, num_blocks=1,
+             remat=True, learning_rate=1e-2),
+        case("summarization", "summaries.csv", ("summarize", ["other is here . the rest of it is old"]), epochs=14,
+             width=32, num_words=12, dropout=0.0, learning_rate=1e-2, dtype_policy="mixed_bfloat16"),
+    ]  # fmt: skip
+    child = run_python(PROGRAM, tmp_path, json.dumps(cases))
+    results = json.loads(child.stdout.splitlines()[-1])
+    for result in results[:3]:
+        assert result["used"] == ["colour", "tool"]
+        assert result["final"]["accuracy"] == 1.0
+    assert results[3]["final"]["nats_per_character"] < 2.5
+    assert [len(result["used"]) for result in results[3:5]] == [400, 400]
+    assert set(results[4]["used"]) <= set("over and over again.")
+    assert results[5]["used"] == ["ABCA", "CCBA"]
+    assert results[6]["used"] == ["other"]
+    assert "TF-IDF with logistic regression" in child.stdout
+    assert "Bits per character" in child.stdout
+    assert "Exact match: " in child.stdout
+    assert "lead-1" in child.stdout
+    left = [["classes.json", "comparison.json"]] * 3 + [["sample.txt", "bits_per_character.json"]] * 2
+    left += [["source_vocabulary.json", "translations.json"], ["summaries.json"]]
+    for number, names in enumerate(left):
+        assert all((tmp_path / str(number) / name).exists() for name in ["vocabulary.json", "model.keras", *names])
+
+
+def test_options_of_an_optimizer_leave_the_recipe_s_own_out():
+    assert translation.workload().options["learning_rate"] == translation.LEARNING_RATE
+    options = summarization.workload(optimizer="SGD", clipnorm=0.5).options
+    assert (options["learning_rate"], options["clipnorm"], options["global_clipnorm"]) == (None, 0.5, None)
+    assert text_generation.workload(learning_rate=1.0).options["learning_rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "error", "message"),
+    [
+        (text_classification, {"model": "gru"}, WorkloadError, "`model` must be one of embedding, lstm, transformer."),
+        (text_generation, {"model": "embedding"}, WorkloadError, "`model` must be one of lstm, transformer."),
+        (translation, {"unit": "syllables"}, WorkloadError, "`unit` must be one of characters, words."),
+        (text_classification, {"token_dropout": 1.0}, WorkloadError, "`token_dropout` must be a number from 0 to"),
+        (text_generation, {"epochs": 0}, WorkloadError, "`epochs` must be a whole number of at least 1."),
+        (translation, {"optimizer": "adamm"}, WorkloadError, "Keras has no optimizer 'adamm'. Did you mean 'adam"),
+        (summarization, {"num_words": 0}, WorkloadError, "`num_words` must be a whole number of at least 1."),
+        (text_classification, {"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
+        (text_generation, {"data_dir": "nowhere"}, DataError, "There is no file nowhere."),
+        (translation, {"data_dir": "nowhere"}, DataError, "must be a folder with source.txt and target.txt."),
+        (summarization, {"data_dir": "nowhere"}, DataError, "There is no file nowhere."),
+        *((recipe, {"global_batch_size": 100_000}, DataError, "A batch takes 100000 examples, but there are")
+          for recipe in RECIPES),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(recipe, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        recipe.workload(**options)
+
+
+def test_data_that_cannot_be_used_is_refused(own_data, tmp_path):
+    with pytest.raises(DataError, match=re.escape("has no column 'labels'. Did you mean 'label'?")):
+        text_classification.workload(data_dir=own_data / "labels.csv", label_column="labels")
+    with pytest.raises(DataError, match=re.escape("has no column 'abstract'. Columns: document, summary.")):
+        summarization.workload(data_dir=own_data / "summaries.csv", summary_column="abstract")
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(DataError, match=re.escape("has 5 characters; 2580 are the least to train and to test with.")):
+        text_generation.workload(data_dir=tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: text_classification.classify(folder, ["a"]),
+        lambda folder: text_generation.generate(folder, "a"),
+        lambda folder: translation.translate(folder, ["a"]),
+        lambda folder: summarization.summarize(folder, ["a"]),
+    ],
+)
+def test_folder_without_a_run_is_refused(logical_devices, tmp_path, use):
+    with pytest.raises(
+        DataError, match=r"There is no file .*vocabulary.json\. Was this folder left by a finished run\?"
+    ):
+        use(tmp_path)
+
+
+def test_baseline_and_frequencies_are_what_they_should_be():
+    texts = text_classification.documentation_passages()
+    assert 0.4 < text_classification.baseline_accuracy(texts) < 0.6
+    assert text_classification.commonest_class_accuracy(texts) == pytest.approx(0.23, abs=0.03)
+    vocabulary = text_generation.Vocabulary(unit="characters", tokens=("a", "b"))
+    assert text_generation.bits_by_frequency(vocabulary, "aabb") == 1.0
+    assert summarization.rouge_l(["the red cat"], ["the cat"]) == pytest.approx(0.8)
+
+
+@pytest.mark.slow
+def test_dates_are_translated_exactly(run_python, tmp_path):
+    case = {"recipe": "translation", "strategy": "none", "global_batch_size": 64, "options": {},
+            "use": ["translate", ["Saturday, 5 December 2015", "31.1.1999"]]}  # fmt: skip
+    child = run_python(PROGRAM, tmp_path, json.dumps([case]), timeout_seconds=550)
+    assert json.loads((tmp_path / "0" / "translations.json").read_text())["exact_match"] >= 0.99
+    assert json.loads(child.stdout.splitlines()[-1])[0]["used"][1] == "1999-01-31"
