@@ -88,7 +88,8 @@ def compare(name, build, optimizer, parts, **arguments):
     weights = max(float(np.abs(a - b).max()) for a, b in zip(one.get_weights(), both.get_weights(), strict=True))
     moved = max(float(np.abs(w).max()) for w in both.get_weights())
     differ = {} if name == "ema" else {k: abs(history[k][-1] - logs[k]) for k in logs}
-    found[name] = [weights, max(differ.values(), default=0.0), sorted(logs), moved, int(both.optimizer.iterations.numpy())]
+    found[name] = [weights, max(differ.values(), default=0.0), sorted(logs), moved]
+    found[name].append(int(both.optimizer.iterations.numpy()))
     return one, both, engine
 
 SGD, Adam, AdamW = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW

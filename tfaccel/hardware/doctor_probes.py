@@ -79,14 +79,20 @@ def probe_compute(device: str, computation: str) -> dict[str, Any]:
     return compare_with_numpy(device, COMPUTATIONS[computation])
 
 
-def start_tpu() -> None:
-    """Initialises the local TPU once in this process."""
+def probe_tpu(tpu: str) -> dict[str, Any]:
+    """Initialises the TPU of that name or address, or "local"; the data has "num_devices"."""
+    return {"num_devices": start_tpu(tpu)}
+
+
+def start_tpu(tpu: str = "local") -> int:
+    """Initialises a TPU once in this process; returns its number of devices."""
     import tensorflow as tf
 
     if not tf.config.list_logical_devices("TPU"):
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
+    return len(tf.config.list_logical_devices("TPU"))
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -94,6 +100,7 @@ PROBES: dict[str, Callable[..., dict[str, Any]]] = {
     "tensorflow devices": probe_tensorflow_devices,
     "library": probe_library,
     "compute": probe_compute,
+    "tpu": probe_tpu,
 }
 
 

@@ -134,7 +134,6 @@ def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
 
 def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
     """Raises PlanError for strategies under which Keras 3 models cannot be trained rightly."""
-    _refuse_tpu(strategy)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PlanError(
             "Received a model built under ParameterServerStrategy. Keras 3 does not support parameter server training "
@@ -144,14 +143,6 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
         raise PlanError(
             "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
             "gradients before their sum. Build it under MirroredStrategy instead."
-        )
-
-
-def _refuse_tpu(strategy: tf.distribute.Strategy) -> None:
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise PlanError(
-            "Received a model built under TPUStrategy, which tfaccel plans for but does not train under yet: there the "
-            "optimizer's update has to be inside the replicated step. Use `model.fit` on the TPU, or another strategy."
         )
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
+from tfaccel.training.tpu_start import tpu_strategy
 
 _IMPLEMENTATIONS = {
     "tensorflow_default": tf.distribute.experimental.CommunicationImplementation.AUTO,
@@ -23,7 +24,7 @@ def make_strategy(plan: Plan) -> tf.distribute.Strategy:
     if plan.strategy == "none":
         return tf.distribute.get_strategy()
     if plan.strategy == "tpu":
-        return _tpu_strategy(plan)
+        return tpu_strategy(plan)
     if plan.strategy == "multi_worker_mirrored":
         return _multi_worker_strategy(plan)
     devices = _logical_devices(plan)
@@ -66,16 +67,3 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
             "set num_workers to their number."
         )
     return strategy
-
-
-def _tpu_strategy(plan: Plan) -> tf.distribute.Strategy:
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=plan.tpu)
-    try:
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (tf.errors.OpError, ValueError) as error:
-        raise PlanError(
-            f"The TPU {plan.tpu!r} cannot be used: {str(error).splitlines()[0]} Run `tfaccel doctor`, or choose "
-            "--strategy=none."
-        ) from error
-    return tf.distribute.TPUStrategy(resolver)

@@ -1,0 +1,95 @@
+"""Starts a TPU: first in a child process with a time limit, then in this one.
+
+A TPU library that does not fit ends its process ("aborts"), and an address that nobody answers at hangs: both happen
+below Python, where nothing can be caught. So a child goes first; it has ended before this process starts the TPU, which
+one process at a time can use.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor_examination import explain
+from tfaccel.hardware.machine import Machine
+from tfaccel.hardware.tpu import install_command, tpu_wheel_version
+from tfaccel.planning.plan import Plan
+
+logger = logging.getLogger("tfaccel")
+
+# Cloud TPUs that were just created answer after a minute or two.
+TIME_LIMIT_SECONDS = 300.0
+
+
+class TpuLibrary:
+    """What TensorFlow does with a TPU; tests put another one in its place.
+
+    "local" is passed to the resolver as it is: without a name it would look for one in the environment, and with the
+    variable TPU_NAME=local it would first ask Google Cloud's metadata server. Anything else is a name or an address
+    (grpc://10.0.0.2:8470) of a Cloud TPU or of a whole slice.
+
+    Arguments:
+        machine: the machine, whose packages and interpreter are used; None for this one.
+    """
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine or Machine.here()
+
+    def try_start(self, tpu: str) -> ProbeResult:
+        """Initialises the TPU in a child process."""
+        with ProbeProcess(self.machine) as process:
+            return process.run(["tpu", tpu], time_limit_seconds=TIME_LIMIT_SECONDS)
+
+    def start(self, tpu: str) -> tf.distribute.Strategy:
+        """Initialises the TPU in this process: before any variable or tensor is made, which would be lost."""
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        if not tf.config.list_logical_devices("TPU"):  # A second time would lose every variable.
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+
+
+def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute.Strategy:
+    """The `TPUStrategy` of a plan.
+
+    Arguments:
+        plan: one whose strategy is "tpu"; `plan.tpu` names the TPU.
+        library: what starts it.
+
+    Raises:
+        PlanError: if TensorFlow's TPU build is not installed, the TPU does not start, or has another number of cores
+            than the plan.
+    """
+    library = library or TpuLibrary()
+    if tpu_wheel_version(library.machine) is None:
+        raise PlanError(
+            "TensorFlow drives TPUs only through the package tensorflow-tpu, which is not installed. In a new "
+            f"environment: {install_command()}; or choose --strategy=none --devices=CPU:0."
+        )
+    tpu = str(plan.tpu)
+    if not tf.config.list_logical_devices("TPU"):
+        logger.info("Starting the TPU %r in a child process first, for %g seconds at most.", tpu, TIME_LIMIT_SECONDS)
+        tried = library.try_start(tpu)
+        if not tried.ok:
+            raise _unusable(tpu, explain(tried))
+    try:
+        strategy = library.start(tpu)
+    except (tf.errors.OpError, ValueError, OSError) as error:
+        raise _unusable(tpu, " ".join(str(error).split())[:500]) from error
+    if strategy.num_replicas_in_sync != plan.num_replicas:
+        raise PlanError(
+            f"The plan has {plan.num_replicas} replicas, but the TPU {tpu!r} has {strategy.num_replicas_in_sync} "
+            f"cores. Set --devices=TPU:0,... with {strategy.num_replicas_in_sync} devices, and a global batch size "
+            "that they divide."
+        )
+    logger.warning("TPU steps are proven on replicas of the CPU; on a TPU itself they have not been tried yet.")
+    return strategy
+
+
+def _unusable(tpu: str, cause: str) -> PlanError:
+    return PlanError(
+        f"The TPU {tpu!r} cannot be used: {cause}. Run `tfaccel doctor`, or choose --strategy=none --devices=CPU:0."
+    )
