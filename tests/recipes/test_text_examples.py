@@ -1,0 +1,38 @@
+"""The examples in the docstrings of what the text recipes are made of, and of the recipes, give what they say."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = (
+    "tfaccel.data.full_batch",
+    "tfaccel.data.text_batches",
+    "tfaccel.data.text_dates",
+    "tfaccel.data.text_documentation",
+    "tfaccel.data.text_files",
+    "tfaccel.data.text_labels",
+    "tfaccel.data.text_pairs",
+    "tfaccel.data.text_sentences",
+    "tfaccel.data.text_vocabulary",
+    "tfaccel.models.attention",
+    "tfaccel.models.beam_search",
+    "tfaccel.models.language_model",
+    "tfaccel.models.sampling",
+    "tfaccel.models.sequence_to_sequence",
+    "tfaccel.models.token_loss",
+    "tfaccel.models.transformer",
+    "tfaccel.planning.option_checks",
+    "tfaccel.recipes.summarization",
+    "tfaccel.recipes.text_classification",
+    "tfaccel.recipes.text_generation",
+    "tfaccel.recipes.translation",
+    "tfaccel.reporting.result_table",
+    "tfaccel.training.option_defaults",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_text_modules(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert (result.failed, result.attempted > 0) == (0, True)
