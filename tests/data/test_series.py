@@ -86,9 +86,7 @@ def test_bad_files_are_refused(tmp_path, columns, options, message):
 
 def test_series_shorter_than_a_window_are_refused(tmp_path):
     series = read_series(write(tmp_path / "s.csv", {"t": int, "x": float}), time_column="t")
-    with pytest.raises(
-        DataError, match=r"has 32 rows to train on and 8 to test with; a window of 64 and"
-    ):
+    with pytest.raises(DataError, match=r"has 32 rows to train on and 8 to test with; a window of 64 and"):
         series.check_windows(64, 24)
     series.check_windows(20, 8)
     with pytest.raises(DataError):
@@ -126,13 +124,14 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
     columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
     batches = SeriesBatches(series, window=6, horizon=4)
-    assert batches.num_train == 71
+    assert batches.num_train == 63
     past, future = (np.concatenate(part) for part in zip(*batches.train(8, seed=0, epoch=0).as_numpy_iterator(),
                                                          strict=True))  # fmt: skip
-    assert (past.shape, future.shape) == ((64, 6, 2), (64, 4, 1, 1))
+    assert (past.shape, future.shape) == ((56, 6, 2), (56, 4, 1, 1))
     assert (future[:, 0, 0, 0] == past[:, -1, 1] + 1).all()
-    assert future.max() < 1080  # The test part begins at 1080.
-    assert len(np.unique(past[:, 0, 0])) == 64
+    assert future.max() < 1072  # The last tenth of the training part, which ends at 1080, is for calibration.
+    assert len(np.unique(past[:, 0, 0])) == 56
+    assert batches.calibration_starts.tolist() == [72, 73, 74, 75, 76]
     tested = list(batches.test(3).as_numpy_iterator())
     assert [len(past) for past, _ in tested] == [3, 2]
     assert np.concatenate([future for _, future in tested]).ravel().tolist() == list(range(1080, 1100))
@@ -149,7 +148,7 @@ def test_order_follows_from_seed_and_epoch(logical_devices):
     assert np.array_equal(first(0, 0), first(0, 0))
     assert not np.array_equal(first(0, 0), first(0, 1))
     assert not np.array_equal(first(0, 0), first(1, 0))
-    with pytest.raises(DataError, match=r"A batch takes 4096 windows, but there are 3181 to train on\."):
+    with pytest.raises(DataError, match=r"A batch takes 4096 windows, but there are 2861 to train on\."):
         batches.train(4096, seed=0, epoch=0)
 
 

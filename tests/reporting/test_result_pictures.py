@@ -13,6 +13,7 @@ from tfaccel.reporting.class_scores import class_scores, softmax
 from tfaccel.reporting.comparison_table import comparison_lines
 from tfaccel.reporting.confusion_picture import save_confusion_picture
 from tfaccel.reporting.forecast_picture import Forecast, save_forecast_picture
+from tfaccel.reporting.interval_calibration import interval_factors, with_factors
 from tfaccel.reporting.picture_files import BLUE, ORANGE
 from tfaccel.reporting.plot_axes import Axes, ticks
 from tfaccel.reporting.scatter_picture import save_scatter_picture
@@ -101,7 +102,21 @@ def test_scores():
     assert comparison_lines({"a": {"x": None, "y": 2.0}}, digits=1) == ["   x    y", "a  -  2.0"]
 
 
-NAMES = "class_scores comparison_table confusion_picture forecast_picture picture_files plot_axes scatter_picture"
+def test_intervals_become_as_wide_as_they_have_to_be():
+    generator = np.random.default_rng(0)
+    future = generator.normal([0.0, 5.0], [1.0, 3.0], (2000, 4, 2))
+    quantiles = np.stack([np.full(future.shape, [0.0, 5.0]) + shift for shift in (-0.5, 0.0, 2.0)], axis=-1)
+    factors = interval_factors(future[:1000], quantiles[:1000])
+    wider = with_factors(quantiles[1000:], factors)
+    inside = (future[1000:] >= wider[..., 0]) & (future[1000:] <= wider[..., 2])
+    assert inside.mean(axis=(0, 1)) == pytest.approx([0.8, 0.8], abs=0.03)
+    assert factors[0] == pytest.approx([1.2816 / 0.5, 1.2816 / 2], rel=0.1)
+    assert np.array_equal(wider[..., 1], quantiles[1000:, ..., 1])
+    assert interval_factors(future[:0], quantiles[:0]).tolist() == [[1, 1], [1, 1]]
+
+
+NAMES = "class_scores comparison_table confusion_picture forecast_picture forecast_scores interval_calibration"
+NAMES += " picture_files plot_axes scatter_picture"
 
 
 @pytest.mark.parametrize("name", NAMES.split())

@@ -22,6 +22,9 @@ class SeriesBatches:
         window: rows of the past that the model sees.
         horizon: rows that it forecasts.
 
+    Raises:
+        DataError: if the series is too short for them.
+
     Example:
         >>> from tfaccel.data.series_set import pendulum_series
         >>> batches = SeriesBatches(pendulum_series(), window=64, horizon=24)
@@ -31,7 +34,7 @@ class SeriesBatches:
     """
 
     def __init__(self, series: SeriesSet, *, window: int, horizon: int) -> None:
-        series.check_windows(window, horizon)
+        self.num_train = series.num_windows(window, horizon)
         self._series = series
         self._window = window
         self._horizon = horizon
@@ -40,9 +43,9 @@ class SeriesBatches:
         self._cut = tf.function(self._windows_at, input_signature=[tf.TensorSpec([None], tf.int64)])
 
     @property
-    def num_train(self) -> int:
-        """Windows to train on: all whose forecast ends in the training part."""
-        return self._series.num_train - self._window - self._horizon + 1
+    def calibration_starts(self) -> np.ndarray:
+        """The first forecast row of each window whose forecast lies behind the fitted rows, in the training part."""
+        return np.arange(self._series.num_fitted, self._series.num_train - self._horizon + 1)
 
     @property
     def test_starts(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from tfaccel.data.table_files import read_table
 from tfaccel.errors import DataError
 
 TEST_PART = 0.2
+CALIBRATION_PART = 0.1  # of the training part, its end
 _NUM_PENDULUM_SAMPLES = 4000
 _PENDULUM_SECONDS = 0.05
 _UNEVEN = 1.5  # times the usual step: a gap
@@ -31,7 +32,8 @@ class SeriesSet:
         names: of the columns, all of which the model sees.
         targets: numbers of the columns that are forecast.
         values: float32, of shape (num_times, num_columns).
-        num_train: rows that models are trained on; the others come later in time.
+        num_train: rows of the training part; the others come later in time, for testing. The last tenth of the training
+            part is kept for making intervals as wide as they have to be.
         report: {"num_imputed": column -> values that were filled in, "num_gaps": steps longer than usual,
             "ignored": columns without numbers}.
     """
@@ -48,14 +50,24 @@ class SeriesSet:
         """The names of the columns that are forecast."""
         return tuple(self.names[number] for number in self.targets)
 
-    def check_windows(self, window: int, horizon: int) -> None:
-        """Raises DataError if the parts are too short for a window of the past and a horizon behind it."""
+    @property
+    def num_fitted(self) -> int:
+        """Rows that models are fitted to."""
+        return self.num_train - round(CALIBRATION_PART * self.num_train)
+
+    def num_windows(self, window: int, horizon: int) -> int:
+        """Windows to train on: all whose forecast ends among the rows that models are fitted to.
+
+        Raises:
+            DataError: if the parts are too short for a window of the past and a horizon behind it.
+        """
         num_test = len(self.values) - self.num_train
-        if self.num_train < window + horizon + 1 or num_test < horizon:
+        if self.num_fitted < window + horizon + 1 or num_test < horizon:
             raise DataError(
-                f"{self.source} has {self.num_train} rows to train on and {num_test} to test with; a window of "
+                f"{self.source} has {self.num_fitted} rows to train on and {num_test} to test with; a window of "
                 f"{window} and a horizon of {horizon} need {window + horizon + 1} and {horizon}. Make them shorter."
             )
+        return self.num_fitted - window - horizon + 1
 
     def to_json(self) -> dict[str, Any]:
         """What the model's inputs and outputs are, as JSON-serialisable data."""

@@ -1,0 +1,298 @@
+"""Sequence forecasting: quantiles of what comes next, by a GRU or temporal convolutions, beside the seasonal naive.
+
+References:
+    Cho et al., Learning phrase representations using RNN encoder-decoder, 2014, https://arxiv.org/abs/1406.1078 (GRU)
+    Bai et al., An empirical evaluation of generic convolutional and recurrent networks for sequence modeling, 2018,
+        https://arxiv.org/abs/1803.01271 (temporal convolutions)
+    Wen et al., A multi-horizon quantile recurrent forecaster, 2017, https://arxiv.org/abs/1711.11053 (quantiles)
+    Romano et al., Conformalized quantile regression, 2019, https://arxiv.org/abs/1905.03222 (the width of intervals)
+    Hyndman and Athanasopoulos, Forecasting: principles and practice, 2021, https://otexts.com/fpp3 (the baseline)
+
+Command:
+    tfaccel train --recipe=sequence_forecasting --run_dir=runs/pendulum
+    tfaccel train --recipe=sequence_forecasting --run_dir=runs/pendulum_gru --model=gru
+    tfaccel train --recipe=sequence_forecasting --run_dir=runs/mine --data_dir=sales.csv --time_column=day
+
+    The file is CSV or Parquet (`pip install 'tfaccel[data]'`) with a row for each time; the model sees all numbers.
+
+Expected result:
+    RESULTS
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfaccel.data.seasons import season_length, seasonal_naive
+from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
+from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import write_json
+from tfaccel.training.result import TrainResult
+from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger("tfaccel")
+
+EPOCHS = 10
+GLOBAL_BATCH_SIZE = 64
+WINDOW, HORIZON = 64, 24  # rows of the past that the model sees, and rows that it forecasts
+WIDTH = 48  # numbers that describe the past at each step
+MODELS = ("gru", "convolution")
+KERNEL_SIZE = 3
+LEARNING_RATE_PART = 0.4  # of what suits the optimizer on images
+DROPOUT = 0.0
+
+
+# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesWorkload(Workload):
+    """A workload with test windows for certain, and the series that they are cut from."""
+
+    series: SeriesSet
+    window: int
+    horizon: int
+    validation_data: Callable[[int], Any]
+
+
+def workload(
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    time_column: str | None = None,
+    target: str | None = None,
+    encoding: str = "utf-8",
+    model: Literal["gru", "convolution"] = "convolution",
+    window: int = WINDOW,
+    horizon: int = HORIZON,
+    epochs: int = EPOCHS,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    dropout: float = DROPOUT,
+    remat: bool = False,
+    **training_options: Any,
+) -> SeriesWorkload:
+    """What this recipe trains. The series is read and checked here.
+
+    Arguments:
+        data_dir: a CSV or Parquet file with a row for each time; None for a double pendulum.
+        time_column: the column of the file with the times: numbers or dates, each later than the one before.
+        target: the column that is forecast, or several with commas between; None for all.
+        encoding: of a CSV file.
+        model: how the past is read: by a gated recurrent unit or by temporal convolutions.
+        window: rows of the past that the model sees.
+        horizon: rows that it forecasts.
+        epochs: passes over the training windows, for the learning rate's schedule.
+        global_batch_size: windows per step, over all replicas.
+        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
+        remat: calculate the inside of each convolution block again in the backward pass: less memory, more time.
+        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
+            `tfaccel.training.training_options.TrainingOptions`.
+
+    Raises:
+        DataError: if the series cannot be used; the message names the column, and the row where there is one.
+        WorkloadError: if another argument cannot be used.
+
+    Example:
+        >>> workload(epochs=3).num_train_examples
+        2793
+    """
+    options = TrainingOptions.of(training_options)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, window=window, horizon=horizon)
+    check_parts(dropout=dropout)
+    check_choice("model", model, MODELS)
+    if options.learning_rate is None:
+        options = replace(options, learning_rate=LEARNING_RATE_PART * options.peak_learning_rate)
+    if data_dir is None:
+        series = pendulum_series()
+    else:
+        series = read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
+    num_windows = series.num_windows(window, horizon)
+    num_steps = epochs * max(1, num_windows // global_batch_size)
+
+    @functools.cache
+    def batches() -> Any:
+        from tfaccel.data.series_batches import SeriesBatches
+
+        return SeriesBatches(series, window=window, horizon=horizon)
+
+    return SeriesWorkload(
+        name="sequence_forecasting",
+        build_model=lambda: forecaster(series, model, (window, horizon), dropout=dropout, remat=remat),
+        compile_args=lambda: compile_args(options, series, num_steps=num_steps),
+        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        validation_data=lambda batch_size: batches().test(batch_size),
+        callbacks=options.callbacks,
+        global_batch_size=global_batch_size,
+        num_train_examples=num_windows,
+        options={
+            **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "time_column": time_column,
+            "target": target, "encoding": encoding, "model": model, "window": window, "horizon": horizon,
+            "dropout": dropout, "remat": remat,
+        },
+        series=series,
+        window=window,
+        horizon=horizon,
+    )  # fmt: skip
+
+
+# ---------- The model: reads the past, and gives three quantiles for each time ahead
+
+
+def forecaster(
+    series: SeriesSet, model: str, window_and_horizon: tuple[int, int], *, dropout: float, remat: bool
+) -> "keras.Model":
+    """The model: raw values of the past in, quantiles of the future, of shape (horizon, num_targets, 3), out.
+
+    Example:
+        >>> forecaster(pendulum_series(), "gru", (64, 24), dropout=0.0, remat=False).output.shape
+        (None, 24, 2, 3)
+    """
+    import keras
+    from keras import layers, ops
+
+    from tfaccel.models.quantile_loss import QUANTILES
+    from tfaccel.training.rematerialize import rematerialize
+
+    def temporal_block(x: Any, dilation: int) -> Any:
+        """Two causal convolutions that look back over 2 (KERNEL_SIZE - 1) dilation steps, and a way around them."""
+        inputs = keras.Input(x.shape[1:])
+        y = inputs
+        for _ in range(2):
+            y = layers.Conv1D(WIDTH, KERNEL_SIZE, padding="causal", dilation_rate=dilation, activation="silu")(y)
+        around = inputs if x.shape[-1] == WIDTH else layers.Dense(WIDTH)(inputs)
+        block = keras.Model(inputs, layers.Add()([around, y]), name=f"dilation_{dilation}")
+        return layers.Dropout(dropout)((rematerialize(block) if remat else block)(x))
+
+    window, horizon = window_and_horizon
+    num_targets = len(series.targets)
+    means, deviations = means_and_deviations(series)
+    inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
+    scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
+    if model == "gru":
+        x = layers.Dropout(dropout)(layers.GRU(WIDTH, return_sequences=True)(scaled))
+        x = layers.GRU(WIDTH)(x)
+    else:
+        x, dilation = scaled, 1
+        while 2 * (KERNEL_SIZE - 1) * (2 * dilation - 1) < window:  # All blocks together look back over the window.
+            x, dilation = temporal_block(x, dilation), 2 * dilation
+        x = temporal_block(x, dilation)[:, -1]
+    x = layers.Dropout(dropout)(layers.Dense(2 * WIDTH, activation="silu")(x))
+    # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
+    steps = layers.Dense(horizon * num_targets * len(QUANTILES), dtype="float32", kernel_initializer="zeros")(x)
+    steps = layers.Reshape((horizon, num_targets, len(QUANTILES)), dtype="float32")(steps)
+    middle = steps[..., 1] + ops.expand_dims(ops.take(scaled[:, -1], list(series.targets), axis=-1), 1)
+    low, high = middle - ops.softplus(steps[..., 0] - 2), middle + ops.softplus(steps[..., 2] - 2)
+    quantiles = ops.stack([low, middle, high], axis=-1)
+    scales = np.array([deviations[number] for number in series.targets], np.float32)[:, np.newaxis]
+    offsets = np.array([means[number] for number in series.targets], np.float32)[:, np.newaxis]
+    return keras.Model(inputs, layers.Rescaling(scales.tolist(), offsets.tolist(), dtype="float32")(quantiles))
+
+
+def means_and_deviations(series: SeriesSet) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each column in the training part; 1 in place of a deviation of 0."""
+    values = series.values[: series.num_train].astype(np.float64)
+    return values.mean(axis=0).tolist(), [deviation or 1.0 for deviation in values.std(axis=0).tolist()]
+
+
+# ---------- Loss, metrics and optimizer
+
+
+def compile_args(options: TrainingOptions, series: SeriesSet, *, num_steps: int) -> dict[str, Any]:
+    """What `Model.compile` takes: the quantile loss, in standard deviations of each column."""
+    from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
+
+    _, deviations = means_and_deviations(series)
+    return {
+        "optimizer": options.make_optimizer(num_steps=num_steps),
+        "loss": QuantileLoss([deviations[number] for number in series.targets]),
+        "metrics": [median_absolute_error],
+    }
+
+
+# ---------- The run: trains, and leaves a picture of forecasts with their intervals
+
+
+def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what `show_result` writes.
+
+    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run(run_dir=folder, epochs=1, global_batch_size=256, verbose=0)
+        >>> sorted(result.final)
+        ['loss', 'median_absolute_error']
+    """
+    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+
+
+def show_result(work: SeriesWorkload, result: TrainResult) -> None:
+    """Writes the forecasts of the test part beside those that repeat the last season.
+
+    `predictions.png` shows two of them with their intervals; `comparison.json` has the figures; `series.json` says what
+    the columns are, and by which factors intervals are wider than the model's own, found on the last tenth of the
+    training part, which the model was not fitted to. `model.predict(past)` forecasts from windows of shape
+    (num_windows, window, num_columns).
+    """
+    import keras
+
+    from tfaccel.data.series_batches import SeriesBatches
+    from tfaccel.reporting.comparison_table import comparison_lines
+    from tfaccel.reporting.forecast_picture import Forecast, save_forecast_picture
+    from tfaccel.reporting.forecast_scores import forecast_scores
+    from tfaccel.reporting.interval_calibration import interval_factors, with_factors
+
+    run_dir, series, horizon = Path(result.run_dir), work.series, work.horizon
+    batches = SeriesBatches(series, window=work.window, horizon=horizon)
+    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    columns, starts = list(series.targets), batches.test_starts
+
+    def past_and_future(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = starts[:, np.newaxis]
+        future = series.values[rows + np.arange(horizon)][..., columns]
+        return series.values[rows + np.arange(-work.window, 0)], future
+
+    def forecast(past: np.ndarray) -> np.ndarray:
+        return np.asarray(model.predict(past, verbose=0))
+
+    factors = np.ones((len(columns), 2))
+    if len(batches.calibration_starts):
+        past, future = past_and_future(batches.calibration_starts)
+        factors = interval_factors(future, forecast(past))
+    past, future = past_and_future(starts)
+    as_trained = forecast(past)
+    quantiles = with_factors(as_trained, factors)
+    season = season_length(series.values[: series.num_train, columns])
+    naive = seasonal_naive(series.values, starts, horizon=horizon, season=season)[..., columns]
+    last = np.repeat(past[:, -1:, columns], horizon, axis=1)
+    scores = forecast_scores(
+        future, quantiles, as_trained, {f"seasonal naive, season {season}": naive, "last value": last}
+    )
+    picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
+    panels = [
+        Forecast(
+            f"{name}, from row {starts[row] + 1}", past[row, :, columns[number]], future[row, :, number],
+            quantiles[row, :, number], naive[row, :, number],
+        )
+        for number, name in enumerate(series.target_names)
+        for row in picked
+    ]  # fmt: skip
+    picture = run_dir / "predictions.png"
+    save_forecast_picture(
+        picture, panels, num_columns=len(picked), interval="80 % interval", baseline=f"seasonal naive ({season})"
+    )
+    write_json(run_dir / "comparison.json", scores)
+    write_json(run_dir / "series.json", {**series.to_json(), "window": work.window, "horizon": horizon,
+                                         "interval_factors": factors.tolist()})  # fmt: skip
+    logger.info("Forecasts are in %s\n%s", picture, "\n".join(comparison_lines(scores)))

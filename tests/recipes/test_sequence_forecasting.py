@@ -1,0 +1,141 @@
+"""The recipe for series: what it plans for, what it builds, and that it learns and leaves what it says."""
+
+import doctest
+import importlib
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.recipes import sequence_forecasting as recipe
+
+
+def test_workload_is_made_without_tensorflow(run_python):
+    run_python("""
+import sys
+from tfaccel.recipes import sequence_forecasting
+sequence_forecasting.workload(model="gru", optimizer="lamb", remat=True)
+sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
+""")
+
+
+@pytest.mark.parametrize("model", recipe.MODELS)
+def test_models_give_quantiles_that_do_not_cross(logical_devices, model, tmp_path):
+    import keras
+
+    series = recipe.workload().series
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        forecaster = recipe.forecaster(series, model, (40, 12), dropout=0.2, remat=True)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    past = np.random.default_rng(0).normal(size=(5, 40, 2)).astype("float32")
+    quantiles = np.asarray(forecaster(past))
+    assert (quantiles.shape, quantiles.dtype) == ((5, 12, 2, 3), np.float32)
+    assert (np.diff(quantiles, axis=-1) > 0).all()
+    # Before training, the middle of the forecast is the last value, in its own unit.
+    assert quantiles[..., 1] == pytest.approx(np.repeat(past[:, -1:], 12, axis=1), abs=1e-4)
+    forecaster.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    assert np.array_equal(np.asarray(loaded(past)), quantiles)
+
+
+def test_convolutions_look_back_over_the_whole_window_and_not_ahead(logical_devices):
+    series = recipe.workload().series
+    for window in (3, 20, 64):
+        model = recipe.forecaster(series, "convolution", (window, 2), dropout=0.0, remat=False)
+        dilations = [int(layer.name.split("_")[1]) for layer in model.layers if layer.name.startswith("dilation")]
+        reach = 1 + sum(2 * (recipe.KERNEL_SIZE - 1) * dilation for dilation in dilations)
+        assert reach >= window
+        assert reach - 2 * (recipe.KERNEL_SIZE - 1) * dilations[-1] < window
+
+
+def test_single_targets_take_their_own_columns(logical_devices, tmp_path):
+    rows = [f"{row},{row % 7},{100 + row % 5}" for row in range(200)]
+    (tmp_path / "s.csv").write_text("\n".join(["t,a,b", *rows]))
+    work = recipe.workload(data_dir=tmp_path / "s.csv", time_column="t", target="b", window=10, horizon=5)
+    assert (work.num_train_examples, work.series.target_names) == (130, ("b",))
+    model = work.build_model()
+    past, future = next(iter(work.validation_data(4)))
+    assert np.asarray(model(past))[:, 0, 0, 1] == pytest.approx(np.asarray(past)[:, -1, 1], abs=1e-3)
+    assert np.asarray(future).min() >= 100
+
+
+def test_quantile_loss(logical_devices):
+    from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
+
+    generator = np.random.default_rng(0)
+    true = generator.normal(5, 2, (4000, 1, 1, 1)).astype("float32")
+    loss = QuantileLoss([2.0])
+    best = np.quantile(true, [0.1, 0.5, 0.9]).astype("float32")
+    lowest = float(loss(true, np.broadcast_to(best, (4000, 1, 1, 3))))
+    for change in ([0.3, 0, 0], [-0.3, 0, 0], [0, 0.3, 0], [0, 0, 0.3], [0, 0, -0.3]):
+        moved = np.broadcast_to(best + np.array(change, "float32"), (4000, 1, 1, 3))
+        assert float(loss(true, moved)) > lowest
+    assert np.asarray(loss.call(true, true + 1.0)).shape == (4000,)
+    assert float(np.mean(median_absolute_error(true, np.stack([true[..., 0]] * 3, -1) + 0.5))) == pytest.approx(0.5)
+    assert QuantileLoss.from_config(loss.get_config()).get_config() == loss.get_config()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": "adamm"}, WorkloadError, "Keras has no optimizer 'adamm'. Did you mean 'adam"),
+        ({"model": "lstm"}, WorkloadError, "`model` must be one of gru, convolution. Received: model='lstm'."),
+        ({"window": 0}, WorkloadError, "`window` must be a whole number of at least 1. Received: window=0."),
+        ({"horizon": 900}, DataError, "a window of 64 and a horizon of 900 need 965 and 900. Make them shorter."),
+        ({"dropout": 1.0}, WorkloadError, "`dropout` must be a number from 0 to below 1."),
+        ({"data_dir": "nowhere.csv", "time_column": "t"}, DataError, "There is no file nowhere.csv."),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        recipe.workload(**options)
+
+
+RUN = """
+import sys
+from tfaccel import Plan
+from tfaccel.recipes import sequence_forecasting
+
+plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=64, steps_per_execution=24)
+for model in ("convolution", "gru"):
+    sequence_forecasting.run(run_dir=f"{sys.argv[1]}/{model}", plan=plan, epochs=1, verbose=0, model=model, window=32)
+"""
+
+
+def test_run_learns_and_leaves_forecasts(run_python, tmp_path):
+    run_python(RUN, tmp_path)
+    for model in ("convolution", "gru"):
+        scores = json.loads((tmp_path / model / "comparison.json").read_text())
+        result = json.loads((tmp_path / model / "result.json").read_text())
+        network, naive, last = scores.values()
+        assert network["mean absolute error"] < 0.8 * last["mean absolute error"]
+        assert naive["mean absolute error"] > 0
+        assert 0.4 < network["in 80 % interval"] < 1
+        assert network["mean absolute error"] == pytest.approx(result["final"]["median_absolute_error"], rel=1e-3)
+        with Image.open(tmp_path / model / "predictions.png") as picture:
+            assert picture.size == (1016, 668)
+        about = json.loads((tmp_path / model / "series.json").read_text())
+        assert np.shape(about["interval_factors"]) == (2, 2)
+        assert (about["target_names"], about["window"]) == (["upper angle", "lower angle"], 32)
+
+
+@pytest.mark.parametrize("name", ["recipes.sequence_forecasting", "models.quantile_loss"])
+def test_examples(logical_devices, name):
+    result = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+@pytest.mark.slow
+def test_forecasts_beat_the_seasonal_naive(run_python, tmp_path):
+    code = RUN.replace("epochs=1, ", "").replace(", window=32", "")
+    run_python(code, tmp_path, timeout_seconds=580)
+    for model in ("convolution", "gru"):
+        network, naive, _ = json.loads((tmp_path / model / "comparison.json").read_text()).values()
+        assert network["mean absolute error"] < 0.5 * naive["mean absolute error"]
+        assert 0.6 < network["in 80 % interval"] < 0.95

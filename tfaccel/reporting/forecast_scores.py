@@ -1,0 +1,31 @@
+"""Scores of forecasts beside baselines."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def forecast_scores(
+    future: np.ndarray, quantiles: np.ndarray, as_trained: np.ndarray, baselines: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, float]]:
+    """Mean absolute errors, each column in its own unit, and how much of what came lies in the intervals.
+
+    Arguments:
+        future: what came, of shape (num_forecasts, horizon, num_columns).
+        quantiles: low, middle and high forecasts, of shape (num_forecasts, horizon, num_columns, 3).
+        as_trained: the same before intervals were widened.
+        baselines: name -> forecasts of the shape of `future`.
+
+    Example:
+        >>> future = np.array([[[1.0]], [[2.0]]])
+        >>> quantiles = future[..., np.newaxis] + [-0.5, 0.25, 0.5]
+        >>> forecast_scores(future, quantiles, quantiles - 0.75, {"naive": future - 1})["network"]
+        {'mean absolute error': 0.25, 'in 80 % interval': 1.0, "in model's own": 0.0}
+    """
+    network = {"mean absolute error": float(np.abs(future - quantiles[..., 1]).mean())}
+    for name, found in (("in 80 % interval", quantiles), ("in model's own", as_trained)):
+        network[name] = float(((future >= found[..., 0]) & (future <= found[..., 2])).mean())
+    errors = {
+        name: {"mean absolute error": float(np.abs(future - values).mean())} for name, values in baselines.items()
+    }
+    return {"network": network, **errors}
