@@ -86,11 +86,11 @@ def test_bad_files_are_refused(tmp_path, columns, options, message):
 
 def test_series_shorter_than_a_window_are_refused(tmp_path):
     series = read_series(write(tmp_path / "s.csv", {"t": int, "x": float}), time_column="t")
-    with pytest.raises(DataError, match=r"has 32 rows to train on and 8 to test with; a window of 64 and"):
-        series.check_windows(64, 24)
-    series.check_windows(20, 8)
+    with pytest.raises(DataError, match=r"has 29 rows to train on and 8 to test with; a window of 64 and"):
+        series.num_windows(64, 24)
+    assert series.num_windows(20, 8) == 2
     with pytest.raises(DataError):
-        series.check_windows(20, 9)
+        series.num_windows(20, 9)
 
 
 # ---------- Seasons
