@@ -31,7 +31,7 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
 
     Example:
         >>> largest_batch(lambda rows: Trial(rows <= 3000), known=64, highest=100_000)
-        2824
+        2992
     """
     low, high = known, max(known, highest // ROWS_OF_A_TILE * ROWS_OF_A_TILE)
     if high == low:

@@ -1,0 +1,21 @@
+"""The examples in the docstrings of tfaccel.tpu run and give what they say."""
+
+import doctest
+import importlib
+
+import pytest
+
+NAMES = ["finding", "generations", "graph_findings", "hlo_text", "largest_batch", "lint_checks", "preflight"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples(name):
+    outcome = doctest.testmod(importlib.import_module(f"tfaccel.tpu.{name}"))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_the_examples_of_the_child_process():
+    module = importlib.import_module("tfaccel.hardware.doctor_child")
+    outcome = doctest.testmod(module)
+    assert (outcome.attempted > 0, outcome.failed) == (True, 0)
