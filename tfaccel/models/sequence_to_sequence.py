@@ -71,33 +71,26 @@ class TextEncoder(keras.layers.Layer):
 class TextDecoder(keras.layers.Layer):
     """Transformer blocks that write, looking at what an encoder read.
 
-    With `num_copied`, each token is written from the vocabulary or copied from the source: a learnt gate says how much
-    of each, and an attention of its own which place. Tokens of the source that the vocabulary lacks have numbers after
-    those of the vocabulary.
-
     Args:
         num_tokens: size of the vocabulary.
         max_length: of what is written.
         width: of the blocks.
         num_blocks: how many.
-        num_copied: how many tokens that the vocabulary lacks one source may have; None for no copying.
         dropout: part of the numbers that is dropped in training.
         remat: calculate inner values again in the backward pass.
 
-    References:
+    Reference:
         Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
-        See et al., Get to the point: summarization with pointer-generator networks, 2017,
-            https://arxiv.org/abs/1704.04368 (copying)
     """
 
-    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, num_copied: int | None = None,
-                 dropout: float = 0.0, remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
+    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
+                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._settings: dict[str, Any] = {
             "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
-            "num_copied": num_copied, "dropout": dropout, "remat": remat,
+            "dropout": dropout, "remat": remat,
         }  # fmt: skip
-        self.num_tokens, self.max_length, self.num_copied = num_tokens, max_length, num_copied
+        self.num_tokens, self.max_length = num_tokens, max_length
         policy = self.dtype_policy
         self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
                                         name="embedding")  # fmt: skip
@@ -106,9 +99,6 @@ class TextDecoder(keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
         # Logits and probabilities stay float32 under mixed precision: 16 bits are too few for the loss.
         self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
-        if num_copied is not None:
-            self.pointer = keras.layers.Dense(width, dtype="float32", name="pointer")
-            self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
 
     def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
         """Makes all parts."""
@@ -117,16 +107,16 @@ class TextDecoder(keras.layers.Layer):
         self.embedding.build(tokens_shape)
         for block in self.blocks:
             block.build(shape, context_shape)
-        for part in (self.norm, self.logits, *((self.pointer, self.gate) if self.num_copied is not None else ())):
+        for part in (self.norm, self.logits):
             part.build(shape)
 
     def call(self, tokens: Any, context: Any, source: Any, training: bool | None = None) -> Any:
-        """Logits (float32) of the token after each one; logarithms of probabilities where tokens are copied.
+        """Scores (float32) of the token after each one: their softmax is its probabilities.
 
         Args:
             tokens: the text so far, of shape (batch, length).
             context: what the encoder read, of shape (batch, length of the source, width).
-            source: the tokens of the source, 0 for padding and with the numbers of copied ones.
+            source: the tokens of the source, 0 for padding.
             training: whether dropout is on.
         """
         x = self.embedding(self._known(tokens), training=training)
@@ -147,40 +137,88 @@ class TextDecoder(keras.layers.Layer):
 
     def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
         """Scores after one more token of each row, of shape (batch, number of scores), and the new state."""
-        x, kept, mask = (
-            self.embedding(self._known(tokens)[:, None], first_position=position),
-            [],
-            padding_mask(state["source"]),
-        )
+        x = self.embedding(self._known(tokens)[:, None], first_position=position)
+        kept, mask = [], padding_mask(state["source"])
         for block, old, read in zip(self.blocks, state["kept"], state["read"], strict=True):
             x, new = block.step(x, old, position, (*read, mask))
             kept.append(new)
         return self._scores(self.norm(x), state["context"], state["source"])[:, 0], {**state, "kept": kept}
 
     def _known(self, tokens: Any) -> Any:
-        """Copied tokens that the vocabulary lacks become 1, the unknown one."""
-        return ops.where(tokens < self.num_tokens, tokens, ops.ones_like(tokens))
+        return tokens
 
     def _scores(self, x: Any, context: Any, source: Any) -> Any:
-        logits = self.logits(x)
-        if self.num_copied is None:
-            return logits
+        del context, source
+        return self.logits(x)
+
+    def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
+        """The shape of the tokens, and the number of scores."""
+        del context_shape, source_shape
+        return (*tokens_shape, self.num_tokens)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {**super().get_config(), **self._settings}
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class CopyingDecoder(TextDecoder):
+    """A decoder that writes each token from its vocabulary or copies it from the source.
+
+    A learnt gate says how much of each, and an attention of its own which place. Tokens of the source that the
+    vocabulary lacks have numbers after those of the vocabulary. Scores are logarithms of probabilities.
+
+    Args:
+        num_copied: how many tokens that the vocabulary lacks one source may have.
+        **kwargs: arguments of `TextDecoder`.
+
+    Reference:
+        See et al., Get to the point: summarization with pointer-generator networks, 2017,
+            https://arxiv.org/abs/1704.04368
+    """
+
+    def __init__(self, *args: Any, num_copied: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_copied = num_copied
+        self.pointer = keras.layers.Dense(self._settings["width"], dtype="float32", name="pointer")
+        self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
+
+    def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
+        """Makes all parts."""
+        super().build(tokens_shape, context_shape, source_shape)
+        for part in (self.pointer, self.gate):
+            part.build((*tokens_shape, self._settings["width"]))
+
+    def _known(self, tokens: Any) -> Any:
+        return known_tokens(tokens, self.num_tokens)
+
+    def _scores(self, x: Any, context: Any, source: Any) -> Any:
         context = ops.cast(context, "float32")
         places = ops.einsum("btw,bsw->bts", self.pointer(x), context) / self._settings["width"] ** 0.5
         places = ops.softmax(ops.where(padding_mask(source)[:, 0], places, -1e9))
         copied = ops.einsum("bts,bsv->btv", places, ops.one_hot(source, self.num_tokens + self.num_copied))
         gate = ops.sigmoid(self.gate(x))
-        written = ops.pad(ops.softmax(logits), ((0, 0), (0, 0), (0, self.num_copied)))
+        written = ops.pad(ops.softmax(self.logits(x)), ((0, 0), (0, 0), (0, self.num_copied)))
         return ops.log(gate * written + (1.0 - gate) * copied + _LEAST_PROBABILITY)
 
     def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
         """The shape of the tokens, and the number of scores."""
         del context_shape, source_shape
-        return (*tokens_shape, self.num_tokens + (self.num_copied or 0))
+        return (*tokens_shape, self.num_tokens + self.num_copied)
 
     def get_config(self) -> dict[str, Any]:
         """What `from_config` takes."""
-        return {**super().get_config(), **self._settings}
+        return {**super().get_config(), "num_copied": self.num_copied}
+
+
+def known_tokens(tokens: Any, num_tokens: int) -> Any:
+    """Tokens with 1, the unknown one, in place of those from `num_tokens` on.
+
+    Example:
+        >>> ops.convert_to_numpy(known_tokens(ops.array([3, 9]), 5)).tolist()
+        [3, 1]
+    """
+    return ops.where(tokens < num_tokens, tokens, ops.ones_like(tokens))
 
 
 def padding_mask(tokens: Any) -> Any:
@@ -199,7 +237,7 @@ def sequence_to_sequence(
         lengths: the longest of both, in tokens.
         width: of the blocks.
         num_blocks: of the encoder, and of the decoder.
-        num_copied: see `TextDecoder`.
+        num_copied: see `CopyingDecoder`; None for no copying.
         dropout: part of the numbers that is dropped in training.
         remat: calculate inner values again in the backward pass.
 
@@ -211,6 +249,10 @@ def sequence_to_sequence(
     written = keras.Input((lengths[1],), dtype="int32", name="written")
     blocks: dict[str, Any] = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
     encoder = TextEncoder(num_tokens[0], max_length=lengths[0], **blocks, name="encoder")
-    decoder = TextDecoder(num_tokens[1], max_length=lengths[1], num_copied=num_copied, **blocks, name="decoder")
-    known = source if num_copied is None else ops.where(source < num_tokens[0], source, ops.ones_like(source))
+    decoder: TextDecoder
+    if num_copied is None:
+        decoder = TextDecoder(num_tokens[1], max_length=lengths[1], **blocks, name="decoder")
+    else:
+        decoder = CopyingDecoder(num_tokens[1], max_length=lengths[1], num_copied=num_copied, **blocks, name="decoder")
+    known = source if num_copied is None else known_tokens(source, num_tokens[0])
     return keras.Model({"source": source, "written": written}, decoder(written, encoder(known), source))
