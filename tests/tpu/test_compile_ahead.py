@@ -80,12 +80,23 @@ def test_a_refusal_fails_and_silence_is_skipped():
 
 
 class MadeUpAhead(AheadOfTime):
-    """Answers for a machine where `limit` rows fit."""
+    """Answers for a machine where `limit` rows fit, and which is silent from `silent_from` rows on."""
 
     limit = 0
+    silent_from = 10**9
 
-    def compile(self, generation, rows):
+    def compile(self, generation, rows, *, patience=1.0):
+        if rows >= self.silent_from:
+            return ProbeResult(ok=False, cause="no answer within 120 seconds (ended it)", has_hung=True)
         return ProbeResult(ok=True, data=COSTS if rows <= self.limit else {"out_of_memory": "too large"})
+
+
+def test_a_search_that_gets_no_answer_says_so(tmp_path):
+    ahead = MadeUpAhead(Examination(make_machine(tmp_path)), None, None, tmp_path)
+    ahead.limit, ahead.silent_from = 10**6, 1000
+    check = largest_batch_check(ahead, V5E, known=64, num_train_examples=5000)
+    reason = "more could not be told; 1672 rows: no answer within 120 seconds (ended it)"
+    assert (check.status, check.detail) == ("ok", f"560 rows a core ({reason})")
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@ import pytest
 from tfaccel.tpu.largest_batch import MOST_TRIALS, Trial, largest_batch, memory_part
 
 
-def search(limit, *, known=64, highest=65536, tells=False, fails_at=None):
+def search(limit, *, known=64, highest=65536, tells=False, silent_from=10**9):
     tried = []
 
     def try_batch(rows):
         tried.append(rows)
-        if fails_at is not None and len(tried) == fails_at:
+        if rows >= silent_from:
             return None
         return Trial(rows <= limit, rows / limit if tells and rows > limit else None)
 
@@ -35,8 +35,9 @@ def test_a_compiler_that_tells_how_much_is_missing_needs_fewer_trials():
     assert len(search(12345, tells=True)[1]) < len(search(12345)[1])
 
 
-def test_an_unanswered_trial_ends_the_search_with_what_is_known():
-    assert search(1000, fails_at=1) == (64, [65536])
+def test_the_second_unanswered_trial_ends_the_search_with_what_is_known():
+    assert search(10**6, silent_from=1) == (64, [65536, 2048])
+    assert search(10**6, silent_from=10_000) == (2048, [65536, 2048, 11584])
 
 
 def test_nothing_is_tried_above_the_limit():

@@ -25,8 +25,8 @@ _ENVIRON = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _INSTALL = "pip install 'tfaccel[tpu-aot]' has the step compiled by the real TPU compiler"
-# Compiling a large step takes longer than a probe of the doctor.
-_TIME_LIMIT_FACTOR = 5
+# Compiling the step itself may take longer than a probe of the doctor; trials of larger batches may not.
+_PATIENCE = 5.0
 MOST_ROWS = 65536
 
 WriteProgram = Callable[[int, Path], ProbeResult]
@@ -60,28 +60,31 @@ class AheadOfTime:
     folder: Path
     _programs: dict[int, ProbeResult] = field(default_factory=dict)
 
-    def compile(self, generation: TpuGeneration, rows: int) -> ProbeResult:
-        """What the compiler says to that many rows on one core."""
+    def compile(self, generation: TpuGeneration, rows: int, *, patience: float = 1.0) -> ProbeResult:
+        """What the compiler says to that many rows on one core; `patience` multiplies the time limit of a probe."""
         path = self.folder / f"{rows}.hlo"
         if rows not in self._programs:
             self._programs[rows] = self.write_program(rows, path)
         if not self._programs[rows].ok:
             return self._programs[rows]
         self.examination.on_progress(f"the TPU compiler for {generation.name}, {rows} rows a core")
-        limit = self.examination.time_limit_seconds * _TIME_LIMIT_FACTOR
+        limit = self.examination.time_limit_seconds * patience
         return self.compiler.run(["compile", str(path), generation.topology], time_limit_seconds=limit)
 
-    def largest(self, generation: TpuGeneration, *, known: int, highest: int) -> int:
-        """The most rows that fit on one core."""
+    def largest(self, generation: TpuGeneration, *, known: int, highest: int) -> tuple[int, str]:
+        """The most rows that fit on one core, and why the search ended before its end, or ""."""
+        unanswered = ""
 
         def try_batch(rows: int) -> Trial | None:
+            nonlocal unanswered
             result = self.compile(generation, rows)
             if not result.ok or "refusal" in result.data:
+                unanswered = f"{rows} rows: {result.data.get('refusal') or explain(result)}"
                 return None
             message = result.data.get("out_of_memory")
             return Trial(message is None, memory_part(message or ""))
 
-        return largest_batch(try_batch, known=known, highest=highest)
+        return largest_batch(try_batch, known=known, highest=highest), unanswered
 
 
 def check_ahead_of_time(
@@ -118,7 +121,8 @@ def check_ahead_of_time(
         yield Check(name="TPU compiler", status="ok", detail=f"libtpu {libtpu}, reached through jax {JAX_VERSION}")
         ahead = AheadOfTime(examination, write_program, compiler, Path(folder))
         for generation in target.generations:
-            check = memory_check(generation, replica_batch_size, ahead.compile(generation, replica_batch_size))
+            compiled = ahead.compile(generation, replica_batch_size, patience=_PATIENCE)
+            check = memory_check(generation, replica_batch_size, compiled)
             yield check
             if len(target.generations) == 1 and check.status in ("ok", "fail"):
                 known = replica_batch_size if check.status == "ok" else 0
@@ -159,8 +163,10 @@ def largest_batch_check(
             remedy = "a smaller model, or one divided over several cores, which tfaccel does not do"
             return Check(name=name, status="fail", detail="not even 8 rows a core fit", remedy=remedy)
         known = 8
-    found = ahead.largest(generation, known=known, highest=highest)
-    if num_train_examples is not None and found == highest < MOST_ROWS:
+    found, unanswered = ahead.largest(generation, known=known, highest=highest)
+    if unanswered:
+        why = f"more could not be told; {unanswered}"
+    elif num_train_examples is not None and found == highest < MOST_ROWS:
         why = "all training examples fit"
     elif found >= MOST_ROWS:
         why = "no more were tried"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 ROWS_OF_A_TILE = 8
 MOST_TRIALS = 8
+MOST_UNANSWERED = 2
 _NEAR = 1.1  # The answer is at most this much too small.
 _NEEDED = re.compile(r"\((\d+(?:\.\d+)?)([KMGT])\) exceeds available \w+ \((\d+(?:\.\d+)?)([KMGT])\)")
 _USED = re.compile(r"[Uu]sed (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])")
@@ -25,7 +26,7 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
     """The largest multiple of 8 between a size that fits and a limit that fits too, to within a tenth.
 
     Arguments:
-        try_batch: compiles for that many rows; None where it could not be told, which ends the search.
+        try_batch: compiles for that many rows; None where it could not be told, which ends the search the second time.
         known: a number of rows that fits.
         highest: the most rows to try.
 
@@ -36,11 +37,14 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
     low, high = known, max(known, highest // ROWS_OF_A_TILE * ROWS_OF_A_TILE)
     if high == low:
         return low
-    candidate, foretold = high, False
+    candidate, foretold, num_unanswered = high, False, 0
     for _ in range(MOST_TRIALS):
         trial = try_batch(candidate)
         if trial is None:
-            break
+            num_unanswered += 1
+            if num_unanswered == MOST_UNANSWERED:
+                break
+            trial = Trial(fits=False)  # fewer rows may get an answer
         low, high = (candidate, high) if trial.fits else (low, candidate)
         if low >= high or high - low <= ROWS_OF_A_TILE or high / low <= _NEAR:
             break
