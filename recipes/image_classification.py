@@ -24,13 +24,13 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfaccel.data.digits import digits
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
-from tfaccel.errors import WorkloadError
+from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
@@ -47,6 +47,8 @@ GLOBAL_BATCH_SIZE = 64
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
 MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
 MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
+STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
+AUGMENTATIONS = ("moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout")
 
 
 # ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
@@ -67,6 +69,7 @@ def workload(
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     label_smoothing: float = LABEL_SMOOTHING,
+    augmentation: Literal["moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout"] = "moves",
     remat: bool = False,
     **training_options: Any,
 ) -> ImageWorkload:
@@ -78,6 +81,8 @@ def workload(
         epochs: passes over the training images, for the learning rate's schedule.
         global_batch_size: images per step, over all replicas.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
+        augmentation: how training images are changed at random: turned, zoomed and shifted a little (moves), not at
+            all (none), or moved and then augmented by batches; see `tfaccel.data.image_augmentation`.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
             `tfaccel.training.training_options.TrainingOptions`.
@@ -91,24 +96,36 @@ def workload(
         1437
     """
     options = TrainingOptions.of(training_options)
-    _check_numbers(epochs, global_batch_size, label_smoothing)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_parts(label_smoothing=label_smoothing)
+    check_choice("augmentation", augmentation, AUGMENTATIONS)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     flops_per_example, num_parameters = cost(images)
     data_and_model = {"data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
-                      "label_smoothing": label_smoothing, "remat": remat}  # fmt: skip
+                      "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
     @functools.cache
     def batches() -> Any:
         from tfaccel.data.image_batches import ImageBatches
 
-        return ImageBatches(images, MOVES)
+        return ImageBatches(images, STILL if augmentation == "none" else MOVES)
+
+    @functools.cache
+    def augmented() -> Any:
+        from tfaccel.data.image_augmentation import ImageAugmentation
+
+        return ImageAugmentation(augmentation, images)
+
+    def train_data(batch_size: int, *, seed: int, epoch: int) -> Any:
+        moved = batches().train(batch_size, seed=seed, epoch=epoch)
+        return moved if augmentation in ("moves", "none") else augmented().apply(moved, seed=seed, epoch=epoch)
 
     return ImageWorkload(
         name="image_classification",
         build_model=lambda: residual_network(images, remat=remat),
         compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data,
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -118,16 +135,6 @@ def workload(
         options={**asdict(options), **data_and_model},
         class_names=images.class_names,
     )
-
-
-def _check_numbers(epochs: int, global_batch_size: int, label_smoothing: float) -> None:
-    for name, value in (("epochs", epochs), ("global_batch_size", global_batch_size)):
-        if type(value) is not int or value < 1:
-            raise WorkloadError(f"`{name}` must be a whole number of at least 1. Received: {name}={value!r}.")
-    if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing < 1:
-        raise WorkloadError(
-            f"`label_smoothing` must be a number from 0 to below 1. Received: label_smoothing={label_smoothing!r}."
-        )
 
 
 # ---------- The model: a residual network that grows with the images

@@ -103,6 +103,7 @@ def test_labels_are_smoothed(logical_devices):
         ({"epochs": 0}, WorkloadError, "`epochs` must be a whole number of at least 1. Received: epochs=0."),
         ({"global_batch_size": 6.4}, WorkloadError, "`global_batch_size` must be a whole number of at least 1."),
         ({"label_smoothing": 1.0}, WorkloadError, "`label_smoothing` must be a number from 0 to below 1."),
+        ({"augmentation": "spin"}, WorkloadError, "`augmentation` must be one of moves, none, flip, crop,"),
         ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
         ({"image_size": 4}, DataError, "`image_size` must be a whole number from 8 to 512 pixels."),
     ],
@@ -119,6 +120,19 @@ def test_data_of_your_own_decides_the_model(tmp_path):
     assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
     assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4))
     assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8).num_parameters < work.num_parameters
+
+
+def test_augmentation_changes_batches_but_not_their_order(logical_devices):
+    def first_batch(augmentation):
+        work = recipe.workload(augmentation=augmentation)
+        return next(work.train_data(64, seed=0, epoch=0).as_numpy_iterator())
+
+    moves, none, cutout = (first_batch(name) for name in ("moves", "none", "cutout"))
+    assert np.array_equal(moves[1], none[1])
+    assert np.array_equal(moves[1], cutout[1])
+    assert not np.array_equal(moves[0], none[0])
+    assert not np.array_equal(moves[0], cutout[0])
+    assert set(np.unique(none[0])) <= {float(round(value * 255 / 16)) for value in range(17)}
 
 
 RUN = """

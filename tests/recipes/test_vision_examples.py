@@ -8,6 +8,7 @@ import pytest
 MODULES = (
     "tfaccel.data.box_batches",
     "tfaccel.data.digit_scenes",
+    "tfaccel.data.image_augmentation",
     "tfaccel.data.noise_batches",
     "tfaccel.data.number_rows",
     "tfaccel.models.centre_detector",

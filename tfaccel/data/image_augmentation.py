@@ -1,0 +1,118 @@
+"""Augmentation of whole batches by Keras's own layers, every draw of which follows from seed, epoch and batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tfaccel.data.image_set import ImageSet
+from tfaccel.errors import DataError
+from tfaccel.planning.near_name import near_name
+
+_STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
+_HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented
+_CROP_MARGIN = 8  # an image's size is divided by this
+
+_LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
+    "flip": lambda size: [layers.RandomFlip("horizontal")],
+    "crop": lambda size: [layers.ZeroPadding2D(max(1, size // _CROP_MARGIN)), layers.RandomCrop(size, size)],
+    "randaugment": lambda size: [layers.RandAugment(value_range=(0, _HIGHEST), num_ops=2, factor=0.3)],
+    "mixup": lambda size: [layers.MixUp(alpha=0.2)],
+    "cutmix": lambda size: [layers.CutMix(factor=1.0)],
+    "cutout": lambda size: [
+        layers.RandomErasing(factor=1.0, scale=(0.02, 0.2), fill_value=_HIGHEST / 2, value_range=(0, _HIGHEST))
+    ],
+}
+AUGMENTATIONS = tuple(_LAYERS)
+
+
+class BatchSeeds(keras.random.SeedGenerator):
+    """Gives a layer the seeds of one batch, in place of a counter that would depend on what was drawn before."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0)
+        self._of_batch: tf.Tensor | None = None
+        self._num_drawn = 0
+
+    def begin(self, seed: tf.Tensor) -> None:
+        """Starts a batch; `seed` is int32, of shape (2,)."""
+        self._of_batch, self._num_drawn = seed, 0
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        """Another seed: of shape (2,)."""
+        del ordered
+        self._num_drawn += 1
+        return tf.convert_to_tensor(self._of_batch) + tf.constant([0, self._num_drawn], tf.int32)
+
+
+class ImageAugmentation:
+    """One way to augment batches of images and one-hot labels, by name.
+
+    "flip" mirrors left and right, "crop" shifts whole batches by up to an eighth, "randaugment" applies two operations
+    out of ten, "mixup" blends each image (and its label) with another one, "cutmix" puts a part of another one in it,
+    and "cutout" erases a part.
+
+    Arguments:
+        name: one of `AUGMENTATIONS`.
+        images: the set that batches are from.
+
+    Raises:
+        DataError: for an unknown name, with the nearest one.
+
+    Example:
+        >>> from tfaccel.data.digits import digits
+        >>> batches = tf.data.Dataset.from_tensors((tf.zeros([4, 8, 8, 1]), tf.eye(4, 10)))
+        >>> augmented = ImageAugmentation("mixup", digits()).apply(batches, seed=0, epoch=0)
+        >>> [part.shape for part in next(iter(augmented))]
+        [TensorShape([4, 8, 8, 1]), TensorShape([4, 10])]
+    """
+
+    def __init__(self, name: str, images: ImageSet) -> None:
+        if name not in _LAYERS:
+            hint = near_name(name, AUGMENTATIONS) or f" Augmentations: {', '.join(AUGMENTATIONS)}."
+            raise DataError(f"There is no augmentation {name!r}.{hint}")
+        self._images = images
+        self._seeds = BatchSeeds()
+        self._layers = _LAYERS[name](images.image_size)
+        for layer in self._layers:
+            if hasattr(layer, "generator"):
+                layer.generator = self._seeds
+
+    def apply(self, batches: tf.data.Dataset, *, seed: int, epoch: int) -> tf.data.Dataset:
+        """The batches of an epoch, augmented; the same for the same seed, epoch and batches.
+
+        Arguments:
+            batches: a finite data set of full batches of images (float32, raw pixel values) and one-hot labels.
+            seed, epoch: decide the augmentation.
+        """
+        generator = np.random.default_rng([seed, epoch, _STREAM])
+        seeds = generator.integers(0, 2**31 - 1, (int(batches.cardinality()), 2), np.int32)
+        pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
+        spec = batches.element_spec
+        traced = self._traced(tuple(spec[0].shape), tuple(spec[1].shape))
+        return pairs.map(lambda batch, seed: traced(*batch, seed))
+
+    @functools.cache  # noqa: B019 (one object in a process)
+    def _traced(self, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
+        """The function for batches of these shapes, traced once and not in every epoch."""
+        specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
+        return tf.function(self._augment, autograph=False).get_concrete_function(*specs)
+
+    def _augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        low, scale = self._images.pixel_mean - 2 * self._images.pixel_scale, 4 * self._images.pixel_scale / _HIGHEST
+        self._seeds.begin(seed)
+        data = {"images": (images - low) / scale, "labels": labels}
+        for layer in self._layers:
+            if hasattr(layer, "get_random_transformation"):
+                data = layer(data, training=True)
+            else:
+                data["images"] = layer(data["images"])
+        augmented = tf.cast(data["images"], tf.float32) * scale + low
+        mixed = tf.cast(data["labels"], tf.float32)
+        return tf.ensure_shape(augmented, images.shape), tf.ensure_shape(mixed, labels.shape)
