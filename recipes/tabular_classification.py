@@ -22,7 +22,6 @@ Expected result:
 
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -44,8 +43,6 @@ from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
-
-logger = logging.getLogger("tfaccel")
 
 EPOCHS = 60
 GLOBAL_BATCH_SIZE = 32
@@ -236,7 +233,9 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = run(run_dir=folder, epochs=1, verbose=0)
+        ...     result = run(run_dir=folder, epochs=1, verbose=0)  # doctest: +ELLIPSIS
+        breast_cancer: 455 rows to train on, 114 to test with, 30 numeric and 0 categorical columns.
+        ...
         >>> sorted(result.final)
         ['accuracy', 'loss']
     """
@@ -244,7 +243,7 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
 
 
 def show_result(work: TabularWorkload, result: TrainResult) -> None:
-    """Writes what the model takes the test rows for, beside what scikit-learn's gradient boosting does.
+    """Writes and shows what the model takes the test rows for, beside what scikit-learn's gradient boosting does.
 
     `predictions.png` shows which class was taken for which; `comparison.json` has the figures; `data_report.json` says
     what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
@@ -256,6 +255,7 @@ def show_result(work: TabularWorkload, result: TrainResult) -> None:
     from tfaccel.reporting.class_scores import class_scores, softmax
     from tfaccel.reporting.comparison_table import comparison_lines
     from tfaccel.reporting.confusion_picture import save_confusion_picture
+    from tfaccel.reporting.result_table import show_text
 
     run_dir, table = Path(result.run_dir), work.table
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
@@ -271,7 +271,7 @@ def show_result(work: TabularWorkload, result: TrainResult) -> None:
     write_json(run_dir / "comparison.json", scores)
     write_json(run_dir / "preprocessing.json", table.encoding.to_json())
     write_json(run_dir / "data_report.json", table.report.to_json())
-    logger.info("%s", "\n".join([*table.report.lines(), *comparison_lines(scores)]))
+    show_text("\n".join([*table.report.lines(), *comparison_lines(scores)]))
 
 
 def boosted_probabilities(table: TabularSet) -> np.ndarray:

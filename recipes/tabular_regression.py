@@ -21,7 +21,6 @@ Expected result:
 
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -43,8 +42,6 @@ from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
-
-logger = logging.getLogger("tfaccel")
 
 EPOCHS = 60
 GLOBAL_BATCH_SIZE = 32
@@ -233,7 +230,9 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = run(run_dir=folder, epochs=1, verbose=0)
+        ...     result = run(run_dir=folder, epochs=1, verbose=0)  # doctest: +ELLIPSIS
+        diabetes: 353 rows to train on, 89 to test with, 10 numeric and 0 categorical columns.
+        ...
         >>> sorted(result.final)
         ['loss', 'mean_absolute_error', 'r2']
     """
@@ -241,7 +240,7 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
 
 
 def show_result(work: TabularWorkload, result: TrainResult) -> None:
-    """Writes what the model predicts for the test rows, beside what ridge regression does.
+    """Writes and shows what the model predicts for the test rows, beside what ridge regression does.
 
     `predictions.png` shows predicted numbers over true ones; `comparison.json` has the figures; `data_report.json` says
     what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
@@ -251,6 +250,7 @@ def show_result(work: TabularWorkload, result: TrainResult) -> None:
     from sklearn.metrics import mean_absolute_error, r2_score
 
     from tfaccel.reporting.comparison_table import comparison_lines
+    from tfaccel.reporting.result_table import show_text
     from tfaccel.reporting.scatter_picture import save_scatter_picture
 
     run_dir, table = Path(result.run_dir), work.table
@@ -273,7 +273,7 @@ def show_result(work: TabularWorkload, result: TrainResult) -> None:
     write_json(run_dir / "comparison.json", scores)
     write_json(run_dir / "preprocessing.json", table.encoding.to_json())
     write_json(run_dir / "data_report.json", table.report.to_json())
-    logger.info("%s", "\n".join([*table.report.lines(), *comparison_lines(scores)]))
+    show_text("\n".join([*table.report.lines(), *comparison_lines(scores)]))
 
 
 def ridge_predictions(table: TabularSet) -> np.ndarray:
