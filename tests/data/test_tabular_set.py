@@ -154,9 +154,7 @@ def test_bad_tables_are_refused(changed, options, message):
 
 def test_far_too_many_classes_are_numbers():
     table = Table("t", (Column("x", np.arange(300.0) % 7), Column("kind", np.arange(300.0))))
-    with pytest.raises(
-        DataError, match=r"has 300 classes in 300 rows\. If it holds numbers to predict, use the"
-    ):
+    with pytest.raises(DataError, match=r"has 300 classes in 300 rows\. If it holds numbers to predict, use the"):
         made(table)
 
 
