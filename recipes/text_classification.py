@@ -13,6 +13,15 @@ Command:
     FILE.csv has the columns `text` and `label`; or name a folder with a sub-folder of `.txt` files for each class.
 
 Use: `classify("runs/mine", ["A text."])` in this module gives the class of each text.
+
+Expected result on the documentation of CPython 3.11 (735 passages to train on; 184 from other topics, of 5 chapter
+groups, to test with), and processor time of a run on two cores of an AMD EPYC with AVX512_BF16, in float32:
+    pooled embedding                     51.6 %, the median of seeds 0 to 4 (52.2, 50.0, 51.6, 51.6 and 50.5 %);  7 s
+    Transformer                          48.9 %, the median of seeds 0 to 2 (47.8, 49.5 and 48.9 %);             28 s
+    bidirectional LSTM                   48.4 %, the median of seeds 0 to 2 (48.4, 46.2 and 51.6 %);             22 s
+    TF-IDF with logistic regression      47.8 %
+    the commonest class                  22.8 %
+    One passage more or less is 0.5 %: with so few texts, no model is clearly better than the baseline.
 """
 
 import functools
