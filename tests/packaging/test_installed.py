@@ -92,7 +92,8 @@ def test_metadata():
     assert about["Version"] == tfaccel.__version__
     assert about["License"] == "Apache-2.0"
     assert about["Requires-Python"] == "<3.14,>=3.11"
-    assert set(about.get_all("Provides-Extra")) == {"gpu", "compress", "ray", "data", "dev"}
+    extras = {"gpu", "compress", "ray", "tpu-aot", "data", "detection", "text", "dev"}
+    assert set(about.get_all("Provides-Extra")) == extras
     assert about.get_payload().startswith("# tfaccel")
     [entry_point] = metadata.entry_points(group="console_scripts", name="tfaccel")
     assert entry_point.load() is main_module.main
