@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.errors import TfaccelError
 from tfaccel.hardware.doctor import examine
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
@@ -53,6 +54,9 @@ def run(argv: list[str]) -> int:
 
 
 def _main() -> int:
+    given = [name for name in ("recipe", "workload", "tpu") if flags.FLAGS[name].value is not None]
+    if given and not _TPU_READY.value:
+        raise TfaccelError(f"--{given[0]} is for --tpu_ready. Add --tpu_ready, or drop --{given[0]}.")
     examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_progress)
     run_checks = _tpu_readiness(examination) if _TPU_READY.value else lambda: examine(examination)
     try:

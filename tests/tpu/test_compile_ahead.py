@@ -126,15 +126,18 @@ def test_the_real_compiler_compiles_a_step_for_every_generation():
             source = ["workload", "broken_workloads:sound", str(Path(__file__).parent), 16]
             return process.run(["program", rows, str(path), *source], time_limit_seconds=200)
 
-        def check(tpu):
+        def check(tpu, rows=16):
+            examination, target = Examination(Machine.here()), parse_tpu(tpu)
             return list(
                 check_ahead_of_time(
-                    Examination(Machine.here()), write_program, target=parse_tpu(tpu), replica_batch_size=16,
-                    num_train_examples=64,
+                    examination, write_program, target=target, replica_batch_size=rows, num_train_examples=64
                 )
-            )  # fmt: skip
+            )
 
         checks = check(None)
         names = ["TPU compiler", *(f"{generation.name} memory" for generation in GENERATIONS)]
         assert [(c.name, c.status) for c in checks] == [(name, "ok") for name in names]
         assert check("v5e")[-1].detail == "64 rows a core (all training examples fit)"
+        _, memory, largest = check("v5e", rows=2**28)
+        assert (memory.status, "exceeds available HBM (15.75G)" in memory.detail) == ("fail", True)
+        assert (largest.status, largest.detail) == ("ok", "64 rows a core (all training examples fit)")

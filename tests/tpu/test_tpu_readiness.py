@@ -99,6 +99,12 @@ def test_wrong_flags_give_one_line_and_status_2(run_python, flags, message):
     assert message in done.stderr
 
 
+def test_flags_of_tpu_ready_are_not_ignored_without_it(run_python):
+    done = run_doctor(run_python, "--notpu_ready", "--tpu=v5e")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--tpu is for --tpu_ready. Add --tpu_ready, or drop --tpu." in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [entry.name for entry in list_recipes()])
 def test_every_recipe_is_ready(run_python, recipe):
