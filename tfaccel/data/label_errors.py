@@ -8,7 +8,7 @@ import numpy as np
 
 from tfaccel.data.inspection import Examples, Finding
 
-_MOST_EXAMPLES = 20_000  # a sample of more is looked at
+_MOST_EXAMPLES = 10_000  # a sample of more is looked at
 _NUM_FOLDS = 5
 _MOST_NAMED = 20
 _CLEARLY = 0.5  # by which the likelier class must be ahead of the given one
