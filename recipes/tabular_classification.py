@@ -15,9 +15,9 @@ Command:
 
 Expected result:
     On breast cancer (scikit-learn's 569 rows; 114 of them, stratified, are kept for testing): 97.4 % accuracy, the
-    median of seeds 0 to 4 (97.4 % each); gradient boosting has 96.5 %. On five other splits the mean is 97.0 %, gradient
-    boosting's 95.4 %. On wine (178 rows; 36 for testing): 97.2 %, one wrong (97.2 % each), as with gradient boosting. It
-    takes 6 s of processor time on two cores of an AMD EPYC, in float32, gradient boosting included.
+    median of seeds 0 to 4 (97.4 % each); gradient boosting has 96.5 %. On five other splits the mean is 97.0 %,
+    gradient boosting's 95.4 %. On wine (178 rows; 36 for testing): 97.2 %, one wrong (97.2 % each), as with gradient
+    boosting. It takes 6 s of processor time on two cores of an AMD EPYC, in float32, gradient boosting included.
 """
 
 import functools
