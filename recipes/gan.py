@@ -265,6 +265,7 @@ def show_result(work: GanWorkload, result: TrainResult) -> None:
 
     from tfaccel.models.conditional_gan import ConditionalGan
     from tfaccel.reporting.image_grid import save_image_grid
+    from tfaccel.reporting.recognised_samples import recognised_samples
 
     run_dir, images = Path(result.run_dir), work.images
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
@@ -274,7 +275,12 @@ def show_result(work: GanWorkload, result: TrainResult) -> None:
     labels = np.tile(np.arange(num_classes), SAMPLES_PER_CLASS)
     noise = np.random.default_rng(0).standard_normal((len(labels), model.generator.input_shape[0][1]), np.float32)
     made = model.generator.predict([noise, np.eye(num_classes, dtype=np.float32)[labels]], verbose=0)
-    judged = recognised(work, made * images.pixel_scale + images.pixel_mean, labels)
+    real = next(work.train_data(images.num_train_images, seed=0, epoch=0).as_numpy_iterator())[0]
+    test_images, test_labels = next(work.test_images(images.num_test_images).as_numpy_iterator())
+    judged = recognised_samples(
+        made, labels, class_names=images.class_names, train=(real["images"], real["labels"].argmax(axis=1)),
+        test=((test_images - images.pixel_mean) / images.pixel_scale, test_labels.argmax(axis=1)),
+    )  # fmt: skip
     write_json(run_dir / "samples.json", judged)
     shown = ROWS_IN_PICTURE * num_classes
     captions = [images.class_names[label] for label in labels[:shown]]
@@ -283,33 +289,3 @@ def show_result(work: GanWorkload, result: TrainResult) -> None:
         "Samples are in %s; a classifier of real images recognises %.1f %% of them (of real test images %.1f %%).",
         run_dir / "samples.png", 100 * judged["recognised"], 100 * judged["real_test_accuracy"],
     )  # fmt: skip
-
-
-def recognised(work: GanWorkload, samples: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """What a support vector machine, trained on real images, makes of samples: parts from 0 to 1.
-
-    Arguments:
-        work: has the real images.
-        samples: pixel values, of shape (num_samples, height, width, channels).
-        labels: the class that each sample was drawn for.
-    """
-    from sklearn.svm import SVC
-
-    batches = work.train_data(work.images.num_train_images, seed=0, epoch=0)
-    real = next(batches.as_numpy_iterator())[0]
-    test_images, test_labels = next(work.test_images(work.images.num_test_images).as_numpy_iterator())
-
-    def features(pixels: np.ndarray) -> np.ndarray:
-        return pixels.reshape(len(pixels), -1)
-
-    classifier = SVC().fit(features(real["images"]), real["labels"].argmax(axis=1))
-    standardised = [(pixels - work.images.pixel_mean) / work.images.pixel_scale for pixels in (samples, test_images)]
-    of_samples = classifier.predict(features(standardised[0])) == labels
-    of_test = classifier.predict(features(standardised[1])) == test_labels.argmax(axis=1)
-    names = work.images.class_names
-    return {
-        "recognised": float(of_samples.mean()),
-        "recognised_by_class": {name: float(of_samples[labels == i].mean()) for i, name in enumerate(names)},
-        "real_test_accuracy": float(of_test.mean()),
-        "samples_per_class": SAMPLES_PER_CLASS,
-    }

@@ -20,6 +20,7 @@ MODULES = (
     "tfaccel.reporting.coco_scores",
     "tfaccel.reporting.image_grid",
     "tfaccel.reporting.latent_map",
+    "tfaccel.reporting.recognised_samples",
 )
 
 
