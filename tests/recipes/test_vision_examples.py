@@ -11,7 +11,10 @@ MODULES = (
     "tfaccel.data.image_augmentation",
     "tfaccel.data.noise_batches",
     "tfaccel.data.number_rows",
+    "tfaccel.data.few_digits",
+    "tfaccel.models.backbones",
     "tfaccel.models.centre_detector",
+    "tfaccel.models.digits_backbone",
     "tfaccel.models.variational",
     "tfaccel.recipes.autoencoder",
     "tfaccel.recipes.gan",
@@ -20,7 +23,9 @@ MODULES = (
     "tfaccel.reporting.coco_scores",
     "tfaccel.reporting.image_grid",
     "tfaccel.reporting.latent_map",
+    "tfaccel.recipes.transfer_learning",
     "tfaccel.reporting.recognised_samples",
+    "tfaccel.training.staged_optimizer",
 )
 
 

@@ -1,0 +1,130 @@
+"""The recipe for transfer learning: backbones, stages, LoRA, what it refuses, and what it leaves."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.models.backbones import APPLICATIONS, find_backbone
+from tfaccel.recipes import transfer_learning as recipe
+
+
+def test_workload_is_made_without_tensorflow(run_python):
+    run_python("""
+import sys
+from tfaccel.recipes import transfer_learning
+transfer_learning.workload(optimizer="lamb", backbone="digits").options
+sys.exit(", ".join({"tensorflow", "keras"} & set(sys.modules)) or 0)
+""")
+
+
+def built(**options):
+    work = recipe.workload(**options)
+    return work.build_model(), work
+
+
+def test_pretrained_backbone_has_learned_and_a_fresh_one_has_not(logical_devices):
+    import keras
+
+    from tfaccel.data.few_digits import few_digits
+    from tfaccel.models.backbones import DIGITS_FILE
+
+    network = keras.models.load_model(DIGITS_FILE, compile=False)
+    test = few_digits(range(5)).load()[1]
+    predictions = network.predict(np.asarray(test.images), verbose=0).argmax(axis=1)
+    assert (predictions == test.labels).mean() > 0.98
+    kernels = {weight.path: weight.numpy() for weight in network.weights if "kernel" in weight.path}
+    for pretrained in (True, False):
+        model, _ = built(pretrained=pretrained)
+        same = [np.array_equal(kernels[w.path], w.numpy()) for w in model.weights if w.path in kernels]
+        assert len(same) == len(kernels) - 1  # without the old head
+        assert set(same) == {pretrained}
+
+
+def test_lora_trains_small_matrices_and_the_head_alone(logical_devices):
+    model, _ = built(lora_rank=2)
+    names = {weight.path.split("/", 1)[-1] for weight in model.trainable_weights}
+    assert {"lora_kernel_a", "lora_kernel_b"} <= {name.rsplit("/", 1)[-1] for name in names}
+    small = [weight for weight in model.trainable_weights if "lora" in weight.path]
+    assert len(small) == 8
+    assert all(2 in weight.shape for weight in small)
+    assert not any(weight.path.startswith("convolution") and weight.path.endswith("/kernel")
+                   for weight in model.trainable_weights)  # fmt: skip
+
+
+def test_networks_of_keras_take_grey_images(logical_devices):
+    model, work = built(backbone="MobileNetV3Small", pretrained=False, image_size=32)
+    assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 5))
+    assert work.options["backbone"] == "MobileNetV3Small"
+
+
+def test_a_model_of_your_own_loses_its_old_head(logical_devices, tmp_path):
+    import keras
+
+    old = [keras.Input((16, 16, 3)), keras.layers.Conv2D(6, 3), keras.layers.GlobalAveragePooling2D()]
+    keras.Sequential([*old, keras.layers.Dense(7)]).save(tmp_path / "own.keras")
+    model, _ = built(backbone=str(tmp_path / "own.keras"))
+    assert (model.input_shape, model.output_shape) == ((None, 16, 16, 1), (None, 5))
+    assert model.get_layer("backbone").output_shape == (None, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"backbone": "MobileNetV"}, WorkloadError, "There is no backbone 'MobileNetV'. Did you mean 'MobileNetV2"),
+        ({"backbone": "no.keras"}, WorkloadError, "There is no file no.keras (`backbone`)."),
+        ({"image_size": 16}, WorkloadError, "The backbone digits takes images of 8 pixels. Received: 16."),
+        ({"backbone": "Xception", "image_size": 32}, WorkloadError, "takes images of 71 or more pixels"),
+        ({"num_stages": 0}, WorkloadError, "`num_stages` must be a whole number of at least 1."),
+        ({"lora_rank": 0}, WorkloadError, "`lora_rank` must be a whole number of at least 1."),
+        ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        recipe.workload(**options)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    (tmp_path / "text.keras").write_text("no zip")
+    with pytest.raises(WorkloadError, match=r"Cannot read .*text.keras"):
+        find_backbone(tmp_path / "text.keras")
+    assert {find_backbone(name).num_channels for name in APPLICATIONS} == {3}
+
+
+def test_weights_that_cannot_be_downloaded_are_said(logical_devices, monkeypatch):
+    import keras
+
+    def fail(**arguments):
+        raise OSError("URL fetch failure")
+
+    monkeypatch.setattr(keras.applications, "MobileNetV2", fail)
+    with pytest.raises(WorkloadError, match=r"ImageNet weights of MobileNetV2 cannot be had: URL fetch failure"):
+        recipe.workload(backbone="MobileNetV2").build_model()
+
+
+RUN = """
+import sys
+from tfaccel import Plan
+from tfaccel.recipes import transfer_learning
+
+devices = ("CPU:0", "CPU:1")
+plan = Plan(strategy="mirrored", devices=devices, num_logical_cpus=2, global_batch_size=20, dtype_policy="float32")
+transfer_learning.run(run_dir=sys.argv[1], plan=plan, verbose=0, epochs=2)
+"""
+
+
+def test_run_leaves_both_accuracies(run_python, tmp_path):
+    run_python(RUN, tmp_path / "run")
+    compared = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert {way: sorted(values) for way, values in compared.items()} == {
+        "fine-tuned": ["accuracy", "loss"],
+        "from scratch": ["accuracy", "loss"],
+    }
+    assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list("56789")
+    assert (tmp_path / "run" / "from_scratch" / "result.json").exists()
+    with Image.open(tmp_path / "run" / "predictions.png") as picture:
+        assert picture.size[0] == 10 * 102
