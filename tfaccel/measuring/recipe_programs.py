@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import os
 import tempfile
@@ -21,7 +22,7 @@ from tfaccel.training.runtime import Runtime
 from tfaccel.training.train import train
 
 
-class RecipeTraining:
+class RecipeTraining(abc.ABC):
     """A recipe trained to its end, each run with another seed.
 
     Args:
@@ -55,8 +56,9 @@ class RecipeTraining:
         return Window(wall_seconds=seconds, cpu_seconds=cpu_seconds, epoch_seconds=(seconds,), tail_seconds=(0.0,),
                       loss=float(final["loss"]))  # fmt: skip
 
+    @abc.abstractmethod
     def _trained(self, *, seed: int, epochs: int) -> dict[str, float]:
-        raise NotImplementedError
+        """Trains and returns the final metrics."""
 
 
 class PlannedTraining(RecipeTraining):
@@ -78,18 +80,18 @@ class PlainTraining(RecipeTraining):
     """`Model.fit` with Keras's defaults on the same model and batches, which is all that it does."""
 
     def _trained(self, *, seed: int, epochs: int) -> dict[str, float]:
-        keras.utils.set_random_seed(seed)
         work = self.workload
-        model = work.build_model()
-        model.compile(**work.compile_args())
-        passes = [work.train_data(work.global_batch_size, seed=seed, epoch=epoch) for epoch in range(epochs)]
-        batches = functools.reduce(lambda all_before, one: all_before.concatenate(one), passes)
-        validation = None if work.validation_data is None else work.validation_data(work.global_batch_size)
-        history = model.fit(
-            batches.prefetch(tf.data.AUTOTUNE), epochs=epochs, steps_per_epoch=int(passes[0].cardinality()),
-            shuffle=False, verbose=0, validation_data=validation,
-            callbacks=list(work.callbacks()) if work.callbacks else None,
-        ).history  # fmt: skip
+        with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=work.global_batch_size), seed=seed):
+            model = work.build_model()
+            model.compile(**work.compile_args())
+            passes = [work.train_data(work.global_batch_size, seed=seed, epoch=epoch) for epoch in range(epochs)]
+            batches = functools.reduce(lambda all_before, one: all_before.concatenate(one), passes)
+            validation = None if work.validation_data is None else work.validation_data(work.global_batch_size)
+            history = model.fit(
+                batches.prefetch(tf.data.AUTOTUNE), epochs=epochs, steps_per_epoch=int(passes[0].cardinality()),
+                shuffle=False, verbose=0, validation_data=validation,
+                callbacks=list(work.callbacks()) if work.callbacks else None,
+            ).history  # fmt: skip
         last = {name: float(values[-1]) for name, values in history.items()}
         final = {name.removeprefix("val_"): value for name, value in last.items() if name.startswith("val_")}
         return final or last
