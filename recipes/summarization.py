@@ -14,6 +14,12 @@ Command:
     the library `rouge-score` (pip install "tfaccel[text]"); without it, the run shows summaries alone.
 
 Use: `summarize("runs/mine", ["A long text."])` in this module summarizes texts.
+
+Expected result on the documentation of CPython 3.11 (695 entries without their first sentence to train on; 60 of other
+topics to test with):
+    ROUGE-L of 0.138, the median of seeds 0 to 2 (0.130, 0.138 and 0.138), where lead-1 has 0.123: hardly above it. So
+    few texts teach the model which words belong into a summary, not how to write one. A run takes 50 s of processor
+    time on two cores of an AMD EPYC with AVX512_BF16, in float32.
 """
 
 import functools
