@@ -71,8 +71,9 @@ def layer_stages(backbone: keras.Model, num_stages: int) -> list[list[keras.Vari
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(2, name=f"d{i}") for i in range(4))])
-        >>> [[weight.path for weight in stage if "kernel" in weight.path] for stage in layer_stages(model, 2)]
-        [['d2/kernel', 'd3/kernel'], ['d0/kernel', 'd1/kernel']]
+        >>> kernels = [[w.path for w in stage if "kernel" in w.path] for stage in layer_stages(model, 2)]
+        >>> [[path.split("/")[-2] for path in stage] for stage in kernels]
+        [['d2', 'd3'], ['d0', 'd1']]
     """
     layers = [layer for layer in private_api.all_layers(backbone) if not isinstance(layer, keras.Model)]
     layers = [layer for layer in layers if layer.trainable_weights]
