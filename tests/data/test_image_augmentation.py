@@ -68,3 +68,16 @@ def test_unknown_names_are_refused(logical_devices):
 
     with pytest.raises(DataError, match=r"There is no augmentation .mixupp.\. Did you mean .mixup."):
         ImageAugmentation("mixupp", digits())
+
+
+@pytest.mark.parametrize("name", ["crop", "mixup", "cutmix", "cutout"])
+def test_pixels_stay_float32_under_mixed_precision(batches, name):
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        mixed, _ = read(batches, name)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert np.array_equal(mixed, read(batches, name)[0])

@@ -19,16 +19,20 @@ _STREAM = 3  # keeps these seeds apart from the numbers that order and move the 
 _HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented
 _CROP_MARGIN = 8  # an image's size is divided by this
 
+_FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the policy of the model is
+
 _LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
-    "flip": lambda size: [layers.RandomFlip("horizontal")],
-    "crop": lambda size: [layers.ZeroPadding2D(max(1, size // _CROP_MARGIN)), layers.RandomCrop(size, size)],
-    "randaugment": lambda size: [layers.RandAugment(value_range=(0, _HIGHEST), num_ops=2, factor=0.3)],
-    "mixup": lambda size: [layers.MixUp(alpha=0.2)],
-    "cutmix": lambda size: [layers.CutMix(factor=1.0)],
-    "cutout": lambda size: [
-        layers.RandomErasing(factor=1.0, scale=(0.02, 0.2), fill_value=_HIGHEST / 2, value_range=(0, _HIGHEST))
+    "flip": lambda size: [layers.RandomFlip("horizontal", **_FLOAT32)],
+    "crop": lambda size: [
+        layers.ZeroPadding2D(max(1, size // _CROP_MARGIN), **_FLOAT32), layers.RandomCrop(size, size, **_FLOAT32)
     ],
-}
+    "randaugment": lambda size: [layers.RandAugment((0, _HIGHEST), num_ops=2, factor=0.3, **_FLOAT32)],
+    "mixup": lambda size: [layers.MixUp(alpha=0.2, **_FLOAT32)],
+    "cutmix": lambda size: [layers.CutMix(factor=1.0, **_FLOAT32)],
+    "cutout": lambda size: [
+        layers.RandomErasing(1.0, (0.02, 0.2), _HIGHEST / 2, value_range=(0, _HIGHEST), **_FLOAT32)
+    ],
+}  # fmt: skip
 AUGMENTATIONS = tuple(_LAYERS)
 
 
