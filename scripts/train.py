@@ -138,7 +138,8 @@ def _print_result(result: TrainResult) -> None:
     if result.first_step_seconds > 0:  # A run that was stopped after its last step takes none.
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
     folder = Path(result.run_dir)
-    for name in ("model.keras", "predictions.png", "result.json", "metrics.jsonl", "tensorboard"):
+    to_look_at = sorted(path.name for path in folder.iterdir() if path.suffix in (".png", ".csv", ".txt"))
+    for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):
         if (folder / name).exists():
             table.add_row(name.partition(".")[0], str(folder / name))
     table.add_row("fit", result.verdict.text())
