@@ -30,7 +30,7 @@ def installed_name(path):
 
 def test_package_files_are_the_sources(wheel_files):
     paths = [path for folder in ("tfaccel", "recipes", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    expected = {installed_name(path) for path in paths} | {"tfaccel/py.typed"}
+    expected = {installed_name(path) for path in paths} | {"tfaccel/py.typed", "tfaccel/models/digits_backbone.keras"}
     packaged = {name for name in wheel_files if ".dist-info/" not in name}
     assert packaged == expected, "a new package must be named under `packages` in setup.cfg"
 
