@@ -1,5 +1,7 @@
 """What parity cases are made of: data with rows where they matter, references that are right; and cases can fail."""
 
+import pytest
+
 # One child process runs all of these; each prints its name when it holds.
 CHECKS = """
 import dataclasses
@@ -162,6 +164,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_parts_hold(run_python):
     assert run_python(CHECKS).stdout.split() == NAMES
     assert len(NAMES) == 10

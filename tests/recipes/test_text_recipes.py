@@ -155,6 +155,7 @@ def test_folder_without_a_run_is_refused(logical_devices, tmp_path, use):
         use(tmp_path)
 
 
+@pytest.mark.slow
 def test_baseline_and_frequencies_are_what_they_should_be():
     texts = text_classification.documentation_passages()
     assert 0.4 < text_classification.baseline_accuracy(texts) < 0.6

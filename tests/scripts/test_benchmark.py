@@ -56,6 +56,7 @@ def test_row_of_a_figure():
     assert benchmark.row_of(bare)[5:] == ["", "", "<= 1.05", "yes"]
 
 
+@pytest.mark.slow
 def test_short_run(run_python, tmp_path):
     out = tmp_path / "report.json"
     figures = "mlp_loop,epoch_end,one_replica_xla"

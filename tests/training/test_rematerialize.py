@@ -36,6 +36,7 @@ def difference(a, b):
 """
 
 
+@pytest.mark.slow
 def test_training_stays_the_same_under_every_strategy(run_python, tmp_path):
     child = run_python(
         MODEL
