@@ -1,12 +1,12 @@
 """A picture of test images with what a model takes them for."""
 
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from tfaccel.errors import DataError
+from tfaccel.reporting.picture_files import save_picture, shortened
 
 _NUM_COLUMNS, _MOST_ROWS = 10, 6
 _TILE, _CAPTION, _BORDER = 96, 16, 3  # pixels
@@ -62,13 +62,7 @@ def save_prediction_grid(
         corner = (position % num_columns * width, position // num_columns * height)
         caption = caption_of(int(labels[row]), int(predictions[row]), class_names)
         grid.paste(_tile(pixels[row], caption, is_right=labels[row] == predictions[row]), corner)
-    target = Path(path)
-    temporary = target.with_name(f".{target.stem}.partial.png")
-    try:
-        grid.save(temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_picture(path, grid)
 
 
 def shown_rows(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
@@ -87,8 +81,7 @@ def caption_of(label: int, prediction: int, class_names: tuple[str, ...]) -> str
         'cat (is dog)'
     """
     text = class_names[prediction] if label == prediction else f"{class_names[prediction]} (is {class_names[label]})"
-    text = text if len(text) <= _LONGEST_CAPTION else f"{text[: _LONGEST_CAPTION - 3]}..."
-    return text.encode("latin-1", "replace").decode("latin-1")  # what Pillow's own font can write
+    return shortened(text, _LONGEST_CAPTION)
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:

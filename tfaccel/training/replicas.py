@@ -78,6 +78,15 @@ class Replicas:
         reduced = iter(reduce(tf.distribute.ReduceOp.SUM, pairs, options=options) if pairs else ())
         return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
 
+    def mean_of_weighted(self, logs: Any) -> Any:
+        """The mean over the replicas of logs that `weighted_by_rows` has weighted."""
+
+        def mean(value: Any) -> Any:
+            local = self.strategy.experimental_local_results(value)[0]
+            return self.strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
+
+        return keras.tree.map_structure(mean, logs)
+
     def concatenate(self, outputs: list[Any]) -> Any:
         """Outputs of the local replicas, and of the other workers', as one nest with the rows in order."""
         if self.num_workers > 1:

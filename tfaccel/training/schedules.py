@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
@@ -10,8 +10,26 @@ from keras.optimizers.schedules import LearningRateSchedule
 _LAST_PART = 1e-3  # of the highest rate, at the end. Not nothing: Ftrl divides by it.
 
 
+class LaterSchedule(LearningRateSchedule):
+    """Base of schedules that do something else first, for `num_steps` steps, and then follow `schedule`."""
+
+    def __init__(self, schedule: LearningRateSchedule, num_steps: int) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.num_steps = num_steps
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "num_steps": self.num_steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The schedule that `get_config` was called on."""
+        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["num_steps"])
+
+
 @keras.saving.register_keras_serializable(package="tfaccel")
-class WarmUp(LearningRateSchedule):
+class WarmUp(LaterSchedule):
     """A schedule after an even rise to its first rate.
 
     Args:
@@ -24,26 +42,12 @@ class WarmUp(LearningRateSchedule):
         [0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
-    def __init__(self, schedule: LearningRateSchedule, num_steps: int) -> None:
-        super().__init__()
-        self.schedule = schedule
-        self.num_steps = num_steps
-
     def __call__(self, step: Any) -> Any:
         """The learning rate of a step; the rise begins at the first rate divided by the number of its steps."""
         step = keras.ops.cast(step, "float32")
         later = self.schedule(keras.ops.maximum(step - self.num_steps, 0.0))
         part = keras.ops.minimum(step / self.num_steps, 1.0)
         return later * (part + (1.0 - part) / self.num_steps)
-
-    def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
-        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "num_steps": self.num_steps}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> WarmUp:
-        """The schedule that `get_config` was called on."""
-        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["num_steps"])
 
 
 def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> LearningRateSchedule:

@@ -83,7 +83,9 @@ class SeveralReplicas:
                     for update in self._updates.values():
                         attributes = {"apply": self._merged_apply(update)}
                         stack.enter_context(instance_attributes(update.optimizer, attributes))
-                    return self._mean(self._run(batches, batch, self._own_train, if_empty="borrow"))
+                    return self._replicas.mean_of_weighted(
+                        self._run(batches, batch, self._own_train, if_empty="borrow")
+                    )
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
@@ -93,16 +95,18 @@ class SeveralReplicas:
                 outputs = self._run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, logs = outputs
             update.apply(gradients, self._model.trainable_variables, overflows)
-            return self._mean(logs)
+            return self._replicas.mean_of_weighted(logs)
 
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         with self._replicas.strategy.scope(), global_losses():
             if has_own_test_step(self._model):
-                return self._mean(self._run(batches, batch, self._own_test, if_empty="borrow"))
+                return self._replicas.mean_of_weighted(self._run(batches, batch, self._own_test, if_empty="borrow"))
             if_empty = "borrow" if has_own_logs(self._model, "test") else "skip"
             denominators = self._denominators(batches, batch, training=False)
-            return self._mean(self._run(batches, batch, self._test, denominators, if_empty=if_empty))
+            return self._replicas.mean_of_weighted(
+                self._run(batches, batch, self._test, denominators, if_empty=if_empty)
+            )
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
@@ -245,16 +249,6 @@ class SeveralReplicas:
             return None
         (total,) = self._replicas.sum([counts])
         return total
-
-    def _mean(self, logs: Any) -> Any:
-        """The mean of logs that `weighted_by_rows` has weighted."""
-        strategy = self._replicas.strategy
-
-        def mean(value: Any) -> Any:
-            local = strategy.experimental_local_results(value)[0]
-            return strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
-
-        return keras.tree.map_structure(mean, logs)
 
 
 def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-from keras.optimizers.schedules import LearningRateSchedule
 
 from tfaccel.training import private_api
+from tfaccel.training.schedules import LaterSchedule
 from tfaccel.training.training_options import TrainingOptions
 
 _LAST_START = 0.3  # part of all steps after which the last stage begins
@@ -22,7 +22,7 @@ _SLOWER = 0.5  # each stage's highest learning rate, as a part of the one's befo
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class Delayed(LearningRateSchedule):
+class Delayed(LaterSchedule):
     """A schedule that begins later; until then the rate is zero.
 
     Args:
@@ -35,25 +35,11 @@ class Delayed(LearningRateSchedule):
         [0.0, 0.0, 1.0, 0.5, 0.0]
     """
 
-    def __init__(self, schedule: LearningRateSchedule, num_steps: int) -> None:
-        super().__init__()
-        self.schedule = schedule
-        self.num_steps = num_steps
-
     def __call__(self, step: Any) -> Any:
         """The learning rate of a step."""
         step = keras.ops.cast(step, "float32")
         later = self.schedule(keras.ops.maximum(step - self.num_steps, 0.0))
         return keras.ops.where(step < self.num_steps, keras.ops.zeros_like(later), later)
-
-    def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
-        return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "num_steps": self.num_steps}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Delayed:
-        """The schedule that `get_config` was called on."""
-        return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["num_steps"])
 
 
 def stage_starts(num_stages: int, num_steps: int) -> list[int]:

@@ -68,13 +68,17 @@ class WholeStep:
                 if not own:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
-            return self._mean(self._run(batches, batch, lambda data: self._logs(self._model.train_step(data), "train")))
+            return self._replicas.mean_of_weighted(
+                self._run(batches, batch, lambda data: self._logs(self._model.train_step(data), "train"))
+            )
 
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         kind = "test"
         with self._replicas.strategy.scope(), global_losses():
-            return self._mean(self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind)))
+            return self._replicas.mean_of_weighted(
+                self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind))
+            )
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
@@ -127,16 +131,6 @@ class WholeStep:
             type(optimizer).apply(optimizer, list(summed), [v for _, v in pairs])
 
         return apply
-
-    def _mean(self, logs: Any) -> Any:
-        """The mean of logs that `weighted_by_rows` has weighted."""
-        strategy = self._replicas.strategy
-
-        def mean(value: Any) -> Any:
-            local = strategy.experimental_local_results(value)[0]
-            return strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
-
-        return keras.tree.map_structure(mean, logs)
 
 
 def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], Any]:
