@@ -39,10 +39,10 @@ def save_prediction_grid(
         DataError: if there are no images, or not as many labels and predictions as images.
 
     Example:
-        >>> import tempfile
+        >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     images, ones = np.random.default_rng(0).random((4, 8, 8, 1)), np.ones(4, int)
-        ...     path = Path(folder, "predictions.png")
+        ...     path = pathlib.Path(folder, "predictions.png")
         ...     save_prediction_grid(path, images, labels=ones, predictions=ones, class_names=("cat", "dog"))
         ...     with Image.open(path) as picture:
         ...         picture.size
