@@ -43,13 +43,14 @@ from tfaccel.data.text_pairs import (
 )
 from tfaccel.data.text_sentences import first_sentence
 from tfaccel.data.text_vocabulary import Vocabulary, split_text
+from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
 from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
@@ -136,6 +137,10 @@ def workload(
     settings = {"data_dir": data_dir and os.path.abspath(data_dir), "num_words": num_words, "width": width,
                 "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "document_column": document_column, "summary_column": summary_column}  # fmt: skip
+    num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
+    costs = sequence_to_sequence_cost(
+        (len(vocabulary),) * 2, lengths, width=width, num_blocks=num_blocks, num_copied=NUM_COPIED
+    )
     check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
@@ -151,14 +156,14 @@ def workload(
         build_model=lambda: build_model(
             vocabulary, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: compile_args(
-            options, num_steps=epochs * max(1, len(pairs.train) // global_batch_size), label_smoothing=label_smoothing
-        ),
+        compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=len(pairs.train),
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={**asdict(options), **settings},
         pairs=pairs,
         vocabulary=vocabulary,
@@ -176,19 +181,6 @@ def build_model(vocabulary: Vocabulary, lengths: tuple[int, int], **settings: An
     from tfaccel.models.sequence_to_sequence import sequence_to_sequence
 
     return sequence_to_sequence((len(vocabulary),) * 2, lengths, num_copied=NUM_COPIED, **settings)
-
-
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes; padding counts in neither loss nor metric."""
-    import keras
-
-    from tfaccel.models.token_loss import TokenCrossentropy
-
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": TokenCrossentropy(label_smoothing),
-        "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
-    }
 
 
 # ---------- The run: trains, and shows summaries of the test documents beside the lead-1 baseline
@@ -251,14 +243,11 @@ def summarize(
         DataError: if the run's files are missing.
         WorkloadError: for a beam size below 1.
     """
-    import keras
-
-    import tfaccel.models.sequence_to_sequence  # noqa: F401  Its layers are known by name when the model is loaded.
     from tfaccel.models.beam_search import BeamSearch
+    from tfaccel.models.text_run import load_text_model
 
     search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=UNREPEATED)
-    vocabulary = Vocabulary.load(Path(run_dir) / "vocabulary.json")
-    model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
+    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
     length = model.get_layer("encoder").get_config()["max_length"]
     arrays = encode_pairs_to_copy([(text, "") for text in texts], vocabulary, (length, 1), NUM_COPIED)
     unknown = [unknown_words(text, vocabulary, length, NUM_COPIED) for text in texts]

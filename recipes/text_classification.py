@@ -37,13 +37,15 @@ import numpy as np
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
+from tfaccel.training.classifier_compile_args import classifier_compile_args
 from tfaccel.training.files import write_json
 from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
@@ -54,6 +56,7 @@ EPOCHS = 12
 GLOBAL_BATCH_SIZE = 32
 MODEL: ModelName = "embedding"
 WIDTH = 64  # of the embedding, and of what comes after it
+NUM_BLOCKS = 2  # of the Transformer
 MOST_TOKENS = 10_000
 LEARNING_RATES = {"embedding": 1e-2, "lstm": 3e-3, "transformer": 1e-3}
 
@@ -124,6 +127,8 @@ def workload(
     settings = {"data_dir": data_dir and os.path.abspath(data_dir), "model": model, "num_words": num_words,
                 "dropout": dropout, "token_dropout": token_dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "text_column": text_column, "label_column": label_column}  # fmt: skip
+    num_classes = len(texts.class_names)
+    costs = cost(model, len(vocabulary), num_words, num_classes=num_classes)
     num_steps = epochs * max(1, len(texts.train_texts) // global_batch_size)
     check_one_batch(len(texts.train_texts), global_batch_size)
 
@@ -132,7 +137,7 @@ def workload(
         from tfaccel.data.text_batches import TextBatches
 
         encode = functools.partial(encoded, vocabulary=vocabulary, num_words=num_words)
-        one_hot = np.eye(len(texts.class_names), dtype=np.float32)
+        one_hot = np.eye(num_classes, dtype=np.float32)
         return TextBatches(
             train=(encode(texts.train_texts), one_hot[list(texts.train_labels)]),
             test=(encode(texts.test_texts), one_hot[list(texts.test_labels)]),
@@ -142,14 +147,16 @@ def workload(
     return TextWorkload(
         name="text_classification",
         build_model=lambda: build_model(
-            model, len(vocabulary), num_words, num_classes=len(texts.class_names), dropout=dropout, remat=remat
+            model, len(vocabulary), num_words, num_classes=num_classes, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=len(texts.train_texts),
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={**asdict(options), **settings},
         model=model,
         texts=texts,
@@ -184,15 +191,15 @@ def build_model(
     import keras
     from keras import layers
 
-    from tfaccel.models.language_model import heads
     from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
+    from tfaccel.models.transformer_stack import heads
 
     inputs = keras.Input((num_words,), dtype="int32", name="words")
     is_word = keras.ops.not_equal(inputs, 0)
     if name == "transformer":
         x = TokenEmbedding(num_tokens, max_length=num_words, width=WIDTH, dropout=dropout)(inputs)
         mask = keras.ops.reshape(is_word, (-1, 1, 1, num_words))
-        for _ in range(2):
+        for _ in range(NUM_BLOCKS):
             x = TransformerBlock(heads(WIDTH), dropout=dropout, remat=remat)(x, attention_mask=mask)
         x = layers.LayerNormalization(epsilon=1e-5)(x)
     else:
@@ -208,15 +215,21 @@ def build_model(
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
 
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes, with smoothed labels."""
-    import keras
+def cost(name: str, num_tokens: int, num_words: int, *, num_classes: int) -> LayerCost:
+    """Multiplications of one text's forward pass, and the number of trainable parameters.
 
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
-        "metrics": ["accuracy"],
-    }
+    Example:
+        >>> cost("embedding", 1000, 100, num_classes=5)
+        LayerCost(multiplications=320, num_parameters=64325)
+    """
+    if name == "transformer":
+        reader = transformer_cost(num_tokens, length=num_words, width=WIDTH, num_blocks=NUM_BLOCKS)
+        return reader + layer_cost(WIDTH, num_classes)
+    reader = embedding_cost(num_tokens, WIDTH)
+    if name == "embedding":
+        return reader + layer_cost(WIDTH, num_classes)
+    direction = lstm_cost(WIDTH, WIDTH, length=num_words)
+    return reader + direction + direction + layer_cost(2 * WIDTH, num_classes)
 
 
 # ---------- The run: trains, and shows the model beside scikit-learn's usual one
@@ -273,12 +286,9 @@ def classify(run_dir: str | os.PathLike[str], texts: Sequence[str]) -> list[str]
     """
     import json
 
-    import keras
+    from tfaccel.models.text_run import load_text_model
 
-    import tfaccel.models.transformer  # noqa: F401  Its layers are known by name when the model is loaded.
-
-    vocabulary = Vocabulary.load(Path(run_dir) / "vocabulary.json")
+    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
     names = json.loads((Path(run_dir) / "classes.json").read_text())
-    model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
     tokens = encoded(texts, vocabulary=vocabulary, num_words=model.input_shape[1])
     return [names[number] for number in model.predict(tokens, verbose=0).argmax(axis=1)]

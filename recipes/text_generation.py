@@ -36,7 +36,9 @@ from tfaccel.data.text_documentation import documentation_text
 from tfaccel.data.text_files import read_text
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
 from tfaccel.errors import DataError
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import whole_file, write_json
 from tfaccel.training.option_defaults import options_with_defaults
@@ -118,6 +120,7 @@ def workload(
     # An example fewer than there are places for, since each epoch begins at another character.
     num_examples = (len(train_text) - NUM_CHARACTERS - 1) // STRIDE
     check_one_batch(num_examples, global_batch_size)
+    costs = cost(model, len(vocabulary), width=width, num_layers=num_layers)
 
     @functools.cache
     def batches() -> Any:
@@ -139,6 +142,8 @@ def workload(
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=num_examples,
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={**asdict(options), **settings},
         test_text=test_text,
         vocabulary=vocabulary,
@@ -188,6 +193,20 @@ def build_model(
         layer = TransformerLanguageModel(num_tokens, max_length=NUM_CHARACTERS, width=width, num_blocks=num_layers,
                                          dropout=dropout, remat=remat, name="writer")  # fmt: skip
     return keras.Model(inputs, layer(inputs))
+
+
+def cost(name: str, num_tokens: int, *, width: int, num_layers: int) -> LayerCost:
+    """Multiplications of one piece's forward pass, and the number of trainable parameters.
+
+    Example:
+        >>> cost("lstm", 90, width=32, num_layers=1)
+        LayerCost(multiplications=1417216, num_parameters=14170)
+    """
+    logits = layer_cost(width, num_tokens, positions=NUM_CHARACTERS)
+    if name == "transformer":
+        return transformer_cost(num_tokens, length=NUM_CHARACTERS, width=width, num_blocks=num_layers) + logits
+    layers = [lstm_cost(width, width, length=NUM_CHARACTERS)] * num_layers
+    return sum(layers, embedding_cost(num_tokens, width) + logits)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
@@ -267,17 +286,14 @@ def generate(
         DataError: if the prompt is empty or the run's files are missing.
         WorkloadError: for temperature, top_k or top_p out of range.
     """
-    import keras
-
-    import tfaccel.models.language_model  # noqa: F401  Its layers are known by name when the model is loaded.
     from tfaccel.models.sampling import Sampling, TokenWriter
+    from tfaccel.models.text_run import load_text_model
 
     if not prompt:
         raise DataError("A prompt must have at least one character.")
     check_counts(num_characters=num_characters)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    vocabulary = Vocabulary.load(Path(run_dir) / "vocabulary.json")
-    model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
+    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
     writer, specials = TokenWriter(model.get_layer("writer")), range(NUM_SPECIAL_TOKENS)
     tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=specials)
     return vocabulary.decode(tokens)

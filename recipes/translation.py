@@ -32,13 +32,14 @@ import numpy as np
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import TextPairs, dates_in_words, encode_pairs, read_translations
 from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
+from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
 from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     import keras
@@ -115,6 +116,10 @@ def workload(
     settings = {"data_dir": data_dir and os.path.abspath(data_dir), "unit": unit, "max_length": max_length,
                 "width": width, "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing,
                 "remat": remat}  # fmt: skip
+    num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
+    costs = sequence_to_sequence_cost(
+        (len(vocabularies[0]), len(vocabularies[1])), lengths, width=width, num_blocks=num_blocks
+    )
     check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
@@ -129,14 +134,14 @@ def workload(
         build_model=lambda: build_model(
             vocabularies, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: compile_args(
-            options, num_steps=epochs * max(1, len(pairs.train) // global_batch_size), label_smoothing=label_smoothing
-        ),
+        compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=len(pairs.train),
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={**asdict(options), **settings},
         pairs=pairs,
         vocabularies=vocabularies,
@@ -158,19 +163,6 @@ def build_model(
     from tfaccel.models.sequence_to_sequence import sequence_to_sequence
 
     return sequence_to_sequence((len(vocabularies[0]), len(vocabularies[1])), lengths, **settings)
-
-
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes; padding counts in neither loss nor metric."""
-    import keras
-
-    from tfaccel.models.token_loss import TokenCrossentropy
-
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": TokenCrossentropy(label_smoothing),
-        "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
-    }
 
 
 # ---------- The run: trains, and shows translations of the test texts
@@ -220,14 +212,11 @@ def translate(
         DataError: if the run's files are missing.
         WorkloadError: for a beam size below 1.
     """
-    import keras
-
-    import tfaccel.models.sequence_to_sequence  # noqa: F401  Its layers are known by name when the model is loaded.
     from tfaccel.models.beam_search import BeamSearch
+    from tfaccel.models.text_run import load_text_model
 
     search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty)
-    read, written = (Vocabulary.load(Path(run_dir) / f"{name}.json") for name in ("source_vocabulary", "vocabulary"))
-    model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
+    model, (read, written) = load_text_model(run_dir, "source_vocabulary", "vocabulary")
     length = model.get_layer("encoder").get_config()["max_length"]
     arrays = encode_pairs([(text, "") for text in texts], (read, written), (length, 1))
     return [written.decode(tokens) for tokens in search.write(model, arrays.source)]

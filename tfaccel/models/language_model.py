@@ -8,49 +8,29 @@ import keras
 from keras import ops
 
 from tfaccel.models.attention import causal_mask
-from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
+from tfaccel.models.transformer_stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TransformerLanguageModel(keras.layers.Layer):
-    """A Transformer without encoder.
+class TransformerLanguageModel(TransformerStack):
+    """A Transformer without encoder; it can look back over `max_length` positions.
 
     Args:
-        num_tokens: size of the vocabulary.
-        max_length: positions that it can look back over.
-        width: of its blocks.
-        num_blocks: how many.
-        dropout: part of the numbers that is dropped in training.
-        remat: calculate inner values again in the backward pass.
+        *args, **kwargs: see `TransformerStack`.
 
     Example:
         >>> TransformerLanguageModel(10, max_length=4, width=8, num_blocks=1)(ops.zeros((2, 4), "int32")).shape
         TensorShape([2, 4, 10])
     """
 
-    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
-                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
-        super().__init__(**kwargs)
-        self.max_length = max_length
-        self._settings: dict[str, Any] = {
-            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
-            "dropout": dropout, "remat": remat,
-        }  # fmt: skip
-        policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
-                                        name="embedding")  # fmt: skip
-        blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
-        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
-        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
 
     def build(self, input_shape: Any) -> None:
         """Makes all parts."""
-        shape = (*input_shape, self._settings["width"])
-        self.embedding.build(input_shape)
-        for part in (*self.blocks, self.norm, self.logits):
-            part.build(shape)
+        self.build_parts(input_shape, self.logits)
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """Logits (float32) of the token after each one, of shape (batch, length, num_tokens)."""
@@ -61,7 +41,7 @@ class TransformerLanguageModel(keras.layers.Layer):
 
     def start(self, batch_size: int) -> Any:
         """The state before the first token, for `step`."""
-        return [block.room(batch_size, self.max_length, self._settings["width"]) for block in self.blocks]
+        return self.room(batch_size)
 
     def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
         """Logits after one more token of each row, of shape (batch, num_tokens), and the new state.
@@ -79,11 +59,7 @@ class TransformerLanguageModel(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, and the size of the vocabulary."""
-        return (*input_shape, self._settings["num_tokens"])
-
-    def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
-        return {**super().get_config(), **self._settings}
+        return (*input_shape, self.num_tokens)
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
@@ -150,13 +126,3 @@ class LstmLanguageModel(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """What `from_config` takes."""
         return {**super().get_config(), **self._settings}
-
-
-def heads(width: int) -> int:
-    """The number of heads for a width: as many as have 32 numbers each, at least one.
-
-    Example:
-        >>> heads(128)
-        4
-    """
-    return width // 32 if width >= 32 and width % 32 == 0 else 1

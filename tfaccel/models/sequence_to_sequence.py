@@ -8,48 +8,26 @@ import keras
 from keras import ops
 
 from tfaccel.models.attention import causal_mask
-from tfaccel.models.language_model import heads
-from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
+from tfaccel.models.transformer_stack import TransformerStack
 
 _LEAST_PROBABILITY = 1e-9
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TextEncoder(keras.layers.Layer):
+class TextEncoder(TransformerStack):
     """Transformer blocks over a whole text; token 0 is padding, which is not looked at.
 
     Args:
-        num_tokens: size of the vocabulary.
-        max_length: of the texts.
-        width: of the blocks.
-        num_blocks: how many.
-        dropout: part of the numbers that is dropped in training.
-        remat: calculate inner values again in the backward pass.
+        *args, **kwargs: see `TransformerStack`.
 
     Example:
         >>> TextEncoder(10, max_length=4, width=8, num_blocks=1)(ops.ones((2, 4), "int32")).shape
         TensorShape([2, 4, 8])
     """
 
-    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
-                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
-        super().__init__(**kwargs)
-        self._settings: dict[str, Any] = {
-            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
-            "dropout": dropout, "remat": remat,
-        }  # fmt: skip
-        policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
-                                        name="embedding")  # fmt: skip
-        blocks = {"num_heads": heads(width), "dropout": dropout, "remat": remat, "dtype": policy}
-        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
-
     def build(self, input_shape: Any) -> None:
         """Makes all parts."""
-        self.embedding.build(input_shape)
-        for part in (*self.blocks, self.norm):
-            part.build((*input_shape, self._settings["width"]))
+        self.build_parts(input_shape)
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """What was read, of shape (batch, length, width)."""
@@ -60,55 +38,31 @@ class TextEncoder(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, and the width."""
-        return (*input_shape, self._settings["width"])
-
-    def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
-        return {**super().get_config(), **self._settings}
+        return (*input_shape, self.width)
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TextDecoder(keras.layers.Layer):
+class TextDecoder(TransformerStack):
     """Transformer blocks that write, looking at what an encoder read.
 
     Args:
-        num_tokens: size of the vocabulary.
-        max_length: of what is written.
-        width: of the blocks.
-        num_blocks: how many.
-        dropout: part of the numbers that is dropped in training.
-        remat: calculate inner values again in the backward pass.
+        *args, **kwargs: see `TransformerStack`.
 
     Reference:
         Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
     """
 
-    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
-                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
-        super().__init__(**kwargs)
-        self._settings: dict[str, Any] = {
-            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
-            "dropout": dropout, "remat": remat,
-        }  # fmt: skip
-        self.num_tokens, self.max_length = num_tokens, max_length
-        policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
-                                        name="embedding")  # fmt: skip
-        blocks = {"num_heads": heads(width), "has_context": True, "dropout": dropout, "remat": remat, "dtype": policy}
-        self.blocks = [TransformerBlock(**blocks, name=f"block_{number}") for number in range(num_blocks)]
-        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
+    has_context = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # Logits and probabilities stay float32 under mixed precision: 16 bits are too few for the loss.
-        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
 
     def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
-        """Makes all parts."""
-        del source_shape
-        shape = (*tokens_shape, self._settings["width"])
-        self.embedding.build(tokens_shape)
-        for block in self.blocks:
-            block.build(shape, context_shape)
-        for part in (self.norm, self.logits):
-            part.build(shape)
+        """Makes all parts; a context is as wide as they are."""
+        del context_shape, source_shape
+        self.build_parts(tokens_shape, self.logits)
 
     def call(self, tokens: Any, context: Any, source: Any, training: bool | None = None) -> Any:
         """Scores (float32) of the token after each one: their softmax is its probabilities.
@@ -127,9 +81,8 @@ class TextDecoder(keras.layers.Layer):
 
     def start(self, context: Any, source: Any) -> Any:
         """The state before the first token, for `step`."""
-        batch_size, width = context.shape[0], self._settings["width"]
         return {
-            "kept": [block.room(batch_size, self.max_length, width) for block in self.blocks],
+            "kept": self.room(context.shape[0]),
             "read": [block.context_attention.keys_and_values(context) for block in self.blocks],
             "context": context,
             "source": source,
@@ -156,10 +109,6 @@ class TextDecoder(keras.layers.Layer):
         del context_shape, source_shape
         return (*tokens_shape, self.num_tokens)
 
-    def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
-        return {**super().get_config(), **self._settings}
-
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class CopyingDecoder(TextDecoder):
@@ -180,21 +129,21 @@ class CopyingDecoder(TextDecoder):
     def __init__(self, *args: Any, num_copied: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_copied = num_copied
-        self.pointer = keras.layers.Dense(self._settings["width"], dtype="float32", name="pointer")
+        self.pointer = keras.layers.Dense(self.width, dtype="float32", name="pointer")
         self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
 
     def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
         """Makes all parts."""
         super().build(tokens_shape, context_shape, source_shape)
         for part in (self.pointer, self.gate):
-            part.build((*tokens_shape, self._settings["width"]))
+            part.build((*tokens_shape, self.width))
 
     def _known(self, tokens: Any) -> Any:
         return known_tokens(tokens, self.num_tokens)
 
     def _scores(self, x: Any, context: Any, source: Any) -> Any:
         context = ops.cast(context, "float32")
-        places = ops.einsum("btw,bsw->bts", self.pointer(x), context) / self._settings["width"] ** 0.5
+        places = ops.einsum("btw,bsw->bts", self.pointer(x), context) / self.width**0.5
         places = ops.softmax(ops.where(padding_mask(source)[:, 0], places, -1e9))
         copied = ops.einsum("bts,bsv->btv", places, ops.one_hot(source, self.num_tokens + self.num_copied))
         gate = ops.sigmoid(self.gate(x))
