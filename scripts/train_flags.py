@@ -26,7 +26,7 @@ _WORKLOAD_SWITCHES = {
 }
 _RUN_OPTIONS = {
     "epochs": "passes over the training data, or auto for the recipe's choice",
-    "checkpoint_interval": "optimizer steps between checkpoints, or auto for one each epoch",
+    "checkpoint_interval": "optimizer steps between checkpoints, or auto: after epochs, at 2 % of the time at most",
 }
 
 

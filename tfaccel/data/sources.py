@@ -158,8 +158,9 @@ class IteratorSource:
             self._adapter.on_epoch_end()
 
     def rewind(self) -> None:
-        """Lets the next feed start anew."""
-        self.close()
+        """Lets the next feed start anew, where it would not do so anyway."""
+        if not (self._repeated and self._feed is not None and self._feed.exhausted):
+            self.close()
 
     def close(self) -> None:
         """Lets go of the iterator; a thread waits for tf.data's threads to end, not the caller."""

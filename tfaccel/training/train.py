@@ -45,7 +45,8 @@ def train(
         seed: decides initial weights, dropout and the order of the data.
         resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop. A
             run that is complete is left as it is.
-        checkpoint_interval: optimizer steps between checkpoints; None: one each epoch.
+        checkpoint_interval: optimizer steps between checkpoints; None: one after each epoch, or after several where
+            epochs are so short that saving would take more than 2 % of the time.
         callbacks: more Keras callbacks; their numbers and best weights are part of the checkpoints.
         verbose: 1 shows progress on standard error, 0 nothing.
 
@@ -70,7 +71,7 @@ def train(
         raise ValueError(f"`epochs` must be a whole number of at least 1. Received: epochs={epochs!r}.")
     if checkpoint_interval is not None and (type(checkpoint_interval) is not int or checkpoint_interval < 1):
         raise ValueError(
-            "`checkpoint_interval` must be a whole number of at least 1, or None for one checkpoint an epoch. "
+            "`checkpoint_interval` must be a whole number of at least 1, or None for checkpoints after epochs. "
             f"Received: {checkpoint_interval!r}."
         )
     hardware = detect_hardware()

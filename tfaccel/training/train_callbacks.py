@@ -18,6 +18,8 @@ from tfaccel.training.checkpoint import read_state, save_checkpoint
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.run_dir import RunDir
 
+_MOST_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
+
 
 class StepTimes(keras.callbacks.Callback):
     """Durations of the graph calls; the first, which traces and compiles, is kept apart."""
@@ -77,12 +79,13 @@ class MetricLines(keras.callbacks.Callback):
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves the whole training state every `interval` steps (None: each epoch), and puts a saved one back.
+    """Saves the whole training state, and puts a saved one back.
 
     Args:
         run_dir, replicas: where to, and whose state.
         others: the callbacks whose state (best value, patience) is saved too; this callback must come after them.
-        interval: steps between checkpoints.
+        interval: steps between checkpoints; None: after epochs, but where they are so short that saving would take
+            more than 2 % of the time, not after every one. The first and the last epoch always end with one.
         restored: arrays and position of the checkpoint to go on from.
     """
 
@@ -100,6 +103,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
         self._step = position["step"]
         self._last = 0
+        self._due_at = 0.0  # of the clock, for the next checkpoint after an epoch
 
     def steps_to_boundary(self, done: int) -> int | None:
         """Steps until the next checkpoint is due, `done` steps after this epoch was begun (or gone on with)."""
@@ -122,7 +126,17 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves after an epoch; the next run begins with the next one."""
         self._step += self._last
         self._epoch, self._first_step = epoch + 1, 0
-        self._save(self._epoch, 0, self._step)
+        if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
+            started = time.perf_counter()
+            self._save(self._epoch, 0, self._step)
+            ended = time.perf_counter()
+            self._due_at = ended + (ended - started) / _MOST_TIME_FOR_CHECKPOINTS
+
+    def _is_last(self, epoch: int) -> bool:
+        return bool(self.model.stop_training) or epoch + 1 == self.params["epochs"]
+
+    def _is_due(self) -> int:
+        return int(time.perf_counter() >= self._due_at)
 
     def _save(self, epoch: int, step_in_epoch: int, step: int) -> None:
         arrays = read_state(self.model, self._replicas)

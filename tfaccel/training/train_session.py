@@ -22,6 +22,7 @@ from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.run_dir import RunDir
+from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.validation import Validation
 from tfaccel.training.workload_source import WorkloadSource, with_plan
@@ -114,7 +115,8 @@ class TrainSession:
             return None
         dataset = with_plan(self._workload.validation_data(self._source.batch_size), self._plan, "validation_data")
         length = int(dataset.cardinality())
-        source = IteratorSource(dataset, num_batches=length if length > 0 else None)
+        source = IteratorSource(dataset, num_batches=length if length > 0 else None,
+                                num_epochs=self._epochs - self._first_epoch + 1)  # fmt: skip
         return Validation(source=source)
 
     def _callbacks(self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes,
@@ -122,7 +124,7 @@ class TrainSession:
         steps = self._source.num_batches
         every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
         if engine.replicas.is_chief:
-            every.append(keras.callbacks.TensorBoard(str(self._run_dir.tensorboard), write_graph=False))
+            every.append(TensorBoardScalars(self._run_dir.tensorboard))
             if verbose:
                 every.append(TrainingProgress(epochs=self._epochs, first_epoch=self._first_epoch, steps_of_epoch=steps,
                                               examples_per_step=self._source.batch_size))  # fmt: skip
