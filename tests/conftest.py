@@ -22,6 +22,30 @@ import pytest
 
 NUM_LOGICAL_CPUS = 4
 
+# The files that take longest run first, so that pytest's processes end at about the same time.
+LONGEST_FIRST = (
+    "parity/test_parity.py",
+    "training/test_as_keras.py",
+    "scripts/test_train.py",
+    "recipes/test_text_recipes.py",
+    "tpu/test_tpu_readiness.py",
+    "recipes/test_notebooks.py",
+    "training/test_resume.py",
+    "training/test_train_verb.py",
+    "recipes/test_tabular_recipes.py",
+    "recipes/test_gan.py",
+    "recipes/test_object_detection.py",
+    "recipes/test_autoencoder.py",
+    "recipes/test_sequence_forecasting.py",
+    "recipes/test_transfer_learning.py",
+    "recipes/test_image_classification.py",
+    "scripts/test_doctor.py",
+    "scripts/test_test_command.py",
+    "parity/test_run_cases.py",
+    "training/test_engine.py",
+    "training/test_whole_step.py",
+)
+
 # Environment that would make a test's outcome depend on the machine it runs on: clusters, other backends, compilers.
 FOREIGN_NAMES = re.compile(
     r"TF_CONFIG|TF_XLA_FLAGS|XLA_FLAGS|TF_USE_LEGACY_KERAS|TF_FORCE_GPU_ALLOW_GROWTH|KERAS_BACKEND|ISTPUVM"
@@ -54,11 +78,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=place_in_run)
     if config.getoption("--all"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def place_in_run(item: pytest.Item) -> int:
+    name = "/".join(item.path.parts[-2:])
+    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 @pytest.hookimpl(tryfirst=True)

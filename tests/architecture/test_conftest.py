@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import LONGEST_FIRST
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
@@ -82,6 +83,16 @@ def test_slow_tests_run_with_all_only(run_python, tmp_path):
     tests = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_fast(): pass\n"
     assert "1 passed, 1 deselected" in run_pytest(run_python, tmp_path, tests)
     assert "2 passed" in run_pytest(run_python, tmp_path, tests, "--all")
+
+
+def test_files_that_take_longest_are_there_and_run_first(run_python, tmp_path):
+    missing = [name for name in LONGEST_FIRST if not (CONFTEST.parent / name).is_file()]
+    assert missing == []
+    for name in (*LONGEST_FIRST[:2], "data/test_short.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("def test_it(): pass\n")
+    output = run_pytest(run_python, tmp_path, "def test_it(): pass\n", "--collect-only", "-q")
+    assert output.split()[:3] == [f"{name}::test_it" for name in (*LONGEST_FIRST[:2], "data/test_short.py")]
 
 
 def test_foreign_environment_is_removed(run_python, tmp_path, monkeypatch):
