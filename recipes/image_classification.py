@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfaccel.data.digits import digits
+from tfaccel.data.epoch_positions import Shard, only_shard
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
@@ -117,9 +118,12 @@ def workload(
 
         return ImageAugmentation(augmentation, images)
 
-    def train_data(batch_size: int, *, seed: int, epoch: int) -> Any:
-        moved = batches().train(batch_size, seed=seed, epoch=epoch)
-        return moved if augmentation in ("moves", "none") else augmented().apply(moved, seed=seed, epoch=epoch)
+    def train_data(batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None) -> Any:
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step}
+        if augmentation in ("moves", "none"):
+            return batches().train(batch_size, shard=shard, **part)
+        # The images of a batch are mixed with each other, so that all of them are needed before some are taken.
+        return only_shard(augmented().apply(batches().train(batch_size, **part), **part), batch_size, shard)
 
     return ImageWorkload(
         name="image_classification",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tfaccel.data.cache_choice import CacheOptions
 from tfaccel.data.digits import digits
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
@@ -35,7 +36,7 @@ def batches(logical_devices):
     """A function from an image set to its batches."""
     from tfaccel.data.image_batches import ImageBatches
 
-    return lambda images, moves=STILL: ImageBatches(images, moves)
+    return lambda images, moves=STILL, **options: ImageBatches(images, moves, **options)
 
 
 def read(dataset):
@@ -86,8 +87,29 @@ def test_batch_size_does_not_change_what_an_epoch_holds(batches):
 def test_an_epoch_can_be_entered_in_its_middle(batches):
     ours = batches(digits(), ImageMoves())
     whole = read(ours.train(64, seed=0, epoch=0))
-    rest = read(ours.train(64, seed=0, epoch=0).skip(20))
+    rest = read(ours.train(64, seed=0, epoch=0, start_step=20))
     assert np.array_equal(whole[0][20 * 64 :], rest[0])
+    assert np.array_equal(whole[1][20 * 64 :], rest[1])
+
+
+def test_decoded_files_are_used_again_until_they_change(batches, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("L", (8, 8), 10 * number).save(tmp_path / name / f"{number}.png")
+    cache = CacheOptions(place="disk", folder=tmp_path / ".cache")
+
+    def highest():
+        images = read(batches(read_image_set(tmp_path), cache=cache).train(4, seed=0, epoch=0))[0]
+        return images.max(), sorted((tmp_path / ".cache").iterdir())
+
+    before, folders = highest()
+    assert highest() == (before, folders)
+    for name in ("a", "b"):
+        for number in range(3):
+            Image.new("L", (8, 8), 200).save(tmp_path / name / f"{number}.png")
+    after, more_folders = highest()
+    assert (after, len(folders), len(more_folders)) == (200, 1, 2)
 
 
 def test_moved_images_are_those_of_the_transforms(batches):
@@ -125,8 +147,8 @@ def test_arrays_are_brought_to_size(batches, dtype):
     assert np.allclose(images, np.broadcast_to(np.arange(10)[:, None, None, None], images.shape), atol=1e-4)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_files_are_decoded(batches, tmp_path, monkeypatch, in_memory):
+@pytest.mark.parametrize("place", ["memory", "disk", "none"])
+def test_files_are_decoded(batches, tmp_path, place):
     colors = {"red": (250, 10, 20), "grey": 90, "cyan": (0, 200, 220, 255)}
     for name, color in colors.items():
         (tmp_path / name).mkdir()
@@ -134,10 +156,9 @@ def test_files_are_decoded(batches, tmp_path, monkeypatch, in_memory):
             mode = "L" if name == "grey" else "RGBA" if name == "cyan" and suffix == "png" else "RGB"
             fill = color if mode != "RGB" else color[:3]
             Image.new(mode, (15 + number, 12), fill).save(tmp_path / name / f"{number}.{suffix}")
-    if not in_memory:
-        monkeypatch.setattr("tfaccel.data.image_batches.MOST_BYTES_IN_MEMORY", 0)
     images = read_image_set(tmp_path, image_size=10)
-    pixels, labels = read(batches(images).train(3, seed=0, epoch=0))
+    cache = CacheOptions(place=place, folder=tmp_path / ".cache")
+    pixels, labels = read(batches(images, cache=cache).train(3, seed=0, epoch=0))
     assert pixels.shape == (9, 10, 10, 3)
     expected = {"cyan": (0, 200, 220), "grey": (90, 90, 90), "red": (250, 10, 20)}
     for image, label in zip(pixels, labels.argmax(axis=1), strict=True):

@@ -104,3 +104,37 @@ def test_another_system_than_linux_is_an_error_that_names_the_way_out(tmp_path):
     machine = make_machine(tmp_path, files={"/proc/meminfo": ""})
     with pytest.raises(HardwareError, match=r"no MemTotal.*Hardware\.load"):
         cpu.memory_bytes(machine)
+
+
+def test_free_memory_is_what_linux_calls_available(tmp_path):
+    meminfo = "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 4194304 kB\n"
+    assert cpu.free_memory_bytes(make_machine(tmp_path, files={"/proc/meminfo": meminfo})) == 4 * 2**30
+    assert cpu.free_memory_bytes(make_machine(tmp_path)) is None
+
+
+def test_free_memory_is_what_the_cgroup_leaves(tmp_path):
+    machine = make_machine(
+        tmp_path,
+        files={
+            "/proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n",
+            "/proc/self/cgroup": "0::/pod/box\n",
+            "/proc/self/mountinfo": "35 31 0:32 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
+            "/sys/fs/cgroup/pod/box/memory.max": "max\n",
+            "/sys/fs/cgroup/pod/memory.max": "4000000\n",
+            "/sys/fs/cgroup/pod/memory.current": "3500000\n",
+            "/sys/fs/cgroup/pod/memory.stat": "anon 2500000\nfile 1000000\ninactive_file 800000\nactive_file 200000\n",
+        },
+    )
+    assert cpu.free_memory_bytes(machine) == 4000000 - 3500000 + 800000
+    old = make_machine(
+        tmp_path / "old",
+        files={
+            "/proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n",
+            "/proc/self/cgroup": "4:memory:/box\n",
+            "/proc/self/mountinfo": "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": "1000\n",
+            "/sys/fs/cgroup/memory/box/memory.usage_in_bytes": "1400\n",
+            "/sys/fs/cgroup/memory/box/memory.stat": "total_inactive_file 100\n",
+        },
+    )
+    assert cpu.free_memory_bytes(old) == 0

@@ -9,7 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.example_cache import gathered
 from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.ordered_map import ordered_map
 from tfaccel.errors import DataError
 
 STRIDE = 4  # pixels of the image to a cell of the maps
@@ -75,41 +78,37 @@ class BoxBatches:
         self._moves = moves
         self.test_split = functools.cache(images.test)
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """One epoch of full batches; order, scenes and moves follow from seed and epoch.
 
-        Raises:
-            DataError: if there are fewer images than one batch takes.
+        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
         """
-        num_images = self._images.num_train_images
-        if num_images < global_batch_size:
-            raise DataError(
-                f"A batch takes {global_batch_size} images, but there are {num_images} to train on. "
-                f"Use a global batch size of at most {num_images}."
-            )
+        num_images, size = self._images.num_train_images, self._images.image_size
+        positions = epoch_positions(num_images, global_batch_size, start_step=start_step, shard=shard, noun="images")
         generator = np.random.default_rng([seed, epoch, 1])
-        split = self._images.train(seed, epoch)
-        order = generator.permutation(num_images)[: num_images // global_batch_size * global_batch_size]
-        size = self._images.image_size
-        boxes, labels = split.boxes[order], split.labels[order]
-        transforms = np.tile(np.array([1, 0, 0, 0, 1, 0, 0, 0], np.float32), (len(order), 1))
+        split, places = self._images.train(seed, epoch), positions.ravel()
+        rows = generator.permutation(num_images)[places]
+        boxes, labels = split.boxes[rows], split.labels[rows]
+        transforms = np.tile(np.array([1, 0, 0, 0, 1, 0, 0, 0], np.float32), (len(rows), 1))
         if self._moves is not None:
-            transforms = self._moves.transforms(generator, len(order), size)
+            num_used = num_images // global_batch_size * global_batch_size
+            transforms = self._moves.transforms(generator, num_used, size)[places]
             boxes, labels = moved_boxes(boxes, labels, transforms, size)
-        with tf.device("/CPU:0"):
-            pixels = tf.constant(split.images)
-        data = tf.data.Dataset.from_tensor_slices((order, transforms, self._maps(boxes, labels)))
+        read = gathered(split.images)
+        data = tf.data.Dataset.from_tensor_slices((rows, transforms, self._maps(boxes, labels)))
 
         def batch(rows: Any, transforms: Any, maps: Any) -> Any:
-            images = tf.cast(tf.gather(pixels, rows), tf.float32)
+            images = tf.cast(read(rows), tf.float32)
             if self._moves is not None:
                 images = tf.raw_ops.ImageProjectiveTransformV3(
                     images=images, transforms=transforms, output_shape=[size, size], fill_value=0.0,
                     interpolation="BILINEAR", fill_mode="CONSTANT",
                 )  # fmt: skip
-            return tf.ensure_shape(images, [global_batch_size, size, size, self._images.num_channels]), maps
+            return tf.ensure_shape(images, [*rows.shape, size, size, self._images.num_channels]), maps
 
-        return data.batch(global_batch_size, drop_remainder=True).map(batch)
+        return ordered_map(data.batch(positions.shape[1], drop_remainder=True), batch)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test images in their order; the last batch may have fewer."""

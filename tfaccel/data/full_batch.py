@@ -3,8 +3,8 @@
 from tfaccel.errors import DataError
 
 
-def check_one_batch(num_rows: int, global_batch_size: int) -> None:
-    """Raises DataError where the examples do not fill one batch.
+def check_one_batch(num_rows: int, global_batch_size: int, noun: str = "examples") -> None:
+    """Raises DataError where the examples (called by that noun) do not fill one batch.
 
     Example:
         >>> check_one_batch(3, 4)  # doctest: +ELLIPSIS
@@ -14,6 +14,6 @@ def check_one_batch(num_rows: int, global_batch_size: int) -> None:
     """
     if num_rows < global_batch_size:
         raise DataError(
-            f"A batch takes {global_batch_size} examples, but there are {num_rows} to train on. "
+            f"A batch takes {global_batch_size} {noun}, but there are {num_rows} to train on. "
             f"Use a global batch size of at most {num_rows}."
         )

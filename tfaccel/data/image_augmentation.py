@@ -88,15 +88,17 @@ class ImageAugmentation:
             if hasattr(layer, "generator"):
                 layer.generator = self._seeds
 
-    def apply(self, batches: tf.data.Dataset, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def apply(self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         """The batches of an epoch, augmented; the same for the same seed, epoch and batches.
 
         Arguments:
             batches: a finite data set of full batches of images (float32, raw pixel values) and one-hot labels.
             seed, epoch: decide the augmentation.
+            start_step: the place of the first batch in the epoch, from 0.
         """
         generator = np.random.default_rng([seed, epoch, _STREAM])
-        seeds = generator.integers(0, 2**31 - 1, (int(batches.cardinality()), 2), np.int32)
+        num_steps = start_step + int(batches.cardinality())
+        seeds = generator.integers(0, 2**31 - 1, (num_steps, 2), np.int32)[start_step:]
         pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
         spec = batches.element_spec
         traced = self._traced(tuple(spec[0].shape), tuple(spec[1].shape))

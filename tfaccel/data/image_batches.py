@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -9,16 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.cache_choice import CacheOptions
+from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.example_cache import gathered
+from tfaccel.data.image_decoding import decoder
 from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.image_set import ImageSet, ImageSplit
-from tfaccel.errors import DataError
-
-# Decoded images up to this size are kept in memory; more are decoded again in every epoch.
-MOST_BYTES_IN_MEMORY = 2**30
-_DECODING_ROWS = 64
-_MOST_PARALLEL_CALLS = 8
-
-Reader = Callable[[tf.Tensor], tf.Tensor]
+from tfaccel.data.image_set import EncodedImages, ImageSet, ImageSplit
+from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
 
 
 class ImageBatches:
@@ -28,8 +26,9 @@ class ImageBatches:
     belongs to a position in the epoch. So an epoch can be repeated exactly, in any process and with any batch size.
 
     Arguments:
-        images: what to batch. Files are decoded by `tf.data`, once where all of them fit into a gigabyte of memory.
+        images: what to batch. Files are read and decoded by `tf.data`, once where there is room for what comes out.
         moves: how far training images are moved at random.
+        cache: where decoded images are kept.
 
     Example:
         >>> from tfaccel.data.digits import digits
@@ -38,128 +37,61 @@ class ImageBatches:
         (TensorShape([64, 8, 8, 1]), TensorShape([64, 10]))
     """
 
-    def __init__(self, images: ImageSet, moves: ImageMoves) -> None:
+    def __init__(self, images: ImageSet, moves: ImageMoves, *, cache: CacheOptions = AUTOMATIC) -> None:
         self._images = images
         self._moves = moves
+        self._cache = cache
         self._parts = images.load()
-        num_bytes = (images.num_train_images + images.num_test_images) * images.image_size**2 * images.num_channels
-        self._in_memory = num_bytes <= MOST_BYTES_IN_MEMORY
-        self._traced: dict[int, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {}
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
 
-        All batches are full, so that shapes are fixed for XLA and every replica has an equal share: the images left
-        over are other ones in each epoch.
-
-        Raises:
-            DataError: if there are fewer images than one batch takes.
+        All batches are full; the images left over are other ones in each epoch. Arguments and errors are those of
+        `Pipeline.train`.
         """
-        num_images = self._images.num_train_images
-        num_steps = num_images // global_batch_size
-        if num_steps == 0:
-            raise DataError(
-                f"A batch takes {global_batch_size} images, but there are {num_images} to train on. "
-                f"Use a global batch size of at most {num_images}."
-            )
-        generator = np.random.default_rng([seed, epoch])
-        rows = generator.permutation(num_images)
-        transforms = self._moves.transforms(generator, num_images, self._images.image_size)
-        used = num_steps * global_batch_size
-        batches = (
-            rows[:used].reshape(num_steps, global_batch_size),
-            transforms[:used].reshape(num_steps, global_batch_size, 8),
-        )
-        return _mapped(tf.data.Dataset.from_tensor_slices(batches), self._moved_batch(global_batch_size))
+        return self._train.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test images in their order, as they are; the last batch may have fewer."""
-        read, labels = self._test_part
-
-        def batch(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.cast(read(rows), tf.float32), tf.gather(labels, rows)
-
-        return _mapped(tf.data.Dataset.range(self._images.num_test_images).batch(global_batch_size), batch)
-
-    def _moved_batch(self, global_batch_size: int) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-        """The function that makes a training batch, traced once and not in every epoch."""
-        if global_batch_size not in self._traced:
-            self._traced[global_batch_size] = self._trace(global_batch_size)
-        return self._traced[global_batch_size]
-
-    def _trace(self, global_batch_size: int) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-        read, labels = self._train_part
-        size, num_channels = self._images.image_size, self._images.num_channels
-
-        @tf.function
-        def moved_batch(rows: tf.Tensor, transforms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            moved = tf.raw_ops.ImageProjectiveTransformV3(
-                images=tf.cast(read(rows), tf.float32),
-                transforms=transforms,
-                output_shape=[size, size],
-                fill_value=0.0,
-                interpolation="BILINEAR",
-                fill_mode="NEAREST",
-            )
-            moved = tf.ensure_shape(moved, [global_batch_size, size, size, num_channels])
-            return moved, tf.gather(labels, rows)
-
-        rows = tf.TensorSpec([global_batch_size], tf.int64)
-        transforms = tf.TensorSpec([global_batch_size, 8], tf.float32)
-        return moved_batch.get_concrete_function(rows, transforms)
+        return self._test.test(global_batch_size)
 
     @functools.cached_property
-    def _train_part(self) -> tuple[Reader, tf.Tensor]:
-        return self._reader(self._parts[0]), self._one_hot(self._parts[0])
+    def _train(self) -> Pipeline:
+        moves, size = self._moves, self._images.image_size
+        draw: Callable[[np.random.Generator, int], np.ndarray] = functools.partial(moves.transforms, image_size=size)
+        return self._pipeline(self._parts[0], Augmentation(draw, functools.partial(_moved, size=size)))
 
     @functools.cached_property
-    def _test_part(self) -> tuple[Reader, tf.Tensor]:
-        return self._reader(self._parts[1]), self._one_hot(self._parts[1])
+    def _test(self) -> Pipeline:
+        return self._pipeline(self._parts[1], None)
 
-    def _reader(self, part: ImageSplit) -> Reader:
-        """A function from row numbers to images of the set's size."""
+    def _pipeline(self, part: ImageSplit, augmentation: Augmentation | None) -> Pipeline:
+        num_classes, size = len(self._images.class_names), self._images.image_size
+        cache: CacheOptions | None = None
         if isinstance(part.images, np.ndarray):
-            return _reader_of_array(_sized(part.images, self._images.image_size))
-        read = _reader_of_files(part.images, self._images)
-        if not self._in_memory:
-            return read
-        rows = tf.data.Dataset.range(len(part.images)).batch(_DECODING_ROWS)
-        return _reader_of_array(np.concatenate(list(_mapped(rows, read).as_numpy_iterator())))
+            read = gathered((_sized(part.images, size), part.labels))
+        else:
+            decode, labels = decoder(part.images, self._images), gathered(part.labels)
+            cache = dataclasses.replace(self._cache, identity=functools.partial(_identity, part.images, self._images))
 
-    def _one_hot(self, part: ImageSplit) -> tf.Tensor:
-        with tf.device("/CPU:0"):
-            return tf.one_hot(part.labels, len(self._images.class_names))
+            def read(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                return decode(rows), labels(rows)
 
-
-def _mapped(dataset: tf.data.Dataset, function: Callable[..., object]) -> tf.data.Dataset:
-    """The data set with a function applied in parallel, in order.
-
-    tf.data's autotuning stays off: the end of an epoch would wait for its thread, up to seconds.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.deterministic = True
-    num_calls = min(len(os.sched_getaffinity(0)), _MOST_PARALLEL_CALLS)
-    return dataset.map(function, num_parallel_calls=num_calls).with_options(options)
+        return Pipeline(
+            read, num_examples=len(part.labels), cache=cache, augmentation=augmentation, noun="images",
+            prepare=lambda pair: (tf.cast(pair[0], tf.float32), tf.one_hot(pair[1], num_classes)),
+        )  # fmt: skip
 
 
-def _reader_of_array(images: np.ndarray) -> Reader:
-    with tf.device("/CPU:0"):
-        pixels = tf.constant(images)
-    return lambda rows: tf.gather(pixels, rows)
-
-
-def _reader_of_files(paths: tuple[str, ...], images: ImageSet) -> Reader:
-    with tf.device("/CPU:0"):
-        names = tf.constant(paths)
-    size, num_channels = images.image_size, images.num_channels
-
-    def read_image(name: tf.Tensor) -> tf.Tensor:
-        image = tf.io.decode_image(tf.io.read_file(name), channels=num_channels, expand_animations=False)
-        image = tf.image.resize(image, [size, size], antialias=True)
-        return tf.ensure_shape(tf.cast(tf.round(image), tf.uint8), [size, size, num_channels])
-
-    return lambda rows: tf.map_fn(read_image, tf.gather(names, rows), fn_output_signature=tf.uint8)
+def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    images, labels = pair
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=images, transforms=transforms, output_shape=[size, size], fill_value=0.0, interpolation="BILINEAR",
+        fill_mode="NEAREST",
+    )  # fmt: skip
+    return tf.ensure_shape(moved, images.shape), labels
 
 
 def _sized(images: np.ndarray, size: int) -> np.ndarray:
@@ -174,3 +106,11 @@ def _sized(images: np.ndarray, size: int) -> np.ndarray:
 
 def _portions(images: np.ndarray) -> list[np.ndarray]:
     return [images[start : start + 1024] for start in range(0, len(images), 1024)]
+
+
+def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
+    """What tells decoded images from others: the files (by name, size and time of change) and the shape."""
+    if isinstance(images, EncodedImages):
+        return f"{images.identity()} {of.image_size} {of.num_channels}"
+    states = [(os.path.abspath(name), os.stat(name).st_size, os.stat(name).st_mtime_ns) for name in images]
+    return f"{states} {of.image_size} {of.num_channels}"

@@ -1,5 +1,6 @@
 """The noun `ImageSet`: labelled images, cut into a training and a test part."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,16 +14,33 @@ LARGEST_DEFAULT_IMAGE_SIZE = 64
 TEST_FRACTION = 0.2
 
 
+class EncodedImages(ABC):
+    """Images in the bytes of PNG or JPEG files, wherever those lie; read by number, from any thread."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of images."""
+
+    @abstractmethod
+    def read(self, rows: np.ndarray) -> list[bytes]:
+        """The bytes of the images with these numbers, counted from 0."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """A text that is another one when the images are others."""
+
+
 @dataclass(frozen=True)
 class ImageSplit:
     """One part of an image set.
 
     Arguments:
-        images: an array, uint8 or float32, of shape (num_images, height, width, channels); or the names of image files.
+        images: an array, uint8 or float32, of shape (num_images, height, width, channels); the names of image files; or
+            encoded images.
         labels: the class of each image, a number from 0; int64, of shape (num_images,).
     """
 
-    images: np.ndarray | tuple[str, ...]
+    images: np.ndarray | tuple[str, ...] | EncodedImages
     labels: np.ndarray
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.ordered_map import untuned
+from tfaccel.data.pipeline import array_batches
 from tfaccel.data.tabular_set import TabularSet
-from tfaccel.errors import DataError
 
 
 class TabularBatches:
@@ -34,32 +35,28 @@ class TabularBatches:
         self._data = data
         self._identity = np.eye(len(data.encoding.class_names), dtype=np.float32) if one_hot else None
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """One epoch of training batches: inputs, targets and, where classes have weights, a weight for each row.
 
-        All batches are full; the rows left over are other ones in each epoch.
-
-        Raises:
-            DataError: if there are fewer rows than one batch takes.
+        All batches are full; the rows left over are other ones in each epoch. Arguments and errors are those of
+        `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_rows = len(self._data.train.targets)
-        num_steps = num_rows // global_batch_size
-        if num_steps == 0:
-            raise DataError(
-                f"A batch takes {global_batch_size} rows, but there are {num_rows} to train on. "
-                f"Use a global batch size of at most {num_rows}."
-            )
-        order = np.random.default_rng([seed, epoch]).permutation(num_rows)[: num_steps * global_batch_size]
+        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows")
+        order = np.random.default_rng([seed, epoch]).permutation(num_rows)
         batch: tuple[Any, ...] = self._rows(self._data.train.inputs, self._data.train.targets, order)
         if self._data.class_weights is not None:
             batch += (self._data.class_weights.astype(np.float32)[self._data.train.targets[order]],)
-        shape = (num_steps, global_batch_size)
-        return _dataset(keras.tree.map_structure(lambda array: array.reshape(shape + array.shape[1:]), batch))
+        return array_batches(batch, positions)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test rows in their order, without weights; the last batch may have fewer."""
         part = self._data.test
-        return _dataset(self._rows(part.inputs, part.targets, np.arange(len(part.targets)))).batch(global_batch_size)
+        rows = self._rows(part.inputs, part.targets, np.arange(len(part.targets)))
+        with tf.device("/CPU:0"):
+            return untuned(tf.data.Dataset.from_tensor_slices(rows).batch(global_batch_size))
 
     def _rows(
         self, inputs: Mapping[str, np.ndarray], targets: np.ndarray, rows: np.ndarray
@@ -67,11 +64,3 @@ class TabularBatches:
         goal = targets[rows]
         goal = goal[:, np.newaxis] if self._identity is None else self._identity[goal]
         return {name: array[rows] for name, array in inputs.items()}, goal
-
-
-def _dataset(batch: Any) -> tf.data.Dataset:
-    """Slices in their order; tf.data's autotuning stays off, whose thread would hold up the end of an epoch."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    with tf.device("/CPU:0"):
-        return tf.data.Dataset.from_tensor_slices(batch).with_options(options)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.full_batch import check_one_batch
+from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.ordered_map import untuned
+from tfaccel.data.pipeline import array_batches
 from tfaccel.errors import DataError
 
 RandomChange = Callable[[Any, np.random.Generator], Any]
@@ -32,24 +34,25 @@ class TextBatches:
     def __init__(self, train: Any, test: Any, *, change: RandomChange | None = None) -> None:
         self._train, self._test, self._change = train, test, change
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """One epoch of full batches; the examples left over are other ones in each epoch.
 
-        Raises:
-            DataError: if there are fewer examples than one batch takes.
+        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_rows = num_examples(self._train)
-        check_one_batch(num_rows, global_batch_size)
+        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard)
         generator = np.random.default_rng([seed, epoch])
         rows = generator.permutation(num_rows)[: num_rows // global_batch_size * global_batch_size]
         data = tf.nest.map_structure(lambda array: array[rows], self._train)
         if self._change is not None:
             data = self._change(data, generator)
-        return _batched(data, global_batch_size, drop_remainder=True)
+        return array_batches(data, positions)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test examples in their order; the last batch may have fewer."""
-        return _batched(self._test, global_batch_size, drop_remainder=False)
+        return _in_order(self._test, global_batch_size)
 
 
 def num_examples(arrays: Any) -> int:
@@ -57,13 +60,10 @@ def num_examples(arrays: Any) -> int:
     return len(tf.nest.flatten(arrays)[0])
 
 
-def _batched(arrays: Any, global_batch_size: int, *, drop_remainder: bool) -> tf.data.Dataset:
-    """tf.data's autotuning stays off: the end of an epoch would wait for its thread, up to seconds."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
+def _in_order(arrays: Any, global_batch_size: int) -> tf.data.Dataset:
+    """Batches of arrays as they are; the last one may have fewer rows."""
     with tf.device("/CPU:0"):
-        dataset = tf.data.Dataset.from_tensor_slices(arrays)
-    return dataset.batch(global_batch_size, drop_remainder=drop_remainder).with_options(options)
+        return untuned(tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size))
 
 
 class TextPieces:
@@ -92,23 +92,25 @@ class TextPieces:
                 raise DataError(f"A text must have more than {length} tokens. Received: {len(tokens)}.")
         self._train, self._test, self._length, self._stride = train, test, length, stride
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """One epoch of full batches, which begins at another token of the first `stride` each time.
 
-        Raises:
-            DataError: if there are fewer pieces than one batch takes.
+        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
         """
         generator = np.random.default_rng([seed, epoch])
         num_pieces = (len(self._train) - self._length - 1) // self._stride
-        check_one_batch(num_pieces, global_batch_size)
+        positions = epoch_positions(num_pieces, global_batch_size, start_step=start_step, shard=shard, noun="pieces")
         starts = generator.integers(self._stride) + self._stride * generator.permutation(num_pieces)
-        return _batched(self._pieces(self._train, starts), global_batch_size, drop_remainder=True)
+        with tf.device("/CPU:0"):
+            return untuned(tf.data.Dataset.from_tensor_slices(self._pieces(self._train, starts[positions])))
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The text to test with, piece by piece; the rest at its end is left out."""
         starts = np.arange(0, len(self._test) - self._length, self._length)
-        return _batched(self._pieces(self._test, starts), global_batch_size, drop_remainder=False)
+        return _in_order(self._pieces(self._test, starts), global_batch_size)
 
     def _pieces(self, tokens: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places = starts[:, None] + np.arange(self._length)
+        places = starts[..., np.newaxis] + np.arange(self._length)
         return tokens[places], tokens[places + 1]

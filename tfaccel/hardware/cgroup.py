@@ -33,6 +33,30 @@ def memory_limit_bytes(machine: Machine) -> int | None:
     return min((number for number in numbers if number > 0), default=None)
 
 
+def memory_left_bytes(machine: Machine) -> int | None:
+    """Bytes that this process's groups may still take before the first of them is at its limit; None without a limit.
+
+    Files that the kernel keeps in memory, and drops when memory is wanted, count as free.
+    """
+    names = {None: ("memory.max", "memory.current", "inactive_file"),
+             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}  # fmt: skip
+    left = []
+    for controller, (limit_file, usage_file, droppable) in names.items():
+        for folder in _group_folders(machine, controller=controller):
+            limit = (machine.read(f"{folder}/{limit_file}") or "").strip()
+            usage = (machine.read(f"{folder}/{usage_file}") or "").strip()
+            if limit.isdigit() and usage.isdigit():
+                kept = _field(machine.read(f"{folder}/memory.stat"), droppable)
+                left.append(max(0, int(limit) - int(usage) + kept))
+    return min(left, default=None)
+
+
+def _field(text: str | None, name: str) -> int:
+    """The number behind a name in lines of names and numbers; 0 where it is not there."""
+    pairs = (line.split() for line in (text or "").splitlines())
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), 0)
+
+
 def _ratio(quota: str, period: str) -> float | None:
     # No limit is written "max" in version 2 and "-1" in version 1.
     if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:

@@ -1,7 +1,7 @@
 """The processor and the memory that this process may use, from /proc, /sys and the process's cgroups."""
 
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.cgroup import cpu_quota, memory_limit_bytes
+from tfaccel.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
 from tfaccel.hardware.machine import Machine
 
 # Linux's names of the instruction sets that decide how fast TensorFlow computes. Ours are the same in capitals.
@@ -63,6 +63,20 @@ def memory_bytes(machine: Machine) -> int:
         "Cannot tell how much memory this machine has: /proc/meminfo has no MemTotal. tfaccel detects hardware on "
         "Linux; elsewhere describe the machine in a JSON file and read it with Hardware.load."
     )
+
+
+def free_memory_bytes(machine: Machine) -> int | None:
+    """Memory that this process may still take without swapping; None where the kernel does not tell.
+
+    That is what Linux calls available, or what is left below its cgroup's limit where that is less.
+    """
+    for line in (machine.read("/proc/meminfo") or "").splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"] and len(words) >= 2 and words[1].isdigit():
+            left = memory_left_bytes(machine)
+            available = int(words[1]) * 1024
+            return available if left is None else min(available, left)
+    return None
 
 
 def _cpuinfo(machine: Machine) -> list[dict[str, str]]:

@@ -1,0 +1,100 @@
+"""Where examples are kept once they are read and decoded: in memory, on disk, or nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tfaccel.errors import DataError
+
+Place = Literal["auto", "memory", "disk", "none"]
+PLACES = ("auto", "memory", "disk", "none")
+
+# While memory is filled, a copy is made of what it is filled with; a third is left to training.
+_PART_OF_MEMORY = 1 / 3
+_PART_OF_DISK = 1 / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """What may be decided about a cache.
+
+    Arguments:
+        place: "memory", "disk", "none", or "auto" for the first of them that has room.
+        folder: where caches on disk lie; None for `tfaccel/examples` in the user's cache folder (`XDG_CACHE_HOME`, or
+            `.cache` at home).
+        identity: `identity()` is a text that is another one when the examples are others; a cache on disk is used again
+            by the next run with the same one. None: the cache goes when the process ends.
+
+    Raises:
+        DataError: for another place.
+    """
+
+    place: Place = "auto"
+    folder: str | os.PathLike[str] | None = None
+    identity: Callable[[], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES:
+            raise DataError(f"A cache's place must be one of {', '.join(PLACES)}. Received: place={self.place!r}.")
+
+    @property
+    def path(self) -> Path:
+        """The folder of caches on disk; it may not be there yet."""
+        if self.folder is not None:
+            return Path(self.folder)
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfaccel" / "examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheChoice:
+    """Where examples are kept, and why there."""
+
+    place: Literal["memory", "disk", "none"]
+    reason: str
+
+
+def choose_cache(
+    num_bytes: int, *, free_memory_bytes: int | None, free_disk_bytes: int, place: Place = "auto"
+) -> CacheChoice:
+    """Memory where the examples fit into a third of what is free, else the disk where they fit into half, else nowhere.
+
+    Arguments:
+        num_bytes: what all decoded examples take.
+        free_memory_bytes: memory that this process may still take; None if it is not known.
+        free_disk_bytes: what is free where caches on disk lie.
+        place: what is asked for.
+
+    Raises:
+        DataError: if there is no room where they are to be kept.
+
+    Example:
+        >>> choose_cache(10**9, free_memory_bytes=2 * 10**9, free_disk_bytes=10**10).place
+        'disk'
+    """
+    size = f"the examples take {_amount(num_bytes)} when decoded"
+    memory = "unknown" if free_memory_bytes is None else _amount(free_memory_bytes)
+    found = f"{size}; free memory: {memory}, free disk: {_amount(free_disk_bytes)}"
+    if place == "memory" and free_memory_bytes is not None and num_bytes > free_memory_bytes:
+        raise DataError(f"The cache cannot be in memory: {found}. Use 'disk', 'none' or 'auto'.")
+    if place == "disk" and num_bytes > free_disk_bytes:
+        raise DataError(f"The cache cannot be on disk: {found}. Use 'memory', 'none' or 'auto'.")
+    if place != "auto":
+        return CacheChoice(place=place, reason=f"as asked for; {found}")
+    if num_bytes <= _PART_OF_MEMORY * (free_memory_bytes or 0):
+        return CacheChoice(place="memory", reason=f"a third of the free memory is enough: {found}")
+    if num_bytes <= _PART_OF_DISK * free_disk_bytes:
+        return CacheChoice(
+            place="disk", reason=f"more than a third of the free memory, at most half of the disk: {found}"
+        )
+    return CacheChoice(place="none", reason=f"more than a third of the free memory and half of the disk: {found}")
+
+
+def _amount(num_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1000:.1f} kB"

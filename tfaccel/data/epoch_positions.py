@@ -1,0 +1,101 @@
+"""Which places of an epoch make up its batches: from any step on, and for one worker's share of each batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfaccel.data.full_batch import check_one_batch
+from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Shard = tuple[int, int]
+
+
+def epoch_positions(
+    num_examples: int,
+    global_batch_size: int,
+    *,
+    start_step: int = 0,
+    shard: Shard | None = None,
+    noun: str = "examples",
+) -> np.ndarray:
+    """The places of an epoch that go into each of its full batches, places counted from 0.
+
+    Whatever is random about an epoch belongs to a place in it. So an epoch that is entered at a later step, or of which
+    a worker reads its own rows only, holds what the whole epoch holds there, and what comes before is never touched.
+
+    Arguments:
+        num_examples: places of the epoch; those that fill no batch are left out.
+        global_batch_size: examples of one batch, over all workers.
+        start_step: full batches to leave out at the beginning.
+        shard: (index, count): of each batch only the rows of worker `index`, from 0, out of `count`.
+        noun: what examples are called in messages.
+
+    Returns:
+        int64, of shape (num_steps - start_step, rows).
+
+    Raises:
+        DataError: if there are fewer examples than one batch takes, or no such shard or step.
+
+    Example:
+        >>> epoch_positions(11, 4).tolist()
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+        >>> epoch_positions(11, 4, start_step=1, shard=(1, 2)).tolist()
+        [[6, 7]]
+    """
+    check_one_batch(num_examples, global_batch_size, noun)
+    num_steps = num_examples // global_batch_size
+    if not 0 <= start_step <= num_steps:
+        raise DataError(f"An epoch has {num_steps} full batches. Received: start_step={start_step}.")
+    start, stop = shard_rows(global_batch_size, shard)
+    firsts = np.arange(start_step, num_steps, dtype=np.int64) * global_batch_size
+    return firsts[:, np.newaxis] + np.arange(start, stop, dtype=np.int64)
+
+
+def shard_rows(global_batch_size: int, shard: Shard | None) -> tuple[int, int]:
+    """The first row of a worker's share of a global batch, and the one behind its last; all rows without a shard.
+
+    Shares lie side by side in the order of the workers, and differ by one row at most.
+
+    Raises:
+        DataError: if there is no such share, or it would be empty.
+
+    Example:
+        >>> [shard_rows(5, (index, 2)) for index in range(2)]
+        [(0, 3), (3, 5)]
+    """
+    index, count = shard or (0, 1)
+    if not 0 <= index < count <= global_batch_size:
+        raise DataError(
+            "A shard must be (index, count) with an index from 0 below count, and count at most the global batch size. "
+            f"Received: shard={shard}, global_batch_size={global_batch_size}."
+        )
+    return -(-global_batch_size * index // count), -(-global_batch_size * (index + 1) // count)
+
+
+def only_shard(batches: tf.data.Dataset, global_batch_size: int, shard: Shard | None) -> tf.data.Dataset:
+    """The worker's rows of batches that had to be made as a whole, because their rows depend on each other.
+
+    Arguments:
+        batches: full global batches.
+        global_batch_size, shard: as in `epoch_positions`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> [batch.tolist() for batch in only_shard(tf.data.Dataset.range(4).batch(2), 2, (1, 2)).as_numpy_iterator()]
+        [[1], [3]]
+    """
+    if shard is None:
+        return batches
+    start, stop = shard_rows(global_batch_size, shard)
+    import tensorflow as tf
+
+    return batches.map(lambda *batch: tf.nest.map_structure(lambda leaf: leaf[start:stop], _only(batch)))
+
+
+def _only(batch: tuple) -> object:
+    return batch if len(batch) > 1 else batch[0]

@@ -1,0 +1,176 @@
+"""Examples kept after they were read and decoded once: as tensors in memory, or as memory-mapped files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.cache_choice import CacheChoice, CacheOptions, choose_cache
+from tfaccel.data.ordered_map import ordered_map
+from tfaccel.hardware.cluster import find_cluster
+from tfaccel.hardware.cpu import free_memory_bytes
+from tfaccel.hardware.machine import Machine
+
+logger = logging.getLogger("tfaccel")
+
+Reader = Callable[[tf.Tensor], Any]
+
+_NUM_MEASURED = 8  # examples, from all over the set
+_ROWS_AT_ONCE = 64
+
+
+class ExampleCache:
+    """Examples behind a function that reads them by row number, kept where there is room for them.
+
+    Whether there is follows from the size of some examples as they come out of the reader, and from what is free. The
+    choice is logged once with its reason. Examples are read and decoded in parallel before the first batch.
+
+    Arguments:
+        read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
+            as many rows. It is traced.
+        num_examples: rows in all.
+        options: where to keep them.
+        noun: what the examples are called in the log.
+
+    Attributes:
+        read: as above, from the cache where there is one.
+        choice: where examples are kept, and why; None for texts, whose size is not fixed.
+
+    Example:
+        >>> cache = ExampleCache(lambda rows: tf.cast(rows, tf.float32) / 2, num_examples=9)
+        >>> cache.read(tf.constant([3, 8], tf.int64)).numpy().tolist()
+        [1.5, 4.0]
+    """
+
+    def __init__(
+        self, read: Reader, *, num_examples: int, options: CacheOptions | None = None, noun: str = "examples"
+    ) -> None:
+        self._options = options or CacheOptions()
+        self._num_examples = num_examples
+        traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.int64)])
+        rows = np.unique(np.linspace(0, num_examples - 1, _NUM_MEASURED).astype(np.int64))
+        self._sample = traced(tf.constant(rows))
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(self._sample)]
+        self.choice: CacheChoice | None = None
+        self.read = read
+        if any(leaf.dtype == object for leaf in leaves):
+            return
+        num_bytes = sum(leaf.nbytes for leaf in leaves) * num_examples // len(rows)
+        self.choice = choose_cache(
+            num_bytes, free_memory_bytes=_own_memory_bytes(Machine.here()), place=self._options.place,
+            free_disk_bytes=_free_disk_bytes(self._options.path),
+        )  # fmt: skip
+        logger.info("Cache of %d %s: %s (%s).", num_examples, noun, self.choice.place, self.choice.reason)
+        if self.choice.place == "memory":
+            self.read = self._in_memory(traced, leaves)
+        elif self.choice.place == "disk":
+            self.read = self._on_disk(traced, leaves)
+
+    def _in_memory(self, read: Reader, leaves: Sequence[np.ndarray]) -> Reader:
+        arrays = [np.empty((self._num_examples, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        self._fill(arrays, read)
+        return gathered(tf.nest.pack_sequence_as(self._sample, arrays))
+
+    def _on_disk(self, read: Reader, leaves: Sequence[np.ndarray]) -> Reader:
+        folder = self._folder(leaves)
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
+            try:
+                arrays = [
+                    np.lib.format.open_memmap(
+                        unfinished / f"{i}.npy",
+                        mode="w+",
+                        dtype=leaf.dtype,
+                        shape=(self._num_examples, *leaf.shape[1:]),
+                    )
+                    for i, leaf in enumerate(leaves)
+                ]
+                self._fill(arrays, read)
+                for array in arrays:
+                    array.flush()
+                _rename(unfinished, folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        mapped = [np.load(folder / f"{i}.npy", mmap_mode="r") for i in range(len(leaves))]
+        if self._options.identity is None:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return self._from_maps(mapped)
+
+    def _folder(self, leaves: Sequence[np.ndarray]) -> Path:
+        """Where the cache of these very examples lies."""
+        if self._options.identity is None:
+            return self._options.path / f"process-{os.getpid()}-{id(self):x}"
+        shapes = [(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves]
+        text = f"{self._options.identity()} {self._num_examples} {shapes}"
+        return self._options.path / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _fill(self, arrays: Sequence[np.ndarray], read: Reader) -> None:
+        """Reads all examples into arrays."""
+        done = 0
+        portions = ordered_map(tf.data.Dataset.range(self._num_examples).batch(_ROWS_AT_ONCE), read)
+        for portion in portions.as_numpy_iterator():
+            leaves = tf.nest.flatten(portion)
+            for array, leaf in zip(arrays, leaves, strict=True):
+                array[done : done + len(leaf)] = leaf
+            done += len(leaves[0])
+
+    def _from_maps(self, arrays: Sequence[np.ndarray]) -> Reader:
+        dtypes = [tf.as_dtype(array.dtype) for array in arrays]
+
+        def take(rows: np.ndarray) -> list[np.ndarray]:
+            return [np.asarray(array[rows]) for array in arrays]
+
+        def read(rows: tf.Tensor) -> Any:
+            leaves = tf.numpy_function(take, [rows], dtypes, stateful=False)
+            for leaf, array in zip(leaves, arrays, strict=True):
+                leaf.set_shape([rows.shape[0], *array.shape[1:]])
+            return tf.nest.pack_sequence_as(self._sample, leaves)
+
+        return read
+
+
+def gathered(arrays: Any) -> Reader:
+    """A function from row numbers to rows of a nest of arrays, which become tensors in the host's memory.
+
+    Example:
+        >>> gathered(np.array([5, 6, 7]))(tf.constant([2, 0])).numpy().tolist()
+        [7, 5]
+    """
+    with tf.device("/CPU:0"):
+        tensors = tf.nest.map_structure(tf.constant, arrays)
+    return lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
+
+
+def _rename(unfinished: Path, folder: Path) -> None:
+    """Gives a whole cache its name, unless another process was first."""
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
+def _own_memory_bytes(machine: Machine) -> int | None:
+    """This process's part of the free memory: workers of one cluster on one machine share it."""
+    free = free_memory_bytes(machine)
+    cluster = find_cluster(machine)
+    if free is None or cluster is None or cluster.task_index >= len(cluster.addresses):
+        return free
+    hosts = [address.rpartition(":")[0] for address in cluster.addresses]
+    return free // hosts.count(hosts[cluster.task_index])
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free

@@ -1,0 +1,32 @@
+"""A function applied to a data set in parallel, with its elements in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+_MOST_PARALLEL_CALLS = 8
+
+
+def ordered_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """The data set with a function applied in as many calls side by side as there are cores, at most eight.
+
+    tf.data's autotuning stays off: the end of an epoch would wait for its thread, up to seconds.
+
+    Example:
+        >>> [int(number) for number in ordered_map(tf.data.Dataset.range(3), lambda number: 10 * number)]
+        [0, 10, 20]
+    """
+    num_calls = min(len(os.sched_getaffinity(0)), _MOST_PARALLEL_CALLS)
+    return untuned(dataset.map(function, num_parallel_calls=num_calls))
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The data set without autotuning, and with its elements in order."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    return dataset.with_options(options)
