@@ -66,10 +66,13 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
         names = [name.strip() for name in reader.fieldnames or []]
         reader.fieldnames = names
         for column in columns:
-            if column not in names:
-                hint = near_name(column, names) or f" Columns: {', '.join(names)}."
-                raise DataError(f"{path} has no column {column!r}.{hint}")
+            _check_column(path, column, names)
         for row in reader:
+            if None in row:  # What is behind the last column; a comma in a text that is not quoted makes it.
+                raise DataError(
+                    f"{path}, line {reader.line_num}: there are more values than the {len(names)} columns. "
+                    'Put texts that hold commas in "quotation marks".'
+                )
             for values, column in zip(found, columns, strict=True):
                 value = (row[column] or "").strip()
                 if not value:
@@ -81,6 +84,14 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
     if not found[0]:
         raise DataError(f"{path} has no row below the names of its columns.")
     return found
+
+
+def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -> None:
+    if names.count(column) > 1:
+        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a name of its own.")
+    if column not in names:
+        hint = near_name(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
+        raise DataError(f"{path} has no column {column!r}.{hint}")
 
 
 def read_aligned_lines(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
