@@ -70,7 +70,14 @@ class IteratorBatches:
 
     The arguments of a graph call are `(iterator, next)`: `next` is the optional batch that is fetched ahead. The loop
     state is that optional, and it comes back from the call.
+
+    Attributes:
+        num_global_rows: rows of every global batch, where the iterator gives this worker's rows of it only; else None.
+        first_row: place in the global batch of the first row that the iterator gives.
     """
+
+    num_global_rows: int | None = None
+    first_row: int = 0
 
     def start(self, arguments: Any) -> Any:
         """The loop state before the first step."""
@@ -88,6 +95,8 @@ class IteratorBatches:
 
     def num_rows(self, batch: Any) -> int | tf.Tensor:
         """Rows of the global batch: an int where it is known while tracing."""
+        if self.num_global_rows is not None:
+            return self.num_global_rows
         leaf = next(a for a in keras.tree.flatten(batch) if a is not None)
         if isinstance(leaf, tf.RaggedTensor):
             return tf.cast(leaf.nrows(), tf.int32)
@@ -96,11 +105,12 @@ class IteratorBatches:
         return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch; without them all rows."""
+        """Rows `start` to `stop` of the global batch, which the iterator has to have; without them all that it has."""
         if start is None:
             return batch
+        first, last = start - self.first_row, stop - self.first_row
         with tf.device("/CPU:0"):
-            return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), batch)
+            return keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
 
 
 def without_optionals(batch: Any) -> Any:

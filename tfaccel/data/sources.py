@@ -184,14 +184,19 @@ def repeated(dataset: tf.data.Dataset, num_epochs: int) -> tf.data.Dataset:
 
 
 class IteratorFeed:
-    """Batches from one iterator, the next one always fetched ahead."""
+    """Batches from one iterator, the next one always fetched ahead.
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        self.batches = IteratorBatches()
+    Args:
+        dataset: yields global batches, or this worker's rows of them.
+        batches: how they are seen; None for global batches.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, batches: IteratorBatches | None = None) -> None:
+        self.batches = batches or IteratorBatches()
         self._iterator: Any = iter(dataset)
         self._next: Any = self._iterator.get_next_as_optional()
         self._left: int | None = None
-        self._fingerprinted = False
+        self._fingerprinted = self.batches.num_global_rows is not None  # workers' own rows differ
 
     def begin(self, num_batches: int | None) -> None:
         """Starts an epoch of `num_batches` (None: until the iterator ends)."""

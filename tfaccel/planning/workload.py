@@ -21,7 +21,10 @@ class Workload:
         compile_args: `compile_args()` returns the keyword arguments of `Model.compile`, with a fresh optimizer, loss
             and metrics. It is called inside the strategy's scope too.
         train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
-            of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly.
+            of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly. It may take
+            two more arguments: `start_step=0`, full batches to leave out at the beginning without reading them, and
+            `shard=None`, or (index, count) for the rows of worker `index` out of `count` of each batch, all of which
+            must then be full; see `tfaccel.data.epoch_positions`.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.

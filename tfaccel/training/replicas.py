@@ -31,7 +31,8 @@ class Replicas:
         self.num_replicas: int = strategy.num_replicas_in_sync
         self.devices: tuple[str, ...] = ("",) if self.is_default else tuple(strategy.extended.worker_devices)
         self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
-        self.first_replica: int = _worker_index(strategy) * len(self.devices) if self.num_workers > 1 else 0
+        self.worker_index: int = _worker_index(strategy) if self.num_workers > 1 else 0
+        self.first_replica: int = self.worker_index * len(self.devices)
         self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
         if self.num_workers == 1 and self.num_replicas > 1:
             keep_collectives_apart(strategy)

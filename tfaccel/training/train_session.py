@@ -21,6 +21,7 @@ from tfaccel.training.engine import EngineOptions, engine_of
 from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.replicas import Replicas
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
@@ -55,12 +56,13 @@ class TrainSession:
         position = self._restored[1] if self._restored else {"epoch": 0, "step_in_epoch": 0}
         self._first_epoch: int = epochs if position.get("stopped") else position["epoch"]
         self._first_step: int = position["step_in_epoch"]
-        self._source = WorkloadSource(workload, plan, seed=seed, start_epoch=self._first_epoch,
-                                      start_step=self._first_step)  # fmt: skip
+        self._seed = seed
 
     def run(self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *,
             verbose: int) -> Outcome:  # fmt: skip
         """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
+        self._source = WorkloadSource(self._workload, self._plan, Replicas(strategy), seed=self._seed,
+                                      start_epoch=self._first_epoch, start_step=self._first_step)  # fmt: skip
         with strategy.scope():
             model = self._compiled_model()
         private_api.build_model(model, self._source.batch_spec)

@@ -7,53 +7,88 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.data.sources import IteratorFeed, IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training.replicas import Replicas
 
 
 class WorkloadSource(IteratorSource):
     """Batches of `workload.train_data`; the order of an epoch follows from seed and epoch alone.
 
+    Where `train_data` takes `start_step`, an epoch is entered there at once; otherwise its first batches are skipped.
+    Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
+
     Args:
         workload, plan, seed: what is trained, how, and with which seed.
-        start_epoch, start_step: where to begin; the step is skipped to in the first epoch only.
+        replicas: the replicas that share each batch.
+        start_epoch, start_step: where to begin; the step counts in the first epoch only.
     """
 
-    def __init__(self, workload: Workload, plan: Plan, *, seed: int, start_epoch: int = 0, start_step: int = 0) -> None:
+    def __init__(self, workload: Workload, plan: Plan, replicas: Replicas, *, seed: int, start_epoch: int = 0,
+                 start_step: int = 0) -> None:  # fmt: skip
         self._workload = workload
         self._plan = plan
         self._seed = seed
         self._epoch = start_epoch
-        self._skip = start_step
+        self._taken = inspect.signature(workload.train_data).parameters
         self.batch_size = plan.global_batch_size // plan.accumulation_steps
-        first = self._dataset_of(start_epoch)
-        super().__init__(first, num_batches=_length(first, workload))
+        self._batches = IteratorBatches()
+        self._shard: Shard | None = None
+        if replicas.num_workers > 1 and "shard" in self._taken and self.batch_size >= replicas.num_replicas:
+            self._shard = (replicas.worker_index, replicas.num_workers)
+            self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
+        first = self._dataset_of(start_epoch, start_step)
+        super().__init__(first, num_batches=_length(first, workload, start_step))
+        if self._shard is not None:
+            self._check_rows()
         self._first: tf.data.Dataset | None = first
 
     def feed(self) -> IteratorFeed:
         """The batches of the next epoch."""
         dataset = self._first if self._first is not None else self._dataset_of(self._epoch)
         self._first = None
-        if self._skip:
-            dataset = dataset.skip(self._skip)
         self.close()
-        self._feed = IteratorFeed(dataset)
+        self._feed = IteratorFeed(dataset, self._batches)
         self._epoch += 1
-        self._skip = 0
         return self._feed
 
-    def _dataset_of(self, epoch: int) -> tf.data.Dataset:
+    def _dataset_of(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
         if self._plan.cache_data:
-            if "cache" not in inspect.signature(self._workload.train_data).parameters:
+            if "cache" not in self._taken:
                 raise PlanError(
                     f"The plan caches data, but train_data of workload {self._workload.name!r} takes no `cache`. Set "
                     "cache_data=False."
                 )
             options["cache"] = True
-        return with_plan(self._workload.train_data(self.batch_size, **options), self._plan, "train_data")
+        if self._shard is not None:
+            options["shard"] = self._shard
+        begins_there = "start_step" in self._taken
+        if begins_there and start_step:
+            options["start_step"] = start_step
+        dataset = checked(self._workload.train_data(self.batch_size, **options), "train_data")
+        if start_step and not begins_there:
+            dataset = dataset.skip(start_step)
+        return with_plan(dataset, self._plan, "train_data")
+
+    def _check_rows(self) -> None:
+        """Raises WorkloadError unless every batch has this worker's rows; the model is built for the global batch."""
+        start, stop = shard_rows(self.batch_size, self._shard)
+        rows = {spec.shape[0] for spec in tf.nest.flatten(self.batch_spec)}
+        if rows != {stop - start}:
+            found = ", ".join("an unknown number of" if n is None else str(n) for n in sorted(rows, key=str))
+            raise WorkloadError(
+                f"train_data of workload {self._workload.name!r} takes `shard`, so that with shard={self._shard} every "
+                f"batch of {self.batch_size} must have {stop - start} rows, known beforehand. Received: {found} rows. "
+                "Use full batches (`drop_remainder=True`) only, or leave out the argument `shard`."
+            )
+        self.batch_spec = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([self.batch_size, *spec.shape[1:]], spec.dtype), self.batch_spec
+        )
 
 
 def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
@@ -62,8 +97,7 @@ def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
     Raises:
         WorkloadError: if it is no `tf.data.Dataset`.
     """
-    if not isinstance(dataset, tf.data.Dataset):
-        raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
+    dataset = checked(dataset, name)
     if plan.data_threads is not None:
         options = tf.data.Options()
         options.threading.private_threadpool_size = plan.data_threads
@@ -71,16 +105,28 @@ def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
     return dataset.prefetch(plan.prefetch_batches) if plan.prefetch_batches else dataset
 
 
-def _length(dataset: tf.data.Dataset, workload: Workload) -> int | None:
+def checked(dataset: Any, name: str) -> tf.data.Dataset:
+    """What a workload's function of that name returned.
+
+    Raises:
+        WorkloadError: if it is no `tf.data.Dataset`.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
+    return dataset
+
+
+def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> int | None:
+    """Batches of the whole epoch, of which the data set has those from `start_step` on; None if it is not known."""
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
         raise WorkloadError(
             f"train_data of workload {workload.name!r} returned an infinite data set. Return one epoch, without "
             "`.repeat()`."
         )
-    if length == 0:
+    if length == 0 and not start_step:
         raise WorkloadError(
             f"train_data of workload {workload.name!r} returned no batch at all. Use a smaller global_batch_size, or "
             "more data."
         )
-    return length if length > 0 else None
+    return length + start_step if length >= 0 else None

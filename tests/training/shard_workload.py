@@ -1,0 +1,78 @@
+"""For tests of training on sharded data: one worker that trains on whole batches and then on its own rows of them."""
+
+import hashlib
+import json
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from tfaccel import Plan, Workload, train
+
+NUM_ROWS, BATCH = 44, 8
+READ: list[int] = []
+
+
+def workload(*, sharded: bool) -> Workload:
+    def build_model() -> Any:
+        import keras
+
+        layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.ReLU(), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((4,)), *layers])
+
+    def pipeline() -> Any:
+        import tensorflow as tf
+
+        from tfaccel.data.pipeline import Augmentation, Pipeline
+
+        generator, lock = np.random.default_rng(0), threading.Lock()
+        x = generator.normal(size=(NUM_ROWS, 4)).astype(np.float32)
+        y = (x @ generator.normal(size=(4, 1))).astype(np.float32)
+
+        def read(rows: Any) -> Any:
+            def noted(numbers: Any) -> list[Any]:
+                with lock:
+                    READ.extend(numbers.tolist())
+                return [x[numbers], y[numbers]]
+
+            pair = tf.numpy_function(noted, [rows], [tf.float32, tf.float32])
+            return tf.ensure_shape(pair[0], [rows.shape[0], 4]), tf.ensure_shape(pair[1], [rows.shape[0], 1])
+
+        noise = Augmentation(
+            lambda generator, count: generator.standard_normal((count, 4), np.float32) / 10,
+            lambda pair, numbers: (pair[0] + numbers, pair[1]),
+        )
+        return Pipeline(read, num_examples=NUM_ROWS, augmentation=noise, cache=None)
+
+    def train_data(global_batch_size: int, *, seed: int, epoch: int, shard: Any = None) -> Any:
+        return pipeline().train(global_batch_size, seed=seed, epoch=epoch, shard=shard)
+
+    def whole_train_data(global_batch_size: int, *, seed: int, epoch: int) -> Any:
+        return train_data(global_batch_size, seed=seed, epoch=epoch)
+
+    return Workload(
+        "sharded" if sharded else "whole", build_model,
+        lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
+        train_data if sharded else whole_train_data, global_batch_size=BATCH,
+    )  # fmt: skip
+
+
+def outcome(run_dir: str, *, sharded: bool) -> dict[str, Any]:
+    import keras
+
+    READ.clear()
+    plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=BATCH)
+    result = train(workload(sharded=sharded), plan, run_dir=run_dir, epochs=2, seed=1, verbose=0)
+    weights = keras.models.load_model(f"{run_dir}/model.keras", compile=False).get_weights()
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights)).hexdigest()
+    return {"weights": digest, "history": result.history, "num_read": len(READ)}
+
+
+def main(run_dir: str) -> None:
+    found = [outcome(f"{run_dir}/{sharded}", sharded=sharded) for sharded in (False, True)]
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""Training data of a workload: entered at a step without reading what comes before, and shared among workers."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tfaccel import Plan, Workload
+from tfaccel.errors import WorkloadError
+from tfaccel.launching.local import run_local_cluster
+
+HERE = Path(__file__).parent
+ALONE = SimpleNamespace(num_workers=1, num_replicas=1, worker_index=0)
+SECOND_OF_TWO = SimpleNamespace(num_workers=2, num_replicas=2, worker_index=1)
+
+
+@pytest.fixture
+def source(logical_devices):
+    """A function that makes the source of a workload with that `train_data`, in batches of 4."""
+    from tfaccel.training.workload_source import WorkloadSource
+
+    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=4)
+
+    def make(train_data, replicas=ALONE, **options):
+        work = Workload("made_up", object, dict, train_data, global_batch_size=4)
+        return WorkloadSource(work, plan, replicas, seed=0, **options)
+
+    return make
+
+
+def numbers(global_batch_size, *, seed, epoch):
+    """Batches of the numbers from 0 to 18 in an order that follows from seed and epoch."""
+    import tensorflow as tf
+
+    order = np.random.default_rng([seed, epoch]).permutation(19)
+    return tf.data.Dataset.from_tensor_slices(order).batch(global_batch_size)
+
+
+def epochs_of(source, count=2):
+    """The batches of the next epochs."""
+    found = []
+    for _ in range(count):
+        feed, batches = source.feed(), []
+        while not feed.exhausted:
+            (iterator, following), _ = feed.arguments(1)
+            batches.append(following.get_value().numpy().tolist())
+            feed.finished(1, (iterator.get_next_as_optional(),))
+        found.append(batches)
+    source.close()
+    return found
+
+
+def test_data_that_cannot_start_later_is_skipped_to(source):
+    whole = epochs_of(source(numbers))
+    resumed = source(numbers, start_step=3)
+    assert resumed.num_batches == 5
+    assert epochs_of(resumed) == [whole[0][3:], whole[1]]
+
+
+def test_data_that_can_start_later_reads_nothing_of_what_comes_before(source):
+    import tensorflow as tf
+
+    from tfaccel.data.pipeline import Pipeline
+
+    read = []
+
+    def reader(rows):
+        def noted(numbers):
+            read.extend(numbers.tolist())
+            return numbers
+
+        return tf.ensure_shape(tf.numpy_function(noted, [rows], tf.int64), rows.shape)
+
+    def train_data(global_batch_size, *, seed, epoch, start_step=0):
+        pipeline = Pipeline(reader, num_examples=19, cache=None)
+        return pipeline.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step)
+
+    whole = epochs_of(source(train_data))
+    read.clear()
+    resumed = source(train_data, start_step=3, start_epoch=0)
+    assert resumed.num_batches == 4
+    assert epochs_of(resumed, count=1) == [whole[0][3:]]
+    assert sorted(read) == sorted(number for batch in whole[0][3:] for number in batch)
+    assert epochs_of(source(train_data, start_step=4)) == [[], whole[1]]  # it was stopped behind the last step
+
+
+def sharded(global_batch_size, *, seed, epoch, shard=None):
+    """As `numbers`; with a shard the second half of each batch."""
+    batches = numbers(global_batch_size, seed=seed, epoch=epoch)
+    return batches if shard is None else batches.map(lambda batch: batch[2:])
+
+
+def test_a_batch_without_a_known_number_of_rows_cannot_be_shared(source):
+    with pytest.raises(
+        WorkloadError, match=r"with shard=\(1, 2\) every batch of 4 must have 2 rows.* Received: an unk"
+    ):
+        source(sharded, SECOND_OF_TWO)
+
+
+def test_a_worker_s_rows_are_those_of_its_replicas(source):
+    def full(global_batch_size, *, seed, epoch, shard=None):
+        import tensorflow as tf
+
+        return (
+            sharded(global_batch_size, seed=seed, epoch=epoch, shard=shard)
+            .take(4)
+            .map(lambda batch: tf.ensure_shape(batch, [4 if shard is None else 2]))
+        )
+
+    whole = epochs_of(source(full), count=1)[0]
+    second = source(full, SECOND_OF_TWO)
+    assert second.batch_spec.shape == (4,)
+    feed = second.feed()
+    (_, following), _ = feed.arguments(1)
+    batch = following.get_value()
+    assert feed.batches.num_rows(batch) == 4
+    assert feed.batches.rows(batch, 2, 4).numpy().tolist() == whole[0][2:]
+    assert feed.batches.rows(batch, 3, 4).numpy().tolist() == whole[0][3:]
+    assert feed.fingerprint() is None  # other workers have other rows
+    second.close()
+    few = SimpleNamespace(num_workers=8, num_replicas=8, worker_index=0)
+    assert source(sharded, few).feed().batches.num_global_rows is None  # some would have no row
+
+
+def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path):
+    command = [sys.executable, str(HERE / "shard_workload.py"), str(tmp_path)]
+    workers = run_local_cluster(command, num_workers=2, time_limit_seconds=240)
+    (whole, shared), (whole_of_second, shared_of_second) = (json.loads(w.stdout.splitlines()[-1]) for w in workers)
+    assert (whole["num_read"], shared["num_read"], shared_of_second["num_read"]) == (80, 40, 40)
+    for outcome in (whole_of_second, shared, shared_of_second):
+        assert outcome["weights"] == whole["weights"]
+        assert outcome["history"] == whole["history"]
