@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from callback_cases import BatchRecorder, Recorder
-from keras_comparison import Api, main, same_as_keras
+from keras_comparison import Api, same_as_keras
 
 ROWS = np.random.default_rng(3)
 X = ROWS.normal(size=(22, 3)).astype("float32")
@@ -15,10 +15,9 @@ Y = (X @ np.array([[1.0], [-2.0], [0.5]])).astype("float32")
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": False}
 
 
-def linear(api: Api, **compile_options: Any) -> keras.Model:
-    with api.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", **compile_options)
+def linear() -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
     return model
 
 
@@ -31,7 +30,7 @@ def unknown(data: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def trained(api: Api, *arguments: Any, epochs: int = 2, **options: Any) -> list[Any]:
-    model, recorder = linear(api), BatchRecorder()
+    model, recorder = api.reused(linear), BatchRecorder()
     history = api.fit(model, *arguments, epochs=epochs, callbacks=[recorder], **{"shuffle": False, **options})
     return [history.history, [call[:2] for call in recorder.calls], model.get_weights()]
 
@@ -70,10 +69,10 @@ def datasets(api: Api) -> Any:
 
 @same_as_keras()
 def unknown_cardinality(api: Api) -> Any:
-    model, data = linear(api), dataset().filter(lambda x, y: True)
+    model, data = api.reused(linear), dataset().filter(lambda x, y: True)
     with warnings.catch_warnings():  # Keras warns of the end of such data
         warnings.simplefilter("ignore")
-        api.fit(linear(api), ((X[i : i + 5], Y[i : i + 5], None) for i in range(0, 20, 5)))
+        api.fit(api.reused(linear), ((X[i : i + 5], Y[i : i + 5], None) for i in range(0, 20, 5)))
         history = api.fit(model, data, epochs=2).history
         return [history["loss"][:1], api.evaluate(model, X, Y) > 0, len(api.predict(model, data.map(lambda x, y: x)))]
 
@@ -140,7 +139,7 @@ def generators(api: Api) -> Any:
             for i in range(0, 20, 5):
                 yield (X[i : i + 5], Y[i : i + 5], None) if with_none else (X[i : i + 5], Y[i : i + 5])
 
-    model = linear(api)
+    model = api.reused(linear)
     return [
         trained(api, batches(2, False), steps_per_epoch=4),
         trained(api, batches(2, True), steps_per_epoch=4),
@@ -171,7 +170,7 @@ class Sequence(keras.utils.PyDataset):
 def py_datasets(api: Api) -> Any:
     calls: list[str] = []
     threaded = Sequence([], workers=2, max_queue_size=3)
-    model = linear(api)
+    model = api.reused(linear)
     return [
         trained(api, Sequence(calls)),
         calls,
@@ -220,7 +219,9 @@ def refused(api: Api) -> Any:
             return True
         return False
 
-    model, uncompiled = linear(api), keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with api.scope():
+        model = linear()  # nothing of the failures below may reach another case
+    uncompiled = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     heads, x, y = two_heads(api), {"a": X, "b": X[:, :2]}, {"u": Y, "v": X[:, 1:]}
     return [
         error(lambda: api.fit(uncompiled, X, Y)),
@@ -262,7 +263,3 @@ def predictions_of_all_kinds(api: Api) -> Any:
         api.predict(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)),
         recorder.calls,
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -4,10 +4,11 @@ A case is a function of an `Api`; what it returns (a nest of dicts, lists, numbe
 with both.
 """
 
+import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -32,6 +33,19 @@ class Api:
             self._strategy = tf.distribute.OneDeviceStrategy("CPU:0")
         elif placement and PLACEMENTS[placement]:
             self._strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(PLACEMENTS[placement])])
+        self._reused: dict[Callable[[], keras.Model], tuple[keras.Model, list[np.ndarray]]] = {}
+
+    def reused(self, build: Callable[[], keras.Model]) -> keras.Model:
+        """A model that cases share, as new in each: its graphs are traced once, not in every case."""
+        if build not in self._reused:
+            with self.scope():
+                model = build()
+                model.optimizer.build(model.trainable_variables)
+            self._reused[build] = model, [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
+        model, values = self._reused[build]
+        for variable, value in zip([*model.weights, *model.optimizer.variables], values, strict=True):
+            variable.assign(value)
+        return model
 
     def scope(self) -> Any:
         return self._strategy.scope()
@@ -59,24 +73,34 @@ def same_as_keras(*placements: str, tolerance: float = 1e-5) -> Callable[[Callab
     return register
 
 
-def main() -> None:
-    """Writes a JSON line `[case, placement, difference or null]` for each case, or for those named as arguments."""
+def main(modules: Sequence[str], names: Sequence[str] = ()) -> None:
+    """Writes a JSON line `[module, case, placement, difference or null]` for each case of the modules.
+
+    Arguments:
+        modules: what to run.
+        names: the cases to run; all, where none is named.
+    """
     split = [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
-    apis: dict[str, Api] = {}
+    # Graphs this small take longer to optimise than to run.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    for module in modules:
+        importlib.import_module(module)
+    plain, apis = Api(None), dict[str, Api]()
     for case, placements, tolerance in CASES:
-        name = case.__name__
-        if case.__module__ != "__main__" or (sys.argv[1:] and name not in sys.argv[1:]):
+        module, name = case.__module__, case.__name__
+        if module not in modules or (names and name not in names):
             continue
-        expected, error = outcome(case, Api(None))
+        expected, error = outcome(case, plain)
         for placement in placements:
-            apis.setdefault(placement, Api(placement))
+            if placement not in apis:
+                apis[placement] = Api(placement)
             received, own_error = outcome(case, apis[placement])
             if error or own_error:  # no case raises an error by intention
                 found = f"Keras: {error or 'no error'}; tfaccel: {own_error}"
             else:
                 found = difference(expected, received, tolerance)
-            sys.stdout.write(json.dumps([name, placement, found]) + "\n")
+            sys.stdout.write(json.dumps([module, name, placement, found]) + "\n")
             sys.stdout.flush()
 
 

@@ -1,14 +1,13 @@
-"""`fit`, `evaluate` and `predict` behave as plain Keras on one device; each module of cases runs in one child."""
+"""`fit`, `evaluate` and `predict` behave as plain Keras on one device; all cases run in one child."""
 
 import ast
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-MODULES = ("callback_cases", "input_cases", "model_cases")
+MODULES = ("callback_cases", "input_cases", "keras_callback_cases", "model_cases")
 
 
 def cases_of(module: str) -> list[str]:
@@ -19,16 +18,12 @@ def cases_of(module: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def differences(run_python):
-    """(module, case) -> placement -> what differs; the modules run side by side."""
-
-    def run(module: str) -> list[str]:
-        return run_python(module, cwd=HERE, timeout_seconds=500).stdout.splitlines()
-
+    """(module, case) -> placement -> what differs."""
+    code = "import sys; from keras_comparison import main; main(sys.argv[1:])"
+    lines = run_python(code, *MODULES, cwd=HERE, timeout_seconds=550).stdout.splitlines()
     found: dict[tuple[str, str], dict[str, str | None]] = {}
-    with ThreadPoolExecutor(2) as pool:
-        for module, lines in zip(MODULES, pool.map(run, MODULES), strict=True):
-            for name, placement, difference in [json.loads(line) for line in lines if line.startswith('["')]:
-                found.setdefault((module, name), {})[placement] = difference
+    for module, name, placement, difference in [json.loads(line) for line in lines if line.startswith('["')]:
+        found.setdefault((module, name), {})[placement] = difference
     return found
 
 
