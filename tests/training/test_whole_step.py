@@ -113,6 +113,39 @@ predicted = engine.predict(source.feed())
 found["predict"] = float(np.abs(one.predict(X[:15], verbose=0) - predicted.numpy()).max())
 source.close()
 
+from tfaccel.training.evaluate import run_evaluation
+
+# 45 rows in batches of 11: the last has one row, which leaves a replica none; of 14: the last has three.
+TARGETS = np.repeat(Y[:, None], 3, axis=1)
+for case, build, parts in (("weights", dense, (X, Y, W)), ("masks", masked, (IDS, TARGETS))):
+    scopes = (contextlib.nullcontext(), strategy.scope())
+    one, both = [compiled(build, lambda: SGD(0.1), scope, **metrics) for scope in scopes]
+    one.evaluate(*parts[:2], verbose=0)
+    private_api.build_model(both, batches(parts).element_spec)
+    both.set_weights(one.get_weights())
+    engine = engine_of(both, EngineOptions(whole_step=True))
+    for size in (11, 14):
+        dataset = tf.data.Dataset.from_tensor_slices(parts).batch(size)
+        expected = one.evaluate(dataset, verbose=0, return_dict=True)
+        predictions = one.predict(dataset, verbose=0)
+        sources = {"iterator": IteratorSource(dataset, num_batches=None)}
+        sources["arrays"] = ArraySource(tuple(map(tf.constant, parts)), global_batch_size=size)
+        for kind, source in sources.items():
+            logs = run_evaluation(engine, source, keras.callbacks.CallbackList(model=both))
+            same = sorted(logs) == sorted(expected)
+            found["remainder", case, size, kind] = max(abs(expected[k] - logs[k]) for k in logs) if same else repr(logs)
+        source, rows = IteratorSource(dataset, num_batches=None), []
+        feed = source.feed()
+        while not feed.exhausted:
+            rows.append(engine.predict(feed).numpy())
+        source.close()
+        found["remainder", case, size, "predict"] = float(np.abs(np.concatenate(rows) - predictions).max())
+source = IteratorSource(dataset, num_batches=None)
+feed = source.feed()
+found["windows"] = [engine.run("test", feed, 10).num_steps for _ in range(2)]
+source.close()
+found["remainders"] = {" ".join(map(str, key)): found.pop(key) for key in list(found) if isinstance(key, tuple)}
+
 def error(make):
     try:
         return make()
@@ -164,10 +197,20 @@ def test_evaluation_and_prediction_are_one_device_s(found):
     assert found["predict"] < 1e-5
 
 
-def test_batches_without_a_fixed_size_are_refused(found):
+def test_a_last_batch_that_is_smaller_is_evaluated_as_on_one_device(found):
+    assert len(found["remainders"]) == 12
+    assert {name: value for name, value in found["remainders"].items() if value > 1e-5} == {}
+
+
+def test_batches_of_one_size_run_in_one_graph_call(found):
+    assert found["windows"] == [3, 1]
+
+
+def test_training_batches_without_a_fixed_size_are_refused(found):
     assert found["open sizes"].startswith("DataError: On a TPU every batch must have a fixed number of rows")
     assert "drop_remainder=True" in found["open sizes"]
-    assert found["too few rows"].startswith("DataError: On a TPU every core needs rows. Received: 1 rows for 2 cores.")
+    too_few = "DataError: On a TPU every core needs rows to train on. Received: 1 rows for 2 cores."
+    assert found["too few rows"].startswith(too_few)
 
 
 def test_a_loss_scale_is_refused(found):

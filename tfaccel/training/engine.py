@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
+from tfaccel.training.fixed_shapes import with_fixed_shapes
 from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
@@ -87,6 +88,8 @@ class Engine:
             loop: False: run one step, by a graph without a loop.
         """
         self._check_same_data(feed)
+        if kind == "test" and isinstance(self._steps, WholeStep):
+            feed = with_fixed_shapes(feed)
         num_graphs = len(self._functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         done, state, own_logs, results, finite = self._function(kind, feed, loop)(arguments, tf.constant(count))
@@ -99,6 +102,8 @@ class Engine:
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
+        if isinstance(self._steps, WholeStep):
+            feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
         outputs, state = self._function("predict", feed, False)(arguments)
         feed.finished(1, state)

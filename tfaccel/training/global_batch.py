@@ -115,6 +115,7 @@ def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return own
+    own = tf.where(share.row_weight > 0, own, tf.zeros_like(own))  # a borrowed row counts nothing
     return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 

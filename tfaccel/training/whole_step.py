@@ -6,6 +6,9 @@ Keras's own optimizer code on the summed gradients. Rows are divided on the host
 
 The arithmetic is that of `SeveralReplicas`, whose other parts serve here too. What differs: gradients of embeddings
 are summed densely, since a TPU has no sparse ones; gradients are summed at every batch, also while they accumulate.
+
+Evaluation and prediction take a last batch that is smaller, too: it has a graph of its own (`fixed_shapes`), and a
+replica that gets no row of it works on a borrowed one, which counts nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from tfaccel.training.model_parts import (
     optimizers_of,
 )
 from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.replica_state import drifting_variables
 from tfaccel.training.replicas import Replicas, split_rows
+from tfaccel.training.several_replicas import kept_if
 
 Step = Callable[[Any], Any]
 
@@ -77,42 +82,55 @@ class WholeStep:
         kind = "test"
         with self._replicas.strategy.scope(), global_losses():
             return self._replicas.mean_of_weighted(
-                self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind))
+                self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind), borrows=True)
             )
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
-            return self._replicas.local_results(self._run(batches, batch, self._model.predict_step))
+            results = self._replicas.local_results(self._run(batches, batch, self._model.predict_step, borrows=True))
+            return [result for result, (start, stop) in zip(results, self._shares(batches, batch), strict=True)
+                    if stop > start]  # fmt: skip
+
+    def _shares(self, batches: Any, batch: Any) -> list[tuple[int, int]]:
+        """First and last-plus-one row of each replica."""
+        num_replicas = self._replicas.num_replicas
+        return [split_rows(batches.num_rows(batch), replica, num_replicas) for replica in range(num_replicas)]
 
     def _logs(self, logs: Any, kind: str) -> Any:
         own = has_own_train_step(self._model) if kind == "train" else has_own_test_step(self._model)
         return weighted_by_rows(logs) if own or has_own_logs(self._model, kind) else {}
 
-    def _run(self, batches: Any, batch: Any, step: Step) -> Any:
-        """Runs `step` on every replica with its rows of the global batch."""
+    def _run(self, batches: Any, batch: Any, step: Step, *, borrows: bool = False) -> Any:
+        """Runs `step` on every replica with its rows of the global batch.
+
+        With `borrows` there may be fewer rows than replicas: a replica without rows runs on a borrowed row of weight 0,
+        and its state is put back.
+        """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
-        _check_rows(num_rows, num_replicas)
-        shares = [split_rows(num_rows, replica, num_replicas) for replica in range(num_replicas)]
+        _check_rows(num_rows, 1 if borrows else num_replicas)
+        shares = self._shares(batches, batch)
         distribute = self._replicas.strategy.experimental_distribute_values_from_function
-        leaves = [tf.nest.flatten(batches.rows(batch, start, stop)) for start, stop in shares]
+        leaves = [
+            tf.nest.flatten(batches.rows(batch, start if stop > start else start - 1, stop)) for start, stop in shares
+        ]
         structure = batches.rows(batch, *shares[0])
         of_leaf = [
             distribute(lambda context, i=i: leaves[context.replica_id_in_sync_group][i])
             for i, leaf in enumerate(leaves[0])
             if leaf is not None
         ]
-        weights = distribute(
-            lambda context: tf.constant(
-                (shares[context.replica_id_in_sync_group][1] - shares[context.replica_id_in_sync_group][0]) / num_rows,
-                tf.float32,
-            )
-        )
+        parts = [(stop - start) / num_rows for start, stop in shares]
+        weights = distribute(lambda context: tf.constant(parts[context.replica_id_in_sync_group], tf.float32))
+        state = [] if all(parts) else [*self._model.metrics_variables, *drifting_variables(self._model)]
 
         def on_replica(weight: tf.Tensor, present: list[tf.Tensor]) -> Any:
             rest = iter(present)
             data = tf.nest.pack_sequence_as(structure, [None if leaf is None else next(rest) for leaf in leaves[0]])
-            with replica_share(Share(weight, num_replicas)):
+            with (
+                replica_share(Share(weight, num_replicas)),
+                kept_if(tf.equal(weight, 0.0), [private_api.tf_variable(variable) for variable in state]),
+            ):
                 return step(data)
 
         return self._replicas.strategy.run(on_replica, args=(weights, of_leaf))
@@ -144,15 +162,15 @@ def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any
     return scale_loss
 
 
-def _check_rows(num_rows: Any, num_replicas: int) -> None:
-    """Refuses batches whose shares have no fixed size."""
+def _check_rows(num_rows: Any, fewest: int) -> None:
+    """Refuses batches whose shares have no fixed size, and those with fewer rows than have to be there."""
     if not isinstance(num_rows, int):
         raise DataError(
             "On a TPU every batch must have a fixed number of rows, known before it is read; here the last batch may "
             "be smaller. Use dataset.batch(n, drop_remainder=True), or arrays whose number of rows the batch divides."
         )
-    if num_rows < num_replicas:
+    if num_rows < fewest:
         raise DataError(
-            f"On a TPU every core needs rows. Received: {num_rows} rows for {num_replicas} cores. Use a larger global "
-            "batch size, or fewer cores."
+            f"On a TPU every core needs rows to train on. Received: {num_rows} rows for {fewest} cores. Use a larger "
+            "global batch size, or fewer cores."
         )
