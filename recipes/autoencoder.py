@@ -34,10 +34,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfaccel.data.digits import digits
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.number_rows import read_number_rows
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
+from tfaccel.models.autoencoder_parts import autoencoder_cost, image_parts, row_parts
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -109,7 +111,9 @@ def workload(
     check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size)
     check_parts(dropout=dropout)
     examples = read_examples(data_dir, image_size=image_size, encoding=encoding)
+    check_one_batch(examples.num_examples[TRAIN], global_batch_size, "images" if examples.is_image else "rows")
     num_steps = epochs * max(1, examples.num_examples[TRAIN] // global_batch_size)
+    costs = autoencoder_cost(examples.shape, latent_size)
 
     def batches(values: Any, *, global_batch_size: int, seed: int, epoch: int) -> Any:
         from tfaccel.data.noise_batches import with_noise
@@ -130,6 +134,8 @@ def workload(
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=examples.num_examples[TRAIN],
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "shape": list(examples.shape),
             "encoding": encoding, "latent_size": latent_size, "dropout": dropout, "remat": remat,
@@ -194,30 +200,6 @@ def autoencoder(examples: Unlabelled, latent_size: int, *, dropout: float, remat
     else:
         y = layers.Dense(2 * examples.shape[0], dtype="float32", name="mean_and_scale")(y)
     return keras.Model({"values": values, "noise": noise}, {"reconstruction": y, "divergence": divergence})
-
-
-def image_parts(shape: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
-    """Convolutions that halve images down to 2, 3 or 4 pixels, and the way back."""
-    from keras import layers
-
-    halvings = max(1, int(np.ceil(np.log2(shape[0] / 4))))
-    size = -(-shape[0] // 2**halvings)
-    encoder: list[Any] = [layers.Conv2D(32, 3, padding="same", activation="gelu")]
-    decoder: list[Any] = [layers.Dense(256, activation="gelu"), layers.Dense(size * size * 64, activation="gelu")]
-    decoder.append(layers.Reshape((size, size, 64)))
-    for _ in range(halvings):
-        encoder.append(layers.Conv2D(64, 3, 2, padding="same", activation="gelu"))
-        decoder.append(layers.Conv2DTranspose(32, 4, 2, padding="same", activation="gelu"))
-    return [*encoder, layers.Flatten(), layers.Dense(256, activation="gelu")], decoder
-
-
-def row_parts(num_columns: int) -> tuple[list[Any], list[Any]]:
-    """Two hidden layers each way."""
-    from keras import layers
-
-    width = min(256, max(32, 8 * num_columns))
-    encoder, decoder = ([layers.Dense(width, activation="gelu") for _ in range(2)] for _ in range(2))
-    return encoder, decoder
 
 
 # ---------- Loss and optimizer. The loss is the negative bound: what a reconstruction costs, and the divergence.

@@ -34,10 +34,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfaccel.data.digits import digits
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
+from tfaccel.models.gan_costs import gan_costs, num_halvings
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -111,7 +113,9 @@ def workload(
     if options.early_stopping is not None:
         raise WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
+    check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
+    flops_per_example, num_parameters = gan_costs(images, latent_size)
 
     @functools.cache
     def batches() -> Any:
@@ -140,6 +144,8 @@ def workload(
         callbacks=callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
+        flops_per_example=flops_per_example,
+        num_parameters=num_parameters,
         options={
             **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
             "latent_size": latent_size, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
@@ -167,16 +173,6 @@ def train_data(
 
 
 # ---------- The models: both double or halve the size with each convolution
-
-
-def num_halvings(image_size: int) -> int:
-    """How often images are halved: down to 2, 3 or 4 pixels.
-
-    Example:
-        >>> [num_halvings(size) for size in (8, 28, 64)]
-        [1, 3, 4]
-    """
-    return max(1, int(np.ceil(np.log2(image_size / 4))))
 
 
 def generator(images: ImageSet, latent_size: int, *, remat: bool) -> "keras.Model":

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard, only_shard
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
@@ -101,6 +102,7 @@ def workload(
     check_parts(label_smoothing=label_smoothing)
     check_choice("augmentation", augmentation, AUGMENTATIONS)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
+    check_one_batch(images.num_train_images, global_batch_size, "images")
     flops_per_example, num_parameters = cost(images)
     data_and_model = {"data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
                       "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip

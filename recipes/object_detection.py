@@ -35,8 +35,10 @@ import numpy as np
 from tfaccel.data.boxed_images import BoxedImages
 from tfaccel.data.coco_files import read_coco
 from tfaccel.data.digit_scenes import digit_scenes
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.coco_scores import check_coco_library, coco_scores
@@ -55,6 +57,7 @@ GLOBAL_BATCH_SIZE = 32
 IMAGE_SIZE = 128  # of images of your own
 MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)  # of images of your own; scenes are new in every epoch
 NUM_FILTERS = (32, 48, 96, 128)  # at a half, a quarter, an eighth and a sixteenth of the image's size
+HEAD_FILTERS = 64
 ROWS_AT_ONCE = 64
 FIRST_HEAT = -4.0  # the logit of a cell before training: objects are rare
 
@@ -107,7 +110,9 @@ def workload(
     check_counts(epochs=epochs, global_batch_size=global_batch_size)
     check_parts(dropout=dropout)
     images = read_images(data_dir, image_size)
+    check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
+    costs = cost(images)
 
     @functools.cache
     def batches() -> Any:
@@ -124,6 +129,8 @@ def workload(
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
             "dropout": dropout, "remat": remat,
@@ -183,12 +190,36 @@ def detector(images: BoxedImages, *, dropout: float, remat: bool) -> "keras.Mode
     for way in ways[-2::-1]:
         x = layers.UpSampling2D()(layers.ReLU()(convolution(x, way.shape[-1], 1, 1)))
         x = layers.ReLU()(convolution(layers.Add()([x, way]), way.shape[-1]))
-    x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, 64)))
+    x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, HEAD_FILTERS)))
     # Both stay float32 under mixed precision: 16 bits are too few for loss and places.
     first = keras.initializers.Constant(FIRST_HEAT)
     heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=first, dtype="float32", name="heat")(x)
     boxes = layers.Conv2D(NUM_BOX_CHANNELS, 1, dtype="float32", name="boxes")(x)
     return keras.Model(inputs, layers.Concatenate(dtype="float32")([heat, boxes]))
+
+
+def cost(images: BoxedImages) -> LayerCost:
+    """Multiplications of one image's forward pass, and the number of trainable parameters.
+
+    Example:
+        >>> cost(digit_scenes()).num_parameters
+        587790
+    """
+    size, num_filters = images.image_size // 2, NUM_FILTERS[0]
+    costs = layer_cost(25 * images.num_channels, num_filters, positions=size**2, per_unit=2)
+    ways = []
+    for filters in NUM_FILTERS[1:]:
+        size //= 2
+        for inputs in (9 * num_filters, 9 * filters, num_filters):
+            costs += layer_cost(inputs, filters, positions=size**2, per_unit=2)
+        num_filters = filters
+        ways.append((filters, size))
+    for filters, larger in ways[-2::-1]:
+        costs += layer_cost(num_filters, filters, positions=size**2, per_unit=2)
+        costs += layer_cost(9 * filters, filters, positions=larger**2, per_unit=2)
+        num_filters, size = filters, larger
+    costs += layer_cost(9 * num_filters, HEAD_FILTERS, positions=size**2, per_unit=2)
+    return costs + layer_cost(HEAD_FILTERS, len(images.class_names) + 4, positions=size**2)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int) -> dict[str, Any]:

@@ -32,8 +32,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.seasons import season_length, seasonal_naive
 from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
+from tfaccel.models.past_readers import MODELS, WIDTH, forecaster_cost, read_past
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -47,9 +49,6 @@ if TYPE_CHECKING:
 EPOCHS = 10
 GLOBAL_BATCH_SIZE = 64
 WINDOW, HORIZON = 64, 24  # rows of the past that the model sees, and rows that it forecasts
-WIDTH = 48  # numbers that describe the past at each step
-MODELS = ("gru", "convolution")
-KERNEL_SIZE = 3
 LEARNING_RATE_PART = 0.4  # of what suits the optimizer on images
 DROPOUT = 0.0
 
@@ -118,7 +117,9 @@ def workload(
     else:
         series = read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
     num_windows = series.num_windows(window, horizon)
+    check_one_batch(num_windows, global_batch_size, "windows")
     num_steps = epochs * max(1, num_windows // global_batch_size)
+    costs = forecaster_cost(series, model, (window, horizon))
 
     @functools.cache
     def batches() -> Any:
@@ -135,6 +136,8 @@ def workload(
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=num_windows,
+        flops_per_example=costs.flops_per_example,
+        num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "time_column": time_column,
             "target": target, "encoding": encoding, "model": model, "window": window, "horizon": horizon,
@@ -162,31 +165,13 @@ def forecaster(
     from keras import layers, ops
 
     from tfaccel.models.quantile_loss import QUANTILES
-    from tfaccel.training.rematerialize import rematerialize
-
-    def temporal_block(x: Any, dilation: int) -> Any:
-        """Two causal convolutions that look back over 2 (KERNEL_SIZE - 1) dilation steps, and a way around them."""
-        inputs = keras.Input(x.shape[1:])
-        y = inputs
-        for _ in range(2):
-            y = layers.Conv1D(WIDTH, KERNEL_SIZE, padding="causal", dilation_rate=dilation, activation="silu")(y)
-        around = inputs if x.shape[-1] == WIDTH else layers.Dense(WIDTH)(inputs)
-        block = keras.Model(inputs, layers.Add()([around, y]), name=f"dilation_{dilation}")
-        return layers.Dropout(dropout)((rematerialize(block) if remat else block)(x))
 
     window, horizon = window_and_horizon
     num_targets = len(series.targets)
     means, deviations = means_and_deviations(series)
     inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
     scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
-    if model == "gru":
-        x = layers.Dropout(dropout)(layers.GRU(WIDTH, return_sequences=True)(scaled))
-        x = layers.GRU(WIDTH)(x)
-    else:
-        x, dilation = scaled, 1
-        while 2 * (KERNEL_SIZE - 1) * (2 * dilation - 1) < window:  # All blocks together look back over the window.
-            x, dilation = temporal_block(x, dilation), 2 * dilation
-        x = temporal_block(x, dilation)[:, -1]
+    x = read_past(scaled, model, dropout=dropout, remat=remat)
     x = layers.Dropout(dropout)(layers.Dense(2 * WIDTH, activation="silu")(x))
     # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
     steps = layers.Dense(horizon * num_targets * len(QUANTILES), dtype="float32", kernel_initializer="zeros")(x)

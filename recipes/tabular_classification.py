@@ -22,19 +22,19 @@ Expected result:
 """
 
 import functools
-import itertools
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 EPOCHS = 60
 GLOBAL_BATCH_SIZE = 32
-WIDTH = 64  # of each hidden layer
-NUM_LAYERS = 2
-LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
 DECAY_PER_RUN = 7.5  # learning rate, weight decay and number of steps multiplied
 DROPOUT = 0.3  # part of the hidden values that is left out in each step
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
@@ -118,9 +115,12 @@ def workload(
         table = make_tabular_set(embedded_table(data), table_options, classification=True)
     else:
         table = read_tabular_set(data_dir, table_options, classification=True)
+    check_one_batch(len(table.train.targets), global_batch_size, "rows")
     num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
-    options = for_small_tables(options, num_steps=num_steps)
-    flops_per_example, num_parameters = cost(table.encoding)
+    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
+    num_outputs = len(table.encoding.class_names)
+    parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat)
+    cost = parts.cost(table.encoding)
 
     @functools.cache
     def batches() -> Any:
@@ -130,15 +130,15 @@ def workload(
 
     return TabularWorkload(
         name="tabular_classification",
-        build_model=lambda: network(table.encoding, dropout=dropout, remat=remat),
+        build_model=lambda: network(table, parts),
         compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=len(table.train.targets),
-        flops_per_example=flops_per_example,
-        num_parameters=num_parameters,
+        flops_per_example=cost.flops_per_example,
+        num_parameters=cost.num_parameters,
         options={
             **asdict(options), **asdict(table_options), "data": data if data_dir is None else None,
             "data_dir": data_dir and os.path.abspath(data_dir), "dropout": dropout,
@@ -151,65 +151,20 @@ def workload(
 # ---------- The model: hidden layers with a linear path beside them
 
 
-def network(encoding: TableEncoding, *, dropout: float, remat: bool) -> "keras.Model":
+def network(table: TabularSet, parts: TabularNetwork) -> "keras.Model":
     """The model: raw numbers (NaN where one is missing) and numbers of categories in, a logit for each class out.
 
     Example:
-        >>> network(workload().table.encoding, dropout=0.3, remat=False).output.shape
+        >>> network(workload().table, TabularNetwork(num_outputs=2)).output.shape
         (None, 2)
     """
     import keras
-    from keras import layers
 
-    from tfaccel.data.table_layers import table_inputs
-    from tfaccel.training.rematerialize import rematerialize
-
-    inputs, features = table_inputs(encoding)
-    x = features
-    for number in range(NUM_LAYERS):
-        hidden = keras.Sequential(
-            [keras.Input(x.shape[1:]), layers.Dense(WIDTH, kernel_initializer="he_normal"), layers.Activation("silu")],
-            name=f"hidden_{number}",
-        )
-        x = layers.Dropout(dropout)((rematerialize(hidden) if remat else hidden)(x))
-    num_classes = len(encoding.class_names)
-    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
-    deep = layers.Dense(num_classes, dtype="float32", name="deep")(x)
-    wide = layers.Dense(num_classes, dtype="float32", kernel_initializer="zeros", use_bias=False, name="wide")(features)
-    return keras.Model(inputs, layers.Add(dtype="float32", name="logits")([deep, wide]))
-
-
-def cost(encoding: TableEncoding) -> tuple[float, int]:
-    """Floating-point operations of one row's forward and backward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost(workload().table.encoding)
-        (37224.0, 6334)
-    """
-    from tfaccel.data.table_features import embedding_width, num_features
-
-    widths = [num_features(encoding)] + [WIDTH] * NUM_LAYERS + [len(encoding.class_names)]
-    pairs = list(itertools.pairwise(widths))
-    multiplications = sum(a * b for a, b in pairs) + widths[0] * widths[-1]
-    embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
-    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
-    return 6.0 * multiplications, multiplications + sum(widths[1:]) + embeddings
+    inputs, logits = parts.build(table.encoding)
+    return keras.Model(inputs, logits)
 
 
 # ---------- Loss, metrics and optimizer
-
-
-def for_small_tables(options: TrainingOptions, *, num_steps: int) -> TrainingOptions:
-    """The options with a lower learning rate and far more weight decay than images need, unless they were given.
-
-    Example:
-        >>> for_small_tables(TrainingOptions(learning_rate=0.01), num_steps=100).weight_decay
-        7.5
-    """
-    rate, decay = options.learning_rate, options.weight_decay
-    rate = LEARNING_RATE_PART * options.peak_learning_rate if rate is None else rate
-    decay = DECAY_PER_RUN / (num_steps * rate) if decay is None else decay
-    return replace(options, learning_rate=rate, weight_decay=decay)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:

@@ -22,19 +22,19 @@ Expected result:
 """
 
 import functools
-import itertools
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 EPOCHS = 60
 GLOBAL_BATCH_SIZE = 32
-WIDTH = 64  # of each hidden layer
-NUM_LAYERS = 2
-LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
 DECAY_PER_RUN = 1.0  # learning rate, weight decay and number of steps multiplied
 DROPOUT = 0.3  # part of the hidden values that is left out in each step
 TARGET_NAME = "prediction"  # of the last layer
@@ -110,9 +107,11 @@ def workload(
         table = make_tabular_set(embedded_table("diabetes"), table_options, classification=False)
     else:
         table = read_tabular_set(data_dir, table_options, classification=False)
+    check_one_batch(len(table.train.targets), global_batch_size, "rows")
     num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
-    options = for_small_tables(options, num_steps=num_steps)
-    flops_per_example, num_parameters = cost(table.encoding)
+    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
+    parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat)
+    cost = parts.cost(table.encoding)
 
     @functools.cache
     def batches() -> Any:
@@ -122,15 +121,15 @@ def workload(
 
     return TabularWorkload(
         name="tabular_regression",
-        build_model=lambda: network(table, dropout=dropout, remat=remat),
+        build_model=lambda: network(table, parts),
         compile_args=lambda: compile_args(options, table, num_steps=num_steps),
         train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=len(table.train.targets),
-        flops_per_example=flops_per_example,
-        num_parameters=num_parameters,
+        flops_per_example=cost.flops_per_example,
+        num_parameters=cost.num_parameters,
         options={
             **asdict(options), **asdict(table_options), "data_dir": data_dir and os.path.abspath(data_dir),
             "dropout": dropout, "remat": remat,
@@ -142,33 +141,19 @@ def workload(
 # ---------- The model: hidden layers with a linear path beside them
 
 
-def network(table: TabularSet, *, dropout: float, remat: bool) -> "keras.Model":
+def network(table: TabularSet, parts: TabularNetwork) -> "keras.Model":
     """The model: raw numbers (NaN where one is missing) and numbers of categories in, the number to predict out.
 
     Example:
-        >>> network(workload().table, dropout=0.3, remat=False).output.shape
+        >>> network(workload().table, TabularNetwork(num_outputs=1)).output.shape
         (None, 1)
     """
     import keras
-    from keras import layers
 
-    from tfaccel.data.table_layers import table_inputs
-    from tfaccel.training.rematerialize import rematerialize
-
-    inputs, features = table_inputs(table.encoding)
-    x = features
-    for number in range(NUM_LAYERS):
-        hidden = keras.Sequential(
-            [keras.Input(x.shape[1:]), layers.Dense(WIDTH, kernel_initializer="he_normal"), layers.Activation("silu")],
-            name=f"hidden_{number}",
-        )
-        x = layers.Dropout(dropout)((rematerialize(hidden) if remat else hidden)(x))
-    # What comes out stays float32 under mixed precision: 16 bits are too few for it.
-    deep = layers.Dense(1, dtype="float32", name="deep")(x)
-    wide = layers.Dense(1, dtype="float32", kernel_initializer="zeros", use_bias=False, name="wide")(features)
-    in_deviations = layers.Add(dtype="float32")([deep, wide])
+    inputs, in_deviations = parts.build(table.encoding)
     mean, deviation = mean_and_deviation(table)
-    return keras.Model(inputs, layers.Rescaling(deviation, mean, dtype="float32", name=TARGET_NAME)(in_deviations))
+    outputs = keras.layers.Rescaling(deviation, mean, dtype="float32", name=TARGET_NAME)(in_deviations)
+    return keras.Model(inputs, outputs)
 
 
 def mean_and_deviation(table: TabularSet) -> tuple[float, float]:
@@ -176,37 +161,7 @@ def mean_and_deviation(table: TabularSet) -> tuple[float, float]:
     return float(table.train.targets.mean()), float(table.train.targets.std())
 
 
-def cost(encoding: TableEncoding) -> tuple[float, int]:
-    """Floating-point operations of one row's forward and backward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost(workload().table.encoding)
-        (28860.0, 4939)
-    """
-    from tfaccel.data.table_features import embedding_width, num_features
-
-    widths = [num_features(encoding)] + [WIDTH] * NUM_LAYERS + [1]
-    pairs = list(itertools.pairwise(widths))
-    multiplications = sum(a * b for a, b in pairs) + widths[0] * widths[-1]
-    embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
-    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
-    return 6.0 * multiplications, multiplications + sum(widths[1:]) + embeddings
-
-
 # ---------- Loss, metrics and optimizer
-
-
-def for_small_tables(options: TrainingOptions, *, num_steps: int) -> TrainingOptions:
-    """The options with a lower learning rate and far more weight decay than images need, unless they were given.
-
-    Example:
-        >>> for_small_tables(TrainingOptions(learning_rate=0.01), num_steps=100).weight_decay
-        1.0
-    """
-    rate, decay = options.learning_rate, options.weight_decay
-    rate = LEARNING_RATE_PART * options.peak_learning_rate if rate is None else rate
-    decay = DECAY_PER_RUN / (num_steps * rate) if decay is None else decay
-    return replace(options, learning_rate=rate, weight_decay=decay)
 
 
 def compile_args(options: TrainingOptions, table: TabularSet, *, num_steps: int) -> dict[str, Any]:

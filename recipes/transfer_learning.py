@@ -37,11 +37,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.few_digits import few_digits
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
-from tfaccel.models.backbones import DIGITS, Backbone, find_backbone, load_backbone
+from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.comparison_table import comparison_lines
@@ -126,7 +127,9 @@ def workload(
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     network = find_backbone(backbone)
     images = read_images(data_dir, network, image_size)
+    check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
+    costs = classifier_cost(network, images.image_size, len(images.class_names), frozen_normalisations=pretrained)
     stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
 
     @cache
@@ -160,6 +163,8 @@ def workload(
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
+        flops_per_example=None if costs is None else costs.flops_per_example,
+        num_parameters=None if costs is None or lora_rank is not None else costs.num_parameters,
         options={
             **asdict(options), **{name: arguments[name] for name in names}, "backbone": network.name,
             "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,

@@ -116,10 +116,10 @@ def test_options_that_cannot_be_are_refused(options, error, message):
 def test_data_of_your_own_decides_the_model(tmp_path):
     x = np.zeros((4, 40, 30, 3), np.uint8)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(4), x_test=x, y_test=np.arange(4))
-    work = recipe.workload(data_dir=tmp_path / "data.npz")
+    work = recipe.workload(data_dir=tmp_path / "data.npz", global_batch_size=4)
     assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
     assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4))
-    assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8).num_parameters < work.num_parameters
+    assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8, global_batch_size=4).num_parameters < work.num_parameters
 
 
 def test_augmentation_changes_batches_but_not_their_order(logical_devices):

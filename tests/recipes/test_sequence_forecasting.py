@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.errors import DataError, WorkloadError
+from tfaccel.models.past_readers import KERNEL_SIZE
 from tfaccel.recipes import sequence_forecasting as recipe
 
 
@@ -49,9 +50,9 @@ def test_convolutions_look_back_over_the_whole_window_and_not_ahead(logical_devi
     for window in (3, 20, 64):
         model = recipe.forecaster(series, "convolution", (window, 2), dropout=0.0, remat=False)
         dilations = [int(layer.name.split("_")[1]) for layer in model.layers if layer.name.startswith("dilation")]
-        reach = 1 + sum(2 * (recipe.KERNEL_SIZE - 1) * dilation for dilation in dilations)
+        reach = 1 + sum(2 * (KERNEL_SIZE - 1) * dilation for dilation in dilations)
         assert reach >= window
-        assert reach - 2 * (recipe.KERNEL_SIZE - 1) * dilations[-1] < window
+        assert reach - 2 * (KERNEL_SIZE - 1) * dilations[-1] < window
 
 
 def test_single_targets_take_their_own_columns(logical_devices, tmp_path):

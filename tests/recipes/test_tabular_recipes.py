@@ -12,6 +12,7 @@ from PIL import Image
 
 from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.errors import DataError, WorkloadError
+from tfaccel.models.tabular_network import TabularNetwork
 from tfaccel.recipes import tabular_classification, tabular_regression
 
 RECIPES = [tabular_classification, tabular_regression]
@@ -26,8 +27,12 @@ ENCODING = TableEncoding(
 def build(recipe, encoding, **options):
     """The recipe's model for columns like these."""
     table = replace(recipe.workload().table, encoding=encoding)
-    first = encoding if recipe is tabular_classification else table
-    return recipe.network(first, **{"dropout": 0.3, "remat": False, **options})
+    return recipe.network(table, parts(recipe, encoding, dropout=0.3, **options))
+
+
+def parts(recipe, encoding, **options):
+    num_outputs = len(encoding.class_names) if recipe is tabular_classification else 1
+    return TabularNetwork(num_outputs=num_outputs, **options)
 
 
 def test_workloads_are_made_without_tensorflow(run_python):
@@ -45,10 +50,10 @@ def test_cost_is_the_model_s(logical_devices, recipe):
     for encoding in (recipe.workload().table.encoding, ENCODING):
         model = build(recipe, encoding)
         num_parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-        flops, expected = recipe.cost(encoding)
-        assert num_parameters == expected
+        cost = parts(recipe, encoding).cost(encoding)
+        assert num_parameters == cost.num_parameters
         kernels = [weight for weight in model.trainable_weights if weight.path.endswith("kernel")]
-        assert flops == 6 * sum(int(np.prod(kernel.shape)) for kernel in kernels)
+        assert cost.flops_per_example == 6 * sum(int(np.prod(kernel.shape)) for kernel in kernels)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.near_name import near_name
 
 if TYPE_CHECKING:
@@ -17,12 +18,40 @@ if TYPE_CHECKING:
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
-_APPLICATION_SIZE = 96
-# Name in keras.applications -> whether it takes pixels from -1 to 1; the others scale raw pixels themselves.
+DIGITS_CONVOLUTIONS = ((24, 1), (32, 1), (32, 2), (48, 1))  # filters and strides of the digits' own network
+_DIGITS_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Application:
+    """A network of keras.applications.
+
+    Arguments:
+        signed_pixels: whether it takes pixels from -1 to 1; the others scale raw pixels themselves.
+        pixel_multiplications: of a forward pass, for each pixel of the image.
+        num_parameters: trainable numbers, without those of batch normalisations and the old head.
+        num_normalisations: trainable numbers of batch normalisations.
+        num_features: numbers that describe an image.
+    """
+
+    signed_pixels: bool
+    pixel_multiplications: int
+    num_parameters: int
+    num_normalisations: int
+    num_features: int
+
+
 APPLICATIONS = {
-    "MobileNetV2": True, "MobileNetV3Small": False, "MobileNetV3Large": False, "EfficientNetB0": False,
-    "EfficientNetV2B0": False, "EfficientNetV2S": False, "ResNet50V2": True, "ConvNeXtTiny": False, "Xception": True,
-}  # fmt: skip
+    "MobileNetV2": Application(True, 5_969, 2_189_760, 34_112, 1280),
+    "MobileNetV3Small": Application(False, 1_094, 914_896, 12_112, 576),
+    "MobileNetV3Large": Application(False, 4_267, 2_947_552, 24_400, 960),
+    "EfficientNetB0": Application(False, 7_664, 3_965_532, 42_016, 1280),
+    "EfficientNetV2B0": Application(False, 14_286, 5_798_096, 60_608, 1280),
+    "EfficientNetV2S": Application(False, 56_772, 20_023_616, 153_872, 1280),
+    "ResNet50V2": Application(True, 69_360, 23_473_920, 45_440, 2048),
+    "ConvNeXtTiny": Application(False, 88_783, 27_820_128, 0, 768),
+    "Xception": Application(True, 90_697, 20_752_424, 54_528, 2048),
+}
 _SMALLEST_SIZE = {"Xception": 71}
 _OTHERS_SMALLEST_SIZE = 32
 
@@ -89,6 +118,32 @@ def _input_shape(path: Path) -> list[Any]:
     return list(inputs[0])
 
 
+def classifier_cost(
+    backbone: Backbone, image_size: int, num_classes: int, *, frozen_normalisations: bool
+) -> LayerCost | None:
+    """The cost of the network with a normalised head; None for a model in a file. Keras's are counted by their pixels.
+
+    Example:
+        >>> classifier_cost(find_backbone("digits"), 8, 5, frozen_normalisations=True).num_parameters
+        35685
+    """
+    if backbone.name in APPLICATIONS:
+        network = APPLICATIONS[backbone.name]
+        normalisations = 0 if frozen_normalisations else network.num_normalisations
+        costs = LayerCost(network.pixel_multiplications * image_size**2, network.num_parameters + normalisations)
+        num_features = network.num_features
+    elif backbone.name == DIGITS:
+        costs, num_inputs, size = LayerCost(), backbone.num_channels, _DIGITS_SIZE
+        for num_filters, strides in DIGITS_CONVOLUTIONS:
+            size = -(-size // strides)
+            costs += layer_cost(9 * num_inputs, num_filters, positions=size**2)
+            num_inputs = num_filters
+        num_features = num_inputs * size**2
+    else:
+        return None
+    return costs + LayerCost(num_parameters=2 * num_features) + layer_cost(num_features, num_classes)
+
+
 def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
     """The network: raw pixel values in, a vector of features for each image out.
 
@@ -127,8 +182,9 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model:
     import keras
 
-    inputs = keras.Input((image_size, image_size, 3))
-    x = keras.layers.Rescaling(1 / 127.5, -1.0)(inputs) if APPLICATIONS[name] else inputs
+    inputs = x = keras.Input((image_size, image_size, 3))
+    if APPLICATIONS[name].signed_pixels:
+        x = keras.layers.Rescaling(1 / 127.5, -1.0)(inputs)
     weights = "imagenet" if pretrained else None
     try:
         network = getattr(keras.applications, name)(

@@ -14,6 +14,7 @@ from keras import layers
 from tfaccel.data.few_digits import few_digits
 from tfaccel.data.image_batches import ImageBatches
 from tfaccel.data.image_moves import ImageMoves
+from tfaccel.models.backbones import DIGITS_CONVOLUTIONS
 
 DIGITS_SEEN = range(5)
 _EPOCHS, _BATCH_SIZE, _SEED = 30, 32, 0
@@ -28,7 +29,7 @@ def build() -> keras.Model:
     """
     inputs = keras.Input((8, 8, 1), name="pixels")
     x = layers.Rescaling(1 / 63.75, -2.0)(inputs)
-    for number, (num_filters, strides) in enumerate(((24, 1), (32, 1), (32, 2), (48, 1))):
+    for number, (num_filters, strides) in enumerate(DIGITS_CONVOLUTIONS):
         kernel = {"kernel_initializer": keras.initializers.HeNormal(seed=number), "name": f"convolution_{number}"}
         x = layers.Conv2D(num_filters, 3, strides, padding="same", activation="relu", **kernel)(x)
     initializer = keras.initializers.GlorotUniform(seed=10)

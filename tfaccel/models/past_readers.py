@@ -1,0 +1,89 @@
+"""Two ways to read the past of a series: gated recurrent units, and temporal convolutions.
+
+Sources:
+    Cho et al., Learning phrase representations using RNN encoder-decoder, 2014, https://arxiv.org/abs/1406.1078
+    Bai et al., An empirical evaluation of generic convolutional and recurrent networks, 2018,
+        https://arxiv.org/abs/1803.01271
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfaccel.data.series_set import SeriesSet
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
+
+MODELS = ("gru", "convolution")
+WIDTH = 48  # numbers that describe the past at each step
+KERNEL_SIZE = 3
+
+
+def read_past(past: Any, model: str, *, dropout: float, remat: bool) -> Any:
+    """A description of the past, a tensor of shape (num_windows, WIDTH).
+
+    Arguments:
+        past: a tensor of shape (num_windows, window, num_columns).
+        model: gru or convolution.
+        dropout: part of the hidden values that is left out in each step.
+        remat: calculate the inside of each convolution block again in the backward pass.
+    """
+    from keras import layers
+
+    if model == "gru":
+        return layers.GRU(WIDTH)(layers.Dropout(dropout)(layers.GRU(WIDTH, return_sequences=True)(past)))
+    x = past
+    for dilation in dilations(past.shape[1]):
+        x = layers.Dropout(dropout)(temporal_block(x, dilation, remat=remat))
+    return x[:, -1]
+
+
+def temporal_block(x: Any, dilation: int, *, remat: bool) -> Any:
+    """Two causal convolutions that look back over 2 (KERNEL_SIZE - 1) dilation steps, and a way around them."""
+    import keras
+    from keras import layers
+
+    from tfaccel.training.rematerialize import rematerialize
+
+    inputs = y = keras.Input(x.shape[1:])
+    for _ in range(2):
+        y = layers.Conv1D(WIDTH, KERNEL_SIZE, padding="causal", dilation_rate=dilation, activation="silu")(y)
+    around = inputs if x.shape[-1] == WIDTH else layers.Dense(WIDTH)(inputs)
+    block = keras.Model(inputs, layers.Add()([around, y]), name=f"dilation_{dilation}")
+    return (rematerialize(block) if remat else block)(x)
+
+
+def dilations(window: int) -> list[int]:
+    """Of the temporal blocks, which together look back over the window.
+
+    Example:
+        >>> dilations(64)
+        [1, 2, 4, 8, 16]
+    """
+    found = [1]
+    while 2 * (KERNEL_SIZE - 1) * (2 * found[-1] - 1) < window:
+        found.append(2 * found[-1])
+    return found
+
+
+def forecaster_cost(series: SeriesSet, model: str, window_and_horizon: tuple[int, int]) -> LayerCost:
+    """Multiplications of one window's forward pass, and the number of trainable parameters.
+
+    Arguments:
+        series: what is forecast.
+        model: gru or convolution.
+        window_and_horizon: rows that the model sees, and rows that it forecasts.
+
+    Example:
+        >>> from tfaccel.data.series_set import pendulum_series
+        >>> [forecaster_cost(pendulum_series(), model, (64, 24)).num_parameters for model in MODELS]
+        [40464, 84240]
+    """
+    (window, horizon), inputs, costs = window_and_horizon, len(series.names), LayerCost()
+    if model == "gru":  # Three gates, each with a bias for its inputs and one for its state.
+        for numbers in (inputs, WIDTH):
+            costs += layer_cost(numbers + WIDTH, 3 * WIDTH, positions=window, per_unit=2)
+    else:
+        costs += layer_cost(inputs, WIDTH, positions=window) if inputs != WIDTH else LayerCost()
+        for numbers in (inputs, *[WIDTH] * (2 * len(dilations(window)) - 1)):
+            costs += layer_cost(KERNEL_SIZE * numbers, WIDTH, positions=window)
+    return costs + layer_cost(WIDTH, 2 * WIDTH) + layer_cost(2 * WIDTH, horizon * len(series.targets) * 3)

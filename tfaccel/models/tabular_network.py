@@ -1,0 +1,89 @@
+"""The network of both tabular recipes: regularised hidden layers, with a linear path beside them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tfaccel.data.table_encoding import TableEncoding
+from tfaccel.data.table_features import embedding_width, num_features
+from tfaccel.planning.layer_costs import LayerCost, layer_cost
+from tfaccel.training.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    import keras
+
+LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularNetwork:
+    """How large the network is, and how it is regularised.
+
+    Arguments:
+        num_outputs: numbers that come out for each row.
+        width: of each hidden layer.
+        num_layers: hidden layers.
+        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
+        remat: calculate the inside of each hidden layer again in the backward pass.
+
+    Example:
+        >>> TabularNetwork(num_outputs=2).width
+        64
+    """
+
+    num_outputs: int
+    width: int = 64
+    num_layers: int = 2
+    dropout: float = 0.0
+    remat: bool = False
+
+    def build(self, encoding: TableEncoding) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor]:
+        """The model's inputs, raw numbers (NaN where one is missing) and numbers of categories, and its outputs.
+
+        Outputs stay float32 under mixed precision: 16 bits are too few for what the loss is made of.
+        """
+        import keras
+        from keras import layers
+
+        from tfaccel.data.table_layers import table_inputs
+        from tfaccel.training.rematerialize import rematerialize
+
+        inputs, features = table_inputs(encoding)
+        x: Any = features
+        for number in range(self.num_layers):
+            dense = layers.Dense(self.width, kernel_initializer="he_normal")
+            parts = [keras.Input(x.shape[1:]), dense, layers.Activation("silu")]
+            hidden = keras.Sequential(parts, name=f"hidden_{number}")
+            x = layers.Dropout(self.dropout)((rematerialize(hidden) if self.remat else hidden)(x))
+        deep = layers.Dense(self.num_outputs, dtype="float32", name="deep")(x)
+        straight = {"kernel_initializer": "zeros", "use_bias": False, "name": "wide"}
+        wide = layers.Dense(self.num_outputs, dtype="float32", **straight)(features)
+        return inputs, layers.Add(dtype="float32", name="logits")([deep, wide])
+
+    def cost(self, encoding: TableEncoding) -> LayerCost:
+        """Multiplications of one row's forward pass, and the number of trainable parameters."""
+        widths = [num_features(encoding)] + [self.width] * self.num_layers + [self.num_outputs]
+        costs = sum((layer_cost(*pair) for pair in itertools.pairwise(widths)), LayerCost())
+        costs += layer_cost(widths[0], widths[-1], per_unit=0)
+        embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
+        return costs + LayerCost(num_parameters=embeddings)
+
+
+def for_small_tables(options: TrainingOptions, *, num_steps: int, decay_per_run: float) -> TrainingOptions:
+    """The options with a lower learning rate and far more weight decay than images need, unless they were given.
+
+    Arguments:
+        options: what was asked for.
+        num_steps: optimizer steps of the whole run.
+        decay_per_run: learning rate, weight decay and number of steps multiplied.
+
+    Example:
+        >>> for_small_tables(TrainingOptions(learning_rate=0.01), num_steps=100, decay_per_run=7.5).weight_decay
+        7.5
+    """
+    rate, decay = options.learning_rate, options.weight_decay
+    rate = LEARNING_RATE_PART * options.peak_learning_rate if rate is None else rate
+    decay = decay_per_run / (num_steps * rate) if decay is None else decay
+    return replace(options, learning_rate=rate, weight_decay=decay)
