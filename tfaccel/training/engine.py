@@ -138,7 +138,7 @@ class Engine:
             return results
         if self.replicas.num_replicas == 1:
             return own
-        tracker = private_api.compile_marker(self.model)
+        tracker = private_api.loss_tracker(self.model)
         tracked = {name for name in results if tracker is None or name != tracker.name}
         return {name: results[name] if name in tracked else value for name, value in own.items()}
 
@@ -206,7 +206,7 @@ class Engine:
 
     def _loss_is_finite(self) -> tf.Tensor:
         """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
-        total = private_api.loss_total(self.model)
+        total = private_api.loss_tracker(self.model).total
         local = self.replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
 
@@ -227,7 +227,7 @@ def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engin
     """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
     options = options or EngineOptions()
     state = (
-        private_api.compile_marker(model), options, model.jit_compile, model.run_eagerly,
+        private_api.loss_tracker(model), options, model.jit_compile, model.run_eagerly,
         tuple(id(v) for v in model.trainable_variables),
     )  # fmt: skip
     known = vars(model).get(_ENGINE)

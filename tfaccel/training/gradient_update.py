@@ -148,7 +148,8 @@ class GradientUpdate:
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.sum_duplicate_indices:
             gradients = densify(gradients)
-        type(self.optimizer).apply(self.optimizer, gradients, variables)
+        with private_api.learning_rate_once(self.optimizer):
+            type(self.optimizer).apply(self.optimizer, gradients, variables)
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable],

@@ -62,9 +62,8 @@ class OneReplica:
                         with private_api.local_variables(variables, distributed):
                             build_optimizer(optimizer, trainable, self._replicas.strategy)
 
-                    if self._sum_duplicate_indices or not self._replicas.is_default:
-                        attributes = {"apply": self._local_apply(optimizer, build)}
-                        stack.enter_context(instance_attributes(optimizer, attributes))
+                    attributes = {"apply": self._local_apply(optimizer, build)}
+                    stack.enter_context(instance_attributes(optimizer, attributes))
                 return step(data)
 
         function = run
@@ -83,11 +82,11 @@ class OneReplica:
         """`optimizer.apply` on plain variables; an own step may apply an optimizer that is not built yet."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
-            trainable = list(trainable_variables or self._model.trainable_variables)
-            if not self._replicas.is_default:
+            trainable = None if trainable_variables is None else list(trainable_variables)
+            if trainable is not None and not self._replicas.is_default:
                 build(trainable)
             gradients = densify(list(gradients)) if self._sum_duplicate_indices else gradients
-            with self._replicas.local(optimizer.variables, 0):
+            with self._replicas.local(optimizer.variables, 0), private_api.learning_rate_once(optimizer):
                 type(optimizer).apply(optimizer, gradients, trainable)
 
         return apply

@@ -1,8 +1,10 @@
-"""Attributes of one object, set for a while."""
+"""Attributes of one object, set for a while, and a function to set them to."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 
 @contextlib.contextmanager
@@ -19,3 +21,16 @@ def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[N
                 instance.__dict__.pop(name, None)
             else:
                 instance.__dict__[name] = value
+
+
+def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that calls another once in each graph in which it is asked, and remembers what that returned."""
+    values: dict[int, Any] = {}
+
+    def value() -> Any:
+        graph = id(tf.compat.v1.get_default_graph())
+        if graph not in values:
+            values[graph] = function()
+        return values[graph]
+
+    return value

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import VersionError
-from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.overrides import instance_attributes, once_per_graph
 
 TESTED_KERAS = ("3.15",)
 TESTED_TENSORFLOW = ("2.20", "2.21")
@@ -132,9 +132,7 @@ def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
 
 def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
     """`Model.compute_loss`, also where a subclass overrides it without the argument `training`."""
-    return _private(model, "_compute_loss")(
-        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
-    )  # fmt: skip
+    return _private(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
@@ -152,14 +150,8 @@ def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[st
     return {"_moments": moments_of_rows}
 
 
-def loss_total(model: keras.Model) -> keras.Variable:
-    """The variable in which the mean loss of an epoch is summed."""
-    total: keras.Variable = _private(model, "_loss_tracker").total
-    return total
-
-
-def compile_marker(model: keras.Model) -> Any:
-    """An object that is another one after each `Model.compile`."""
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric (`keras.metrics.Mean`) of an epoch's loss; each `Model.compile` makes another one."""
     return _private(model, "_loss_tracker")
 
 
@@ -192,12 +184,8 @@ def tf_variable(variable: keras.Variable) -> Any:
     return variable._value
 
 
-_SINGLE_DEVICE_METHODS = (
-    "_backend_update_step",
-    "_apply_weight_decay",
-    "_overwrite_model_variables_with_average_value",
-    "_backend_increment_gradient_accumulators",
-)
+_SINGLE_DEVICE_METHODS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators",
+                          "_overwrite_model_variables_with_average_value")  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -209,18 +197,29 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     from keras.src.optimizers import base_optimizer
 
     base = _private(base_optimizer, "BaseOptimizer")
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    replaced: list[tuple[Any, dict[str, Any]]] = []
-    for one in {id(one): one for one in (optimizer, inner, *getattr(inner, "optimizers", ()))}.values():
-        methods = {name: types.MethodType(_private(base, name), one) for name in _SINGLE_DEVICE_METHODS
-                   if hasattr(base, name)}  # fmt: skip
-        if hasattr(one, "_common_apply"):
-            methods["_tf_apply"] = _private(one, "_common_apply")
-        replaced.append((one, methods))
     with contextlib.ExitStack() as stack:
-        for one, methods in replaced:
+        for one in _optimizers_in(optimizer):
+            methods = {name: types.MethodType(_private(base, name), one) for name in _SINGLE_DEVICE_METHODS
+                       if hasattr(base, name)}  # fmt: skip
+            if hasattr(one, "_common_apply"):
+                methods["_tf_apply"] = _private(one, "_common_apply")
             stack.enter_context(instance_attributes(one, methods))
         yield
+
+
+@contextlib.contextmanager
+def learning_rate_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """During one `apply`, asks a schedule once in each graph, not once for each variable with weight decay."""
+    name = "_get_current_learning_rate"
+    with contextlib.ExitStack() as stack:
+        for one in _optimizers_in(optimizer):
+            stack.enter_context(instance_attributes(one, {name: once_per_graph(_private(one, name))}))
+        yield
+
+
+def _optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list({id(one): one for one in (optimizer, inner, *getattr(inner, "optimizers", ()))}.values())
 
 
 def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
