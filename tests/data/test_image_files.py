@@ -88,7 +88,7 @@ def message_of(folder):
 def test_data_dir_must_be_there(tmp_path):
     assert message_of(tmp_path / "nowhere") == f"There is no folder or file {tmp_path / 'nowhere'} (`data_dir`)."
     (tmp_path / "data.csv").write_text("1,2")
-    assert message_of(tmp_path / "data.csv").startswith("`data_dir` must be a folder or a .npz file.")
+    assert message_of(tmp_path / "data.csv").startswith("`data_dir` must be a folder, TFRecord files or a .npz file.")
 
 
 def test_two_classes_are_the_least(tmp_path):

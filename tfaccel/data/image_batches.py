@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ from tfaccel.data.image_decoding import decoder
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
+from tfaccel.data.tfrecord_files import file_states
 
 
 class ImageBatches:
@@ -112,5 +112,4 @@ def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
     """What tells decoded images from others: the files (by name, size and time of change) and the shape."""
     if isinstance(images, EncodedImages):
         return f"{images.identity()} {of.image_size} {of.num_channels}"
-    states = [(os.path.abspath(name), os.stat(name).st_size, os.stat(name).st_mtime_ns) for name in images]
-    return f"{states} {of.image_size} {of.num_channels}"
+    return f"{file_states(images)} {of.image_size} {of.num_channels}"

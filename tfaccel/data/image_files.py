@@ -1,39 +1,36 @@
-"""Image sets from folders: one sub-folder for each class, PNG and JPEG files in it."""
+"""Image sets from what users have: folders of PNG and JPEG files, one for each class, and other places."""
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.encoded_images import check_images, default_image_size
+from tfaccel.data.hugging_face import HUGGING_FACE, read_hugging_face_images
 from tfaccel.data.image_arrays import read_image_arrays
-from tfaccel.data.image_set import (
-    LARGEST_DEFAULT_IMAGE_SIZE,
-    SMALLEST_IMAGE_SIZE,
-    ImageSet,
-    ImageSplit,
-    check_image_size,
-    split_rows,
-)
+from tfaccel.data.image_set import ImageSet, ImageSplit, check_image_size, split_rows
+from tfaccel.data.tfds_sets import TFDS, read_tfds_images
+from tfaccel.data.tfrecord_files import find_tfrecords
+from tfaccel.data.tfrecord_images import read_tfrecord_images
 from tfaccel.errors import DataError
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG with further pictures behind it, as telephones write them
-_GREY_MODES = ("1", "L", "LA", "I", "I;16")
-_NUM_CHECKING_THREADS = 8
 
 
 def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None = None) -> ImageSet:
-    """The images of a folder or of a `.npz` file, checked as a whole.
+    """The images of a folder, a `.npz` file, TFRecord files or a named data set, checked as a whole.
 
     A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Where
     there is no `test`, a stratified fifth of the images is kept for it, always the same one. Every file is opened and
     checked here; pixels are read when they are used.
 
+    A folder may hold TFRecord files instead; see `tfrecord_images`. "tfds:NAME" is a data set of TensorFlow Datasets,
+    "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
+
     Arguments:
-        data_dir: the folder or file.
+        data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a data set.
         image_size: height and width in pixels to which images are brought; None for the median of the images' longer
             sides, at most 64.
 
@@ -55,12 +52,17 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
     path = Path(data_dir)
     if image_size is not None:
         check_image_size(image_size)
+    for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):
+        if str(data_dir).startswith(start):
+            return read(str(data_dir), image_size=image_size)
+    if find_tfrecords(path):
+        return read_tfrecord_images(path, image_size=image_size)
     if path.is_dir():
         return _read_folder(path, image_size)
     if path.is_file() and path.suffix.lower() == ".npz":
         return read_image_arrays(path, image_size=image_size)
     if path.exists():
-        raise DataError(f"`data_dir` must be a folder or a .npz file. Received: {path}.")
+        raise DataError(f"`data_dir` must be a folder, TFRecord files or a .npz file. Received: {path}.")
     raise DataError(f"There is no folder or file {path} (`data_dir`).")
 
 
@@ -72,14 +74,6 @@ class _Files:
     labels: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Header:
-    """What the head of an image file says."""
-
-    longer_side: int
-    is_grey: bool
-
-
 def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
     parts = [folder / name for name in ("train", "test")]
     present = [part for part in parts if part.is_dir()]
@@ -89,13 +83,11 @@ def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
     is_split = len(present) == 2
     classes = _class_names(present[0] if is_split else folder)
     listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
-    headers = _check_files([path for files in listed for path in files.paths])
+    headers = check_images([(path, str(path)) for files in listed for path in files.paths])
     train, test = (_as_split(listed[0]), _as_split(listed[1])) if is_split else _cut(listed[0], classes, folder)
-    sides = [header.longer_side for header in headers]
-    default_size = min(max(int(np.median(sides)), SMALLEST_IMAGE_SIZE), LARGEST_DEFAULT_IMAGE_SIZE)
     return ImageSet(
         class_names=classes,
-        image_size=image_size or default_size,
+        image_size=image_size or default_image_size(headers),
         num_channels=1 if all(header.is_grey for header in headers) else 3,
         num_train_images=len(train.labels),
         num_test_images=len(test.labels),
@@ -147,30 +139,3 @@ def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSp
         )
     train, test = split_rows(files.labels)
     return _as_split(files, train), _as_split(files, test)
-
-
-def _check_files(paths: list[Path]) -> list[_Header]:
-    with ThreadPoolExecutor(_NUM_CHECKING_THREADS) as threads:
-        return list(threads.map(_check_file, paths))
-
-
-def _check_file(path: Path) -> _Header:
-    """Opens an image; PNG files are read to their end, JPEG files decoded at an eighth of their size."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            if image.format not in _FORMATS:
-                raise DataError(f"{path} must be a PNG or JPEG image. Received: {image.format}.")
-            header = _Header(max(image.size), image.mode in _GREY_MODES)
-            if image.format == "PNG":
-                image.verify()
-            else:
-                image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
-                image.load()
-    except DataError:
-        raise
-    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
-        reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
-        raise DataError(f"Cannot read the image {path}: {reason}. Mend or remove it.") from error
-    return header

@@ -1,7 +1,7 @@
 """The noun `LabelledTexts`: texts with a class each, cut into a training and a test part."""
 
 import os
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +48,28 @@ def documentation_passages() -> LabelledTexts:
 def read_labelled_texts(
     data_dir: str | os.PathLike[str], *, text_column: str = "text", label_column: str = "label"
 ) -> LabelledTexts:
-    """Texts from a CSV file, or from a folder with a sub-folder of `.txt` files for each class.
+    """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named data set.
 
-    A stratified fifth of the texts is kept for testing, always the same one.
+    "tfds:NAME" is a data set of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`,
+    which say how they are split. Otherwise a stratified fifth of the texts is kept for testing, always the same one.
 
     Arguments:
-        data_dir: the file or folder.
-        text_column: the column of the texts, in a CSV file.
+        data_dir: the file or folder, or the name of the data set.
+        text_column: the column of the texts, in a CSV file or data set.
         label_column: the column of their classes.
 
     Raises:
         DataError: if something cannot be read (it is named), a class has fewer than two texts, or there is one only.
     """
+    columns = {"text_column": text_column, "label_column": label_column}
+    if str(data_dir).startswith("tfds:"):
+        from tfaccel.data.tfds_sets import read_tfds_texts
+
+        return read_tfds_texts(str(data_dir), **columns)
+    if str(data_dir).startswith("hf:"):
+        from tfaccel.data.hugging_face import read_hugging_face_texts
+
+        return read_hugging_face_texts(str(data_dir), **columns)
     path = Path(data_dir)
     if path.is_dir():
         pairs = _read_folder(path)
@@ -67,18 +77,44 @@ def read_labelled_texts(
         pairs = list(zip(*read_columns(path, (text_column, label_column)), strict=True))
     else:
         raise DataError(f"There is no folder or file {path} (`data_dir`).")
-    counts = Counter(label for _, label in pairs)
-    names = tuple(sorted(counts))
+    names = tuple(sorted({label for _, label in pairs}))
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes. Received one, {names[0]!r}.")
-    rarest = min(names, key=lambda name: counts[name])
-    if counts[rarest] < 2:
+    labels = np.array([names.index(label) for _, label in pairs])
+    return labelled_texts(names, [[text for text, _ in pairs]], [labels], str(path))
+
+
+def labelled_texts(
+    class_names: Sequence[str], texts: Sequence[Sequence[str]], labels: Sequence[np.ndarray], source: str
+) -> LabelledTexts:
+    """The texts of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
+
+    Arguments:
+        class_names: a name for each class.
+        texts: the texts of each part.
+        labels: the class of each text of each part, a number from 0.
+        source: where the texts are from, for messages.
+
+    Raises:
+        DataError: if there are too few texts of a class.
+
+    Example:
+        >>> labels = np.array([0, 0, 1, 1])
+        >>> labelled_texts(("a", "b"), [["w", "x", "y", "z"]], [labels], "letters").train_labels
+        (0, 1)
+    """
+    counts = np.bincount(labels[0], minlength=len(class_names))
+    rarest = class_names[int(counts.argmin())]
+    if len(texts) == 1 and counts.min() == 1:
         raise DataError(
-            f"Class {rarest!r} in {path} has one text; two are the least, one to train on and one to test with."
+            f"Class {rarest!r} in {source} has one text; two are the least, one to train on and one to test with."
         )
-    rows = [(text, names.index(label)) for text, label in pairs]
-    train, test = split_rows(np.array([label for _, label in rows]))
-    return _labelled(names, [rows[i] for i in sorted(train)], [rows[i] for i in sorted(test)])
+    if not counts.min():
+        raise DataError(f"Class {rarest!r} in {source} has no text to train on.")
+    parts = [list(zip(*part, strict=True)) for part in zip(texts, [rows.tolist() for rows in labels], strict=True)]
+    if len(parts) == 1:
+        parts = [[parts[0][i] for i in sorted(rows)] for rows in split_rows(labels[0])]
+    return _labelled(tuple(class_names), parts[0], parts[1])
 
 
 def _read_folder(folder: Path) -> list[tuple[str, str]]:

@@ -1,0 +1,137 @@
+"""Images and texts from data sets of the library `datasets` by Hugging Face, by name or from a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.class_labels import numbered_classes, train_and_test
+from tfaccel.data.encoded_images import EncodedPart, encoded_image_set
+from tfaccel.data.image_set import EncodedImages, ImageSet
+from tfaccel.data.text_labels import LabelledTexts, labelled_texts
+from tfaccel.errors import DataError
+
+HUGGING_FACE = "hf:"
+_LABELS = ("label", "labels", "fine_label", "class")
+_IMAGES = ("image", "img", "picture")
+
+
+def read_hugging_face_images(name: str, *, image_size: int | None = None) -> ImageSet:
+    """The images of a data set, each of which is checked; they stay where `datasets` keeps them.
+
+    The split `train` is trained on, and `test` or `validation` tested with; of a data set without them a stratified
+    fifth is kept for testing. The image is the column of the type Image, the class the column `label` (or `labels`,
+    `fine_label`, `class`).
+
+    Arguments:
+        name: "hf:NAME" or "hf:NAME:CONFIG", NAME being what `datasets.load_dataset` takes, or a folder that
+            `save_to_disk` wrote.
+        image_size: height and width in pixels to which images are brought; None for what suits them.
+
+    Raises:
+        DataError: if `datasets` is not installed, there is no such data set, or it has no images or classes.
+    """
+    source, splits = _load(name)
+    import datasets
+
+    first = splits[0]
+    images = [column for column, kind in first.features.items() if isinstance(kind, datasets.Image)]
+    image = next((column for column in _IMAGES if column in images), images[0] if images else None)
+    label = next((column for column in _LABELS if column in first.features), None)
+    if image is None or label is None:
+        raise _missing_columns(source, "a column of the type Image, and a column 'label'", first)
+    names, labels = _classes(splits, label, source)
+    parts = [
+        EncodedPart(
+            _Images(split.cast_column(image, datasets.Image(decode=False)), image),
+            rows,
+            lambda number: f"in row {number} (from 0) of {source}",
+        )
+        for split, rows in zip(splits, labels, strict=True)
+    ]
+    return encoded_image_set(parts, names, source=source, image_size=image_size)
+
+
+def read_hugging_face_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
+    """The texts of a data set, with the class of each.
+
+    Splits are taken as `read_hugging_face_images` takes them.
+
+    Arguments:
+        name: as for `read_hugging_face_images`.
+        text_column, label_column: the columns of texts and classes.
+
+    Raises:
+        DataError: if `datasets` is not installed, there is no such data set, or it has no such columns.
+    """
+    source, splits = _load(name)
+    for split in splits:
+        if text_column not in split.features or label_column not in split.features:
+            raise _missing_columns(source, f"columns {text_column!r} and {label_column!r}", split)
+    names, labels = _classes(splits, label_column, source)
+    return labelled_texts(names, [list(split[text_column]) for split in splits], labels, source)
+
+
+class _Images(EncodedImages):
+    """A column of encoded images."""
+
+    def __init__(self, split: Any, column: str) -> None:
+        self._split, self._column = split.select_columns(column), column
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def read(self, rows: np.ndarray) -> list[bytes]:
+        """The bytes of the images with these numbers."""
+        values = self._split[rows.tolist()][self._column]
+        return [_bytes(value) for value in values]
+
+    def identity(self) -> str:
+        """The fingerprint that `datasets` gives to a table and all that was done to it."""
+        return f"{self._split._fingerprint} {self._column}"
+
+
+def _bytes(value: Mapping[str, Any] | None) -> bytes:
+    if value is None:
+        return b""  # which is refused as no image, with its row
+    if value["bytes"] is not None:
+        content: bytes = value["bytes"]
+        return content
+    return Path(value["path"]).read_bytes()
+
+
+def _load(name: str) -> tuple[str, list[Any]]:
+    """What the data set is called, and its parts."""
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(
+            f"Reading {name} needs the package datasets, which is not installed. Run: pip install "
+            "'tfaccel[huggingface]'."
+        )
+    import datasets
+
+    address = name.removeprefix(HUGGING_FACE)
+    dataset, _, config = address.partition(":")
+    try:
+        if (Path(dataset) / "dataset_dict.json").exists() or (Path(dataset) / "state.json").exists():
+            loaded = datasets.load_from_disk(dataset)
+        else:
+            loaded = datasets.load_dataset(dataset, config or None)
+    except Exception as error:  # of many kinds: of the network, of files, of other packages
+        raise DataError(f"Cannot load {name} with the package datasets: {error}") from error
+    if isinstance(loaded, datasets.Dataset):
+        return name, [loaded]
+    return name, [loaded[split] for split in train_and_test(list(loaded), name)]
+
+
+def _classes(splits: Sequence[Any], label: str, source: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """The names of the classes, and the class of each row of each part."""
+    names = getattr(splits[0].features[label], "names", None)
+    return numbered_classes([list(split[label]) for split in splits], source, names)
+
+
+def _missing_columns(source: str, wanted: str, split: Any) -> DataError:
+    return DataError(f"{source} must have {wanted}. Received columns: {', '.join(split.features)}.")

@@ -1,0 +1,135 @@
+"""Images and texts of TensorFlow Datasets.
+
+The package prepares a data set in a process of its own, and its TFRecord files are then read here: TensorFlow must not
+start before the runtime has been set up, and importing the package's builders starts it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfaccel.data.class_labels import numbered_classes, train_and_test
+from tfaccel.data.example_message import decode_example
+from tfaccel.data.image_set import ImageSet
+from tfaccel.data.text_labels import LabelledTexts, labelled_texts
+from tfaccel.data.tfrecord_files import RecordIndex
+from tfaccel.data.tfrecord_images import ImageFeatures, read_tfrecord_images
+from tfaccel.errors import DataError
+
+TFDS = "tfds:"
+
+_DESCRIBE = """
+import json, sys
+import tensorflow_datasets as tfds
+
+try:
+    builder = tfds.builder(sys.argv[1])
+    builder.download_and_prepare()
+    features, form = builder.info.features, builder.info.file_format
+    described = {
+        "kinds": {name: type(feature).__name__ for name, feature in sorted(features.items())},
+        "names": {name: feature.names for name, feature in features.items() if hasattr(feature, "names")},
+        "files": {name: [str(path) for path in split.filepaths] for name, split in builder.info.splits.items()},
+        "format": form.value if form else "tfrecord",
+    }
+except Exception as error:
+    described = {"error": (str(error).strip() or repr(error)).splitlines()[0]}
+print(json.dumps(described))
+"""
+
+
+def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
+    """The images of a data set, each of which is checked.
+
+    The split `train` is trained on, and `test` or `validation` tested with; of a data set without them a stratified
+    fifth is kept for testing.
+
+    Arguments:
+        name: "tfds:NAME" or "tfds:NAME:CONFIG", as `tensorflow_datasets` names them; it is downloaded and prepared
+            where it is not there yet, below `TFDS_DATA_DIR` or the home folder.
+        image_size: height and width in pixels to which images are brought; None for what suits them.
+
+    Raises:
+        DataError: if `tensorflow-datasets` is not installed, there is no such data set, or it has no images with a
+            class each.
+    """
+    described = _describe(name)
+    image, label = _feature(described, "Image", name), _feature(described, "ClassLabel", name)
+    files = [[Path(file) for file in part] for part in _files(described, name)]
+    return read_tfrecord_images(
+        files, image_size=image_size, class_names=described["names"][label], features=ImageFeatures(image, label, "")
+    )
+
+
+def read_tfds_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
+    """The texts of a data set, with the class of each.
+
+    Arguments:
+        name: as for `read_tfds_images`.
+        text_column, label_column: the features with texts and classes.
+
+    Raises:
+        DataError: if `tensorflow-datasets` is not installed, there is no such data set, or it has no such features.
+    """
+    described = _describe(name)
+    for column in (text_column, label_column):
+        if column not in described["kinds"]:
+            raise DataError(f"{name} must have a feature {column!r}. Received: {', '.join(described['kinds'])}.")
+    texts: list[list[str]] = []
+    labels: list[list[int | str]] = []
+    for part in _files(described, name):
+        index = RecordIndex.of(Path(file) for file in part)
+        examples = [decode_example(index.read(row)) for row in range(len(index))]
+        texts.append([example[text_column][0].decode(errors="replace") for example in examples])
+        labels.append([_label(example[label_column][0]) for example in examples])
+    names, rows = numbered_classes(labels, name, described["names"].get(label_column))
+    return labelled_texts(names, texts, rows, name)
+
+
+def _label(value: Any) -> int | str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else int(value)
+
+
+def _describe(name: str) -> dict[str, Any]:
+    """Prepares a data set; returns the kinds of its features, the names of its classes and the files of its splits."""
+    if importlib.util.find_spec("tensorflow_datasets") is None:
+        raise DataError(
+            f"Reading {name} needs the package tensorflow-datasets, which is not installed. Run: pip install "
+            "'tfaccel[tfds]'."
+        )
+    dataset, _, config = name.removeprefix(TFDS).partition(":")
+    address = f"{dataset}/{config}" if config else dataset
+    done = subprocess.run(
+        [sys.executable, "-c", _DESCRIBE, address], capture_output=True, text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise DataError(f"tensorflow-datasets ended with status {done.returncode} on {name}: {done.stderr[-500:]}")
+    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "error" in described:
+        raise DataError(f"Cannot prepare {name} with the package tensorflow-datasets: {described['error']}")
+    if described["format"] != "tfrecord":
+        raise DataError(
+            f"{name} lies in files of the format {described['format']}. Prepare it again as TFRecord files "
+            "(`tfds build --file_format=tfrecord`)."
+        )
+    return described
+
+
+def _feature(described: dict[str, Any], kind: str, name: str) -> str:
+    """The feature of that kind; the first one, where there are several."""
+    found = [feature for feature, its_kind in described["kinds"].items() if its_kind == kind]
+    if not found:
+        kinds = ", ".join(f"{feature} ({its_kind})" for feature, its_kind in described["kinds"].items())
+        raise DataError(f"{name} must have a feature of the kind {kind}. Received: {kinds}.")
+    return found[0]
+
+
+def _files(described: dict[str, Any], name: str) -> list[list[str]]:
+    return [described["files"][split] for split in train_and_test(list(described["files"]), name)]

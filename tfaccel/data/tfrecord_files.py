@@ -1,0 +1,185 @@
+"""TFRecord files: written whole or not at all, checked record by record, and read at any record without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tfaccel.data.crc32c import masked_crc32c
+from tfaccel.data.example_message import Value, encode_example
+from tfaccel.errors import DataError
+
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_HEAD = _LENGTH.size + _CHECKSUM.size
+_NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?")
+_NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # how gzip's and zlib's files begin
+
+
+def write_tfrecords(
+    examples: Iterable[Mapping[str, Value | Sequence[Value]]],
+    folder: str | os.PathLike[str],
+    *,
+    num_shards: int = 1,
+    name: str = "examples",
+) -> list[Path]:
+    """Writes examples to `NAME-00000-of-00004.tfrecord` and so on: all files, or none where something fails.
+
+    Arguments:
+        examples: each maps names of features to bytes, texts or numbers; see `encode_example`.
+        folder: where the files come to lie; it is made where it is missing.
+        num_shards: number of files. Examples go to them in turn.
+        name: how the files' names begin. With "train" and "test", `read_image_set` takes them for those parts.
+
+    Returns:
+        The files.
+
+    Raises:
+        DataError: if a file is there already, a feature cannot be written, or there are fewer examples than files.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = write_tfrecords([{"number": i} for i in range(5)], folder, num_shards=2)
+        ...     [file.name for file in files], len(RecordIndex.of(files))
+        (['examples-00000-of-00002.tfrecord', 'examples-00001-of-00002.tfrecord'], 5)
+    """
+    if num_shards < 1:
+        raise DataError(f"`num_shards` must be at least 1. Received: num_shards={num_shards}.")
+    paths = [Path(folder) / f"{name}-{i:05d}-of-{num_shards:05d}.tfrecord" for i in range(num_shards)]
+    there = next((path for path in paths if path.exists()), None)
+    if there is not None:
+        raise DataError(f"There is a file {there} already. Remove it, or choose another folder or name.")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
+        num_examples = 0
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(Path(unfinished, path.name), "wb")) for path in paths]
+            for num_examples, example in enumerate(examples, start=1):
+                _write(files[(num_examples - 1) % num_shards], encode_example(example))
+        if num_examples < num_shards:
+            raise DataError(f"There are {num_examples} examples for {num_shards} files. Use fewer files.")
+        for path in paths:
+            os.replace(Path(unfinished, path.name), path)
+    return paths
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    length = _LENGTH.pack(len(data))
+    file.write(length + _CHECKSUM.pack(masked_crc32c(length)) + data + _CHECKSUM.pack(masked_crc32c(data)))
+
+
+def find_tfrecords(place: str | os.PathLike[str]) -> list[Path]:
+    """The TFRecord files of a folder, of a pattern such as `data/*.tfrecord`, or the one of that name, in order.
+
+    Raises:
+        DataError: if one of several numbered files is missing.
+    """
+    path = Path(place)
+    if path.is_dir():
+        found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and not entry.name.startswith(".")]
+    elif path.exists():
+        found = [path] if _NAME.fullmatch(path.name) else []
+    else:
+        found = [Path(name) for name in glob.glob(str(place)) if _NAME.fullmatch(os.path.basename(name))]
+    groups: dict[tuple[str, ...], set[int]] = {}
+    for match in filter(None, (_NUMBERED.fullmatch(str(file)) for file in found)):
+        groups.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (start, count, end), numbers in groups.items():
+        missing = sorted(set(range(int(count))) - numbers)
+        if missing and path.is_dir():
+            name = f"{start}-{missing[0]:0{len(count)}d}-of-{count}{end}"
+            raise DataError(f"There is no file {name}, one of {int(count)}. Copy it as well.")
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class RecordIndex:
+    """Where each record of some TFRecord files lies.
+
+    Records are numbered from 0, file after file. Each can be read without those before it.
+
+    Arguments:
+        paths: the files.
+        files: int32, the place of each record's file in `paths`.
+        offsets: int64, where each record's data begins.
+        lengths: int64, its bytes.
+    """
+
+    paths: tuple[Path, ...]
+    files: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> RecordIndex:
+        """The index of files, all of which are read and checked.
+
+        Raises:
+            DataError: if a record is damaged or cut off; file and record are named.
+        """
+        paths = tuple(paths)
+        places: list[tuple[int, int, int]] = []
+        for number, path in enumerate(paths):
+            places += [(number, offset, length) for offset, length in _checked_records(path)]
+        columns = np.array(places, np.int64).reshape(-1, 3).T
+        return cls(paths, columns[0].astype(np.int32), columns[1], columns[2])
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def read(self, number: int) -> bytes:
+        """The data of one record."""
+        with open(self.paths[self.files[number]], "rb") as file:
+            return os.pread(file.fileno(), int(self.lengths[number]), int(self.offsets[number]))
+
+    def name(self, number: int) -> str:
+        """File and record for messages."""
+        in_file = number - int(np.searchsorted(self.files, self.files[number]))
+        return f"record {in_file} (from 0) of {self.paths[self.files[number]]}"
+
+    def identity(self) -> str:
+        """A text that is another one when the files are others."""
+        return file_states(self.paths)
+
+
+def file_states(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """Names, sizes and times of change of files: another text where one of them is another."""
+    states = [(os.path.abspath(path), os.stat(path)) for path in paths]
+    return str([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+
+
+def _checked_records(path: Path) -> list[tuple[int, int]]:
+    """Offset and length of the data of each record."""
+    found: list[tuple[int, int]] = []
+    with open(path, "rb") as file:
+        size, place = os.fstat(file.fileno()).st_size, 0
+        while place < size:
+            head = file.read(_HEAD)
+            if len(head) == _HEAD and _CHECKSUM.unpack(head[8:])[0] != masked_crc32c(head[:8]):
+                if place == 0 and head[:2] in _COMPRESSED:
+                    raise DataError(f"{path} is compressed. Write TFRecord files without compression.")
+                raise _damaged(path, len(found), "the checksum of its length is wrong")
+            length = _LENGTH.unpack(head[:8])[0] if len(head) == _HEAD else size
+            if place + _HEAD + length + _CHECKSUM.size > size:
+                raise _damaged(path, len(found), "the file ends inside of it")
+            data, checksum = file.read(length), file.read(_CHECKSUM.size)
+            if _CHECKSUM.unpack(checksum)[0] != masked_crc32c(data):
+                raise _damaged(path, len(found), "its checksum is wrong")
+            found.append((place + _HEAD, length))
+            place += _HEAD + length + _CHECKSUM.size
+    return found
+
+
+def _damaged(path: Path, record: int, reason: str) -> DataError:
+    return DataError(f"Record {record} (from 0) of {path} is damaged: {reason}. Write or copy the file again.")
