@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def trained(num_steps, *, stop_after):
+def trained(num_steps, *, stop_after, optimizer="sgd"):
     """A model after some steps of a staged run, and its first weights, by layer."""
     import keras
 
@@ -14,9 +14,11 @@ def trained(num_steps, *, stop_after):
     backbone = keras.Sequential([keras.Input((4,)), *dense], name="backbone")
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(1, name="head")(backbone(inputs)))
-    options = TrainingOptions(optimizer="sgd", learning_rate=0.01, schedule="constant", warm_up=0.0)
-    optimizer = staged_optimizer(options, layer_stages(backbone, 2), num_steps=num_steps)
-    model.compile(optimizer, "mse")
+    options = TrainingOptions(
+        optimizer=optimizer, learning_rate=0.01, schedule="constant", warm_up=0.0, weight_decay=0.0
+    )
+    staged = staged_optimizer(options, layer_stages(backbone, 2), num_steps=num_steps)
+    model.compile(staged, "mse")
     before = {weight.path: weight.numpy() for weight in model.weights}
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     for _ in range(stop_after):
@@ -38,12 +40,19 @@ def test_deeper_stages_begin_later(logical_devices):
 def test_deeper_stages_learn_more_slowly_and_the_model_is_saved(logical_devices, tmp_path):
     import keras
 
-    model, _ = trained(20, stop_after=20)
+    model, _ = trained(20, stop_after=20, optimizer="adam")
     rates = sorted((float(one.learning_rate) for one in model.optimizer.optimizers), reverse=True)
     assert rates[0] > rates[1] > rates[2] > 0
     model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True))
+    assert [len(one.optimizer.optimizers) for one in (model, loaded)] == [3, 3]
+    states = [[value.numpy() for value in one.optimizer.variables] for one in (model, loaded)]
+    assert all(np.array_equal(a, b) for a, b in zip(*states, strict=True))
+    x = np.ones((8, 4), np.float32)
+    for one in (model, loaded):  # The loaded optimizers go on where the saved ones stopped.
+        one.train_on_batch(x, x.sum(axis=1, keepdims=True))
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True))
 
 
 def test_without_stages_there_is_one_optimizer(logical_devices):

@@ -42,7 +42,7 @@ def autoencoder_cost(shape: tuple[int, ...], latent_size: int) -> LayerCost:
 
     Example:
         >>> autoencoder_cost((8, 8, 1), 8).num_parameters
-        718545
+        583889
     """
     if len(shape) == 1:
         columns, width = shape[0], row_width(shape[0])

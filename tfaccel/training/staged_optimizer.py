@@ -1,8 +1,7 @@
 """Unfreezing by stages inside one run: parts of a model begin to learn later than others, and more slowly.
 
 Each part has an optimizer of its own in a `keras.optimizers.MultiOptimizer`; its learning rate is nothing until its
-stage begins. All of it follows from the number of the step, so that a run resumes exactly. Keras 3.15 saves a
-MultiOptimizer but cannot load it: load such a model with `compile=False`.
+stage begins. All of it follows from the number of the step, so that a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -78,13 +77,65 @@ def staged_optimizer(
         stages: the weights of each stage.
         num_steps: optimizer steps of the whole run.
     """
-    by_path: dict[str, keras.optimizers.Optimizer] = {}
-    for number, (start, weights) in enumerate(zip(stage_starts(len(stages), num_steps), stages, strict=True)):
+    default, optimizers = options.make_optimizer(num_steps=num_steps), []
+    for number, start in enumerate(stage_starts(len(stages), num_steps)):
         slower = replace(options, learning_rate=options.peak_learning_rate * _SLOWER ** (number + 1))
         optimizer = slower.make_optimizer(num_steps=max(1, num_steps - start))
         optimizer.learning_rate = Delayed(private_api.learning_rate_schedule(optimizer), start)
-        by_path |= dict.fromkeys((weight.path for weight in weights), optimizer)
-    default = options.make_optimizer(num_steps=num_steps)
-    if not by_path:
+        optimizers.append(optimizer)
+    if not stages:
         return default
-    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, by_path))
+    return StagedOptimizer(default, optimizers, [[weight.path for weight in stage] for stage in stages])
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class StagedOptimizer(keras.optimizers.MultiOptimizer):
+    """A `MultiOptimizer` that can be loaded: Keras 3.15 makes an optimizer for each weight of the one that it saved.
+
+    Args:
+        default: for weights of no stage.
+        optimizers: one for each stage.
+        paths: of each stage's weights. A loaded model's weights may have other ones, but stand in the same places.
+        places: of each stage's weights among those that are trained; found from the paths where it is None.
+    """
+
+    def __init__(
+        self, default: keras.optimizers.Optimizer, optimizers: Sequence[keras.optimizers.Optimizer],
+        paths: Sequence[Sequence[str]], places: Sequence[Sequence[int]] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(_map_of([default, *optimizers], paths), **kwargs)
+        self._parts = [default, *optimizers]
+        self._paths = paths
+        self._places = places
+
+    def build(self, var_list: list[keras.Variable]) -> None:
+        """Gives each weight to its optimizer."""
+        if self._places is None:
+            self._places = [[i for i, one in enumerate(var_list) if one.path in stage] for stage in self._paths]
+        self._optimizer_map = _map_of(self._parts, [[var_list[i].path for i in stage] for stage in self._places])
+        super().build(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` takes."""
+        return {
+            "parts": [keras.saving.serialize_keras_object(part) for part in self._parts],
+            "paths": [list(stage) for stage in self._paths],
+            "places": None if self._places is None else [list(stage) for stage in self._places],
+            "loss_scale_factor": self.loss_scale_factor,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> StagedOptimizer:
+        """The optimizer that `get_config` was called on."""
+        rest = dict(config)
+        parts = [keras.saving.deserialize_keras_object(part, custom_objects) for part in rest.pop("parts")]
+        return cls(parts[0], parts[1:], **rest)
+
+
+def _map_of(
+    parts: Sequence[keras.optimizers.Optimizer], paths: Sequence[Sequence[str]]
+) -> keras.optimizers.OptimizerMap:
+    """The first part is for weights of no stage."""
+    by_path = {path: part for part, stage in zip(parts[1:], paths, strict=True) for path in stage}
+    return keras.optimizers.OptimizerMap(parts[0], by_path)
