@@ -10,8 +10,9 @@ Command:
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --recipe=image_classification --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one sub-folder of PNG or JPEG files for each class, or `train` and `test` with those sub-folders; or it
-    is a `.npz` file with the arrays x_train, y_train, x_test and y_test.
+    FOLDER has one sub-folder of PNG or JPEG files for each class, or `train` and `test` with those sub-folders; or
+    TFRecord files with the features image/encoded, image/class/label and image/class/text. It may be a `.npz` file with
+    the arrays x_train, y_train, x_test and y_test as well, or the name of a data set: tfds:NAME or hf:NAME.
 
 Expected result on the digits (scikit-learn's 1,797 images; 360 of them, stratified, are kept for testing):
     99.7 % test accuracy, the median of seeds 0 to 4 (100.0, 99.7, 99.4, 99.7 and 100.0 %), after 10 s on two cores of
@@ -26,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfaccel.data.cache_choice import PLACES, CacheOptions
+from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard, only_shard
 from tfaccel.data.full_batch import check_one_batch
@@ -72,19 +75,21 @@ def workload(
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     label_smoothing: float = LABEL_SMOOTHING,
     augmentation: Literal["moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout"] = "moves",
+    cache: Literal["auto", "memory", "disk", "none"] = "auto",
     remat: bool = False,
     **training_options: Any,
 ) -> ImageWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
 
     Arguments:
-        data_dir: a folder of images or a `.npz` file, as said at the top; None for the digits.
+        data_dir: a folder, file or data set, as said at the top; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         epochs: passes over the training images, for the learning rate's schedule.
         global_batch_size: images per step, over all replicas.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
         augmentation: how training images are changed at random: turned, zoomed and shifted a little (moves), not at
             all (none), or moved and then augmented by batches; see `tfaccel.data.image_augmentation`.
+        cache: where decoded images are kept: where there is room (auto), or where this says. It changes no result.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
             `tfaccel.training.training_options.TrainingOptions`.
@@ -101,10 +106,12 @@ def workload(
     check_counts(epochs=epochs, global_batch_size=global_batch_size)
     check_parts(label_smoothing=label_smoothing)
     check_choice("augmentation", augmentation, AUGMENTATIONS)
+    check_choice("cache", cache, PLACES)
+    kept = CacheOptions(place=cache)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     check_one_batch(images.num_train_images, global_batch_size, "images")
     flops_per_example, num_parameters = cost(images)
-    data_and_model = {"data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
+    data_and_model = {"data_dir": data_place(data_dir), "image_size": images.image_size,
                       "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
@@ -112,7 +119,7 @@ def workload(
     def batches() -> Any:
         from tfaccel.data.image_batches import ImageBatches
 
-        return ImageBatches(images, STILL if augmentation == "none" else MOVES)
+        return ImageBatches(images, STILL if augmentation == "none" else MOVES, cache=kept)
 
     @functools.cache
     def augmented() -> Any:

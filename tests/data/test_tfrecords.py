@@ -44,7 +44,8 @@ def test_checksums_of_any_length_are_right(logical_devices, tmp_path):
     generator = np.random.default_rng(0)
     examples = [{"data": generator.bytes(length)} for length in (0, 1, 63, 64, 65, 127, 128, 1000, 70_000)]
     files = write_tfrecords(examples, tmp_path)
-    read = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset([str(path) for path in files])]
+    records = tf.data.TFRecordDataset([str(path) for path in files])
+    read = [tf.train.Example.FromString(record.numpy()) for record in records]
     assert [{"data": message.features.feature["data"].bytes_list.value[0]} for message in read] == examples
 
 
@@ -227,7 +228,9 @@ def test_test_images_of_unknown_classes_are_refused(tmp_path):
         read_tfrecord_images(os.fspath(tmp_path / "missing"))
 
 
-NAMES = ("class_labels", "crc32c", "encoded_images", "example_message", "tfrecord_files", "tfrecord_images")
+NAMES = (
+    "class_labels", "crc32c", "data_place", "encoded_images", "example_message", "tfrecord_files", "tfrecord_images"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """The recipe for images: what it plans for, what it builds, and that it learns and leaves what it says."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.digits import digits
+from tfaccel.data.tfrecord_files import write_tfrecords
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
@@ -162,3 +164,35 @@ def test_run_learns_and_leaves_a_picture_and_the_classes(run_python, tmp_path):
 def test_digits_reach_the_expected_accuracy(run_python, tmp_path):
     runs = [run_python(RUN, tmp_path / str(seed), json.dumps({"seed": seed}), timeout_seconds=500) for seed in range(5)]
     assert np.median([json.loads(run.stdout)["final"]["accuracy"] for run in runs]) >= 0.993
+
+
+@pytest.mark.parametrize("augmentation", ["moves", "mixup"])
+def test_an_epoch_can_be_entered_anywhere_and_shared(logical_devices, augmentation):
+    train_data = recipe.workload(augmentation=augmentation).train_data
+    whole = list(train_data(64, seed=1, epoch=2).as_numpy_iterator())
+    shares = [
+        list(train_data(64, seed=1, epoch=2, start_step=20, shard=(index, 2)).as_numpy_iterator()) for index in range(2)
+    ]
+    assert [len(share) for share in shares] == [2, 2]
+    for images_and_labels, *parts in zip(whole[20:], *shares, strict=True):
+        for expected, *found in zip(images_and_labels, *parts, strict=True):
+            assert [len(part) for part in found] == [32, 32]
+            assert np.array_equal(expected, np.concatenate(found))
+
+
+def test_places_of_data_are_told_the_same_in_every_folder(tmp_path):
+    write_tfrecords(
+        [{"image/encoded": png_bytes(number), "image/class/label": number % 2} for number in range(8)], tmp_path
+    )
+    work = recipe.workload(data_dir=tmp_path, cache="none", global_batch_size=4)
+    assert (work.num_train_examples, work.class_names) == (6, ("0", "1"))
+    assert work.options["data_dir"] == str(tmp_path)
+    assert "cache" not in work.options  # it decides nothing about the outcome
+    with pytest.raises(WorkloadError, match="cache"):
+        recipe.workload(cache="ram")
+
+
+def png_bytes(value):
+    file = io.BytesIO()
+    Image.new("L", (8, 8), value).save(file, "PNG")
+    return file.getvalue()
