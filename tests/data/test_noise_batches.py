@@ -26,6 +26,18 @@ def test_noise_is_normal_and_follows_from_seed_and_epoch(logical_devices):
     assert abs(first.std() - 1) < 0.05
 
 
+def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
+    import tensorflow as tf
+
+    from tfaccel.data.noise_batches import with_noise
+
+    options = {"global_batch_size": 4, "seed": 0, "epoch": 0}
+    whole = [noise for _, noise in noise_of(20, 0, 0)]
+    own_rows = tf.data.Dataset.range(6).batch(2, drop_remainder=True)
+    part = with_noise(own_rows, 3, **options, start_step=2, shard=(1, 2))
+    assert np.array_equal([noise[2:] for noise in whole[2:]], [noise for _, noise in part.as_numpy_iterator()])
+
+
 def test_full_batches_keep_their_fixed_shape(logical_devices):
     import tensorflow as tf
 

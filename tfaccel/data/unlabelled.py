@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.epoch_positions import Shard, epoch_positions
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.data.number_rows import NumberRows
-from tfaccel.errors import DataError
 
 TRAIN, TEST = "train", "test"
 
@@ -33,8 +33,13 @@ class Unlabelled(ABC):
     class_names: tuple[str, ...]
 
     @abstractmethod
-    def shuffled(self, global_batch_size: int, *, seed: int, epoch: int) -> Any:
-        """One epoch of full batches of training examples as a `tf.data.Dataset`."""
+    def shuffled(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> Any:
+        """One epoch of full batches of training examples as a `tf.data.Dataset`.
+
+        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        """
 
     @abstractmethod
     def in_order(self, part: str, global_batch_size: int) -> Any:
@@ -64,9 +69,13 @@ class UnlabelledImages(Unlabelled):
         self.num_examples = {TRAIN: images.num_train_images, TEST: images.num_test_images}
         self.class_names = images.class_names
 
-    def shuffled(self, global_batch_size: int, *, seed: int, epoch: int) -> Any:
+    def shuffled(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> Any:
         """Images as they are, in an order that follows from seed and epoch."""
-        batches = self._batches(TEST).train(global_batch_size, seed=seed, epoch=epoch)
+        batches = self._batches(TEST).train(
+            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard
+        )
         return batches.map(lambda pixels, labels: self._values(pixels))
 
     def in_order(self, part: str, global_batch_size: int) -> Any:
@@ -111,23 +120,16 @@ class UnlabelledRows(Unlabelled):
         self._numbers = {TRAIN: rows.train, TEST: rows.test}
         self.num_examples = {part: len(numbers) for part, numbers in self._numbers.items()}
 
-    def shuffled(self, global_batch_size: int, *, seed: int, epoch: int) -> Any:
-        """Rows in an order that follows from seed and epoch.
-
-        Raises:
-            DataError: if there are fewer rows than one batch takes.
-        """
-        import tensorflow as tf
+    def shuffled(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> Any:
+        """Rows in an order that follows from seed and epoch."""
+        from tfaccel.data.pipeline import array_batches
 
         num_rows = self.num_examples[TRAIN]
-        if num_rows < global_batch_size:
-            raise DataError(
-                f"A batch takes {global_batch_size} rows, but there are {num_rows} to train on. "
-                f"Use a global batch size of at most {num_rows}."
-            )
+        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows")
         order = np.random.default_rng([seed, epoch]).permutation(self._rows.train)
-        batches = tf.data.Dataset.from_tensor_slices(self._rows.values[order])
-        return batches.batch(global_batch_size, drop_remainder=True)
+        return array_batches(self._rows.values[order], positions)
 
     def in_order(self, part: str, global_batch_size: int) -> Any:
         """The rows of a part."""

@@ -1,0 +1,115 @@
+"""Batches of every kind of data: entered at a step, and of a worker's rows, they hold what the epoch holds there."""
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from tfaccel.data.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.digits import digits
+from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.number_rows import NumberRows
+from tfaccel.data.series_augmentation import SeriesAugmentation
+from tfaccel.data.series_set import pendulum_series
+from tfaccel.data.table_options import TableOptions
+from tfaccel.data.tabular_files import embedded_table
+from tfaccel.data.tabular_set import make_tabular_set
+from tfaccel.data.train_data import train_data_of
+
+
+class Shuffled:
+    """Examples without classes, as batches."""
+
+    def __init__(self, examples):
+        self.train = examples.shuffled
+
+
+def images():
+    from tfaccel.data.image_batches import ImageBatches
+
+    return ImageBatches(digits(), ImageMoves())
+
+
+def boxes():
+    from tfaccel.data.box_batches import BoxBatches
+
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
+    corners = generator.uniform(0, 16, (40, 1, 2)).astype(np.float32)
+    split = BoxedSplit(pixels, np.concatenate([corners, corners + 14], axis=2), np.zeros((40, 1), np.int64))
+    made = BoxedImages(
+        class_names=("thing",), image_size=32, num_channels=3, most_objects=1, num_train_images=40, num_test_images=40,
+        train=lambda seed, epoch: split, test=lambda: split,
+    )  # fmt: skip
+    return BoxBatches(made, ImageMoves(rotation=0.0, zoom=0.2, shift=0.2))
+
+
+def series():
+    from tfaccel.data.series_batches import SeriesBatches
+
+    return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
+
+
+def table():
+    from tfaccel.data.tabular_batches import TabularBatches
+
+    wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
+    return TabularBatches(wine, one_hot=True)
+
+
+def texts():
+    from tfaccel.data.text_batches import TextBatches
+
+    part = (np.arange(200).reshape(40, 5), np.arange(40))
+    return TextBatches(
+        part, part, change=lambda data, generator: (data[0] * generator.integers(2, size=(40, 5)), data[1])
+    )
+
+
+def pieces():
+    from tfaccel.data.text_batches import TextPieces
+
+    return TextPieces(np.arange(401, dtype=np.int32), np.arange(31, dtype=np.int32), length=10, stride=5)
+
+
+def unlabelled_images():
+    from tfaccel.data.unlabelled import UnlabelledImages
+
+    return Shuffled(UnlabelledImages(digits()))
+
+
+def unlabelled_rows():
+    from tfaccel.data.unlabelled import UnlabelledRows
+
+    values = np.arange(100, dtype=np.float32).reshape(50, 2)
+    return Shuffled(UnlabelledRows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))
+
+
+def leaves(dataset):
+    import tensorflow as tf
+
+    return [tf.nest.flatten(batch) for batch in dataset.as_numpy_iterator()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [images, boxes, series, table, texts, pieces, unlabelled_images, unlabelled_rows],
+    ids=lambda make: make.__name__,
+)
+def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
+    made = make()
+    train_data = train_data_of(lambda: made)
+    whole = leaves(train_data(8, seed=1, epoch=2))
+    resumed = train_data(8, seed=1, epoch=2, start_step=2)
+    assert int(resumed.cardinality()) == len(whole) - 2 > 0
+    shares = [leaves(train_data(8, seed=1, epoch=2, start_step=1, shard=(index, 2))) for index in range(2)]
+    for expected, found in zip(whole[2:], leaves(resumed), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+    for expected, *parts in zip(whole[1:], *shares, strict=True):
+        assert all(np.array_equal(leaf, np.concatenate(part)) for leaf, *part in zip(expected, *parts, strict=True))
+
+
+def test_examples():
+    result = doctest.testmod(importlib.import_module("tfaccel.data.train_data"))
+    assert (result.failed, result.attempted > 0) == (0, True)
