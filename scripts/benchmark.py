@@ -5,8 +5,9 @@
     tfaccel benchmark recipes --figures=image_classification
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
-minutes on two cores) and `recipes` (each recipe trained by `tfaccel.train` and by `Model.fit`; about five minutes a
-recipe). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
+minutes on two cores) and `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
+`Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe). Let
+nothing else run meanwhile. Exit status 1 if a bound is missed.
 """
 
 import json

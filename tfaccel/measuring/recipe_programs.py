@@ -1,4 +1,4 @@
-"""The programs that the recipes' benchmark times: `tfaccel.train` by the rules' plan, and `Model.fit` with defaults."""
+"""The programs that the recipes' benchmark times: `tfaccel.train` by the rules' plan, and `Model.fit` in two ways."""
 
 from __future__ import annotations
 
@@ -14,51 +14,92 @@ import tensorflow as tf
 
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.measuring.measurement import Window
+from tfaccel.measuring.stated_results import StatedResult
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.fit import fit
+from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.train import train
 
+_DEFAULT_BATCH_SIZE = 32  # of `Model.fit`
+
 
 class RecipeTraining(abc.ABC):
-    """A recipe trained to its end, each run with another seed.
+    """A recipe trained until it reaches what it states, each run with another seed.
 
     Args:
         name: of the program.
         workload: the recipe's, made for `epochs`.
-        epochs: passes over the data.
+        epochs: passes over the data at most.
+        target: what the recipe states to reach; None: trained for all epochs.
 
     Attributes:
-        results: the final metrics of each run, the warm-up's first.
+        reached: for each run, the warm-up's first, whether the target was reached.
+        epochs_done: for each run, after how many epochs, or all.
+        results: for each run the last validation metrics (or those of training, where there is no validation).
     """
 
-    def __init__(self, name: str, workload: Workload, epochs: int) -> None:
+    def __init__(self, name: str, workload: Workload, epochs: int, target: StatedResult | None) -> None:
         self.name = name
         self.workload = workload
         self.epochs = epochs
+        self.target = target
         self.num_steps = epochs * max(1, (workload.num_train_examples or 0) // workload.global_batch_size)
+        self.reached: list[bool] = []
+        self.epochs_done: list[int] = []
         self.results: list[dict[str, float]] = []
 
     def warm_up(self) -> float:
         """Trains for one epoch; returns the loss."""
-        return float(self._trained(seed=0, epochs=1)["loss"])
+        clock = ResultClock(self.target)
+        self._train(clock, seed=0, epochs=1)
+        return clock.metrics["loss"]
 
     def run(self) -> Window:
-        """Trains to the end and times it: building, tracing and compiling are part of what a user waits for."""
-        cpu_seconds, started = time.process_time(), time.perf_counter()
-        final = self._trained(seed=len(self.results), epochs=self.epochs)
-        seconds = time.perf_counter() - started
+        """Trains and times it: building, tracing and compiling are part of what a user waits for."""
+        clock = ResultClock(self.target)
+        cpu_seconds = time.process_time()
+        self._train(clock, seed=len(self.results), epochs=self.epochs)
         cpu_seconds = time.process_time() - cpu_seconds
-        self.results.append(final)
+        self.reached.append(clock.reached)
+        self.epochs_done.append(clock.epochs)
+        self.results.append(clock.metrics)
         keras.backend.clear_session()
-        return Window(wall_seconds=seconds, cpu_seconds=cpu_seconds, epoch_seconds=(seconds,), tail_seconds=(0.0,),
-                      loss=float(final["loss"]))  # fmt: skip
+        return Window(wall_seconds=clock.seconds, cpu_seconds=cpu_seconds, epoch_seconds=(clock.seconds,),
+                      tail_seconds=(0.0,), loss=clock.metrics["loss"])  # fmt: skip
 
     @abc.abstractmethod
-    def _trained(self, *, seed: int, epochs: int) -> dict[str, float]:
-        """Trains and returns the final metrics."""
+    def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
+        """Starts the clock, and trains with it among the callbacks."""
+
+
+class ResultClock(keras.callbacks.Callback):
+    """Stops training when the stated result is reached, and the time that it took from `start`."""
+
+    def __init__(self, target: StatedResult | None) -> None:
+        super().__init__()
+        self._target = target
+        self._started = 0.0
+        self.seconds = 0.0
+        self.reached = False
+        self.epochs = 0
+        self.metrics: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Starts the clock."""
+        self._started = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Takes the time."""
+        self.seconds, self.epochs = time.perf_counter() - self._started, epoch + 1
+        values = {name: float(value) for name, value in (logs or {}).items()}
+        held_out = {name.removeprefix("val_"): value for name, value in values.items() if name.startswith("val_")}
+        self.metrics = held_out or values
+        if self._target is not None and self._target.is_reached(self.metrics[self._target.metric]):
+            self.reached = True
+            self.model.stop_training = True
 
 
 class PlannedTraining(RecipeTraining):
@@ -69,32 +110,59 @@ class PlannedTraining(RecipeTraining):
         """The plan."""
         return default_plan(detect_hardware(), self.workload)
 
-    def _trained(self, *, seed: int, epochs: int) -> dict[str, float]:
+    def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run_dir = os.path.join(folder, "run")
-            result = train(self.workload, self.plan, run_dir=run_dir, epochs=epochs, seed=seed, verbose=0)
-            return result.final
+            clock.start()
+            train(self.workload, self.plan, run_dir=run_dir, epochs=epochs, seed=seed, verbose=0, callbacks=[clock])
 
 
 class PlainTraining(RecipeTraining):
-    """`Model.fit` with Keras's defaults on the same model and batches, which is all that it does."""
+    """`Model.fit` on the same model and data, with the recipe's own batches, optimizer and schedule.
 
-    def _trained(self, *, seed: int, epochs: int) -> dict[str, float]:
-        work = self.workload
-        with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=work.global_batch_size), seed=seed):
-            model = work.build_model()
-            model.compile(**work.compile_args())
-            passes = [work.train_data(work.global_batch_size, seed=seed, epoch=epoch) for epoch in range(epochs)]
+    Its input pipelines of all epochs are made before the clock starts.
+    """
+
+    def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
+        work, size = self.workload, self._global_batch_size()
+        with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=size), seed=seed):
+            passes = [work.train_data(size, seed=seed, epoch=epoch) for epoch in range(epochs)]
             batches = functools.reduce(lambda all_before, one: all_before.concatenate(one), passes)
-            validation = None if work.validation_data is None else work.validation_data(work.global_batch_size)
-            history = model.fit(
+            held_out = None if work.validation_data is None else work.validation_data(size).prefetch(tf.data.AUTOTUNE)
+            clock.start()
+            model = work.build_model()
+            model.compile(**self._compile_args(model))
+            model.fit(
                 batches.prefetch(tf.data.AUTOTUNE), epochs=epochs, steps_per_epoch=int(passes[0].cardinality()),
-                shuffle=False, verbose=0, validation_data=validation,
-                callbacks=list(work.callbacks()) if work.callbacks else None,
-            ).history  # fmt: skip
-        last = {name: float(values[-1]) for name, values in history.items()}
-        final = {name.removeprefix("val_"): value for name, value in last.items() if name.startswith("val_")}
-        return final or last
+                shuffle=False, verbose=0, validation_data=held_out, callbacks=[*self._callbacks(), clock],
+            )  # fmt: skip
+
+    def _global_batch_size(self) -> int:
+        return self.workload.global_batch_size
+
+    def _compile_args(self, model: keras.Model) -> dict[str, Any]:
+        del model
+        return dict(self.workload.compile_args())
+
+    def _callbacks(self) -> list[Any]:
+        return list(self.workload.callbacks()) if self.workload.callbacks else []
+
+
+class DefaultTraining(PlainTraining):
+    """`Model.fit` on the same model and data with Keras's defaults: batches of 32 and Adam at its own learning rate.
+
+    A model with a `train_step` of its own keeps its optimizers, which have no defaults.
+    """
+
+    def _global_batch_size(self) -> int:
+        return min(_DEFAULT_BATCH_SIZE, self.workload.num_train_examples or _DEFAULT_BATCH_SIZE)
+
+    def _compile_args(self, model: keras.Model) -> dict[str, Any]:
+        arguments = super()._compile_args(model)
+        return arguments if has_own_train_step(model) else {**arguments, "optimizer": "adam"}
+
+    def _callbacks(self) -> list[Any]:
+        return []
 
 
 def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:

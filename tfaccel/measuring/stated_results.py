@@ -1,0 +1,56 @@
+"""What each recipe states to reach, as a validation metric that can be watched while it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedResult:
+    """A validation metric and the value at which a recipe counts as trained.
+
+    Attributes:
+        metric: its name in the logs, without `val_`.
+        at_least: reached from here upwards; None for a metric that falls.
+        at_most: reached from here downwards.
+
+    Raises:
+        ValueError: without a bound, or with two.
+
+    Example:
+        >>> StatedResult(metric="accuracy", at_least=0.97).is_reached(0.98)
+        True
+    """
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError(f"A stated result has one bound, at_least or at_most. Received: {self!r}.")
+
+    def is_reached(self, value: float) -> bool:
+        """Whether a value of the metric is good enough."""
+        return value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0)
+
+    def __str__(self) -> str:
+        sign, bound = (">=", self.at_least) if self.at_least is not None else ("<=", self.at_most)
+        return f"{self.metric} {sign} {bound:g}"
+
+
+# Where a recipe's own result is not a metric of training (exact matches, mAP, ROUGE-L), the validation loss at which it
+# is reached stands for it. The GAN has no validation: it is timed over its whole number of epochs.
+STATED_RESULTS = {
+    "tabular_classification": StatedResult(metric="accuracy", at_least=0.97),
+    "tabular_regression": StatedResult(metric="r2", at_least=0.496),
+    "image_classification": StatedResult(metric="accuracy", at_least=0.993),
+    "transfer_learning": StatedResult(metric="accuracy", at_least=0.92),
+    "text_classification": StatedResult(metric="accuracy", at_least=0.478),
+    "sequence_forecasting": StatedResult(metric="median_absolute_error", at_most=0.15),
+    "text_generation": StatedResult(metric="nats_per_character", at_most=1.6),
+    "translation": StatedResult(metric="loss", at_most=0.1),
+    "summarization": StatedResult(metric="loss", at_most=5.0),
+    "object_detection": StatedResult(metric="loss", at_most=1.0),
+    "autoencoder": StatedResult(metric="loss", at_most=24.0),
+}
