@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-EPOCHS = 3
+EPOCHS = 5
 GLOBAL_BATCH_SIZE = 20
+RATE_PARTS = {True: 0.3, False: 0.15}  # of what suits the optimizer, for pre-trained networks and new ones
 NEW_DIGITS, EXAMPLES_PER_CLASS = range(5, 10), 20
 DEFAULT_IMAGE_SIZE = 96  # of networks that take any size
 MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
@@ -90,6 +91,7 @@ def workload(
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.2,
     label_smoothing: float = 0.1,
+    remat: bool = False,
     **training_options: Any,
 ) -> TransferWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
@@ -109,6 +111,7 @@ def workload(
         global_batch_size: images per step, over all replicas.
         dropout: part of the features that is left out in each step, from 0 to below 1.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
+        remat: calculate the inside of the backbone again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate (of the head), schedule, early_stopping and more; see
             `tfaccel.training.training_options.TrainingOptions`.
 
@@ -122,8 +125,10 @@ def workload(
     """
     arguments = {name: value for name, value in locals().items() if name != "training_options"} | training_options
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_stages=num_stages)
-    check_counts(**({} if lora_rank is None else {"lora_rank": lora_rank}))
+    if options.learning_rate is None:
+        options = replace(options, learning_rate=RATE_PARTS[pretrained] * options.peak_learning_rate)
+    counts = {} if lora_rank is None else {"lora_rank": lora_rank}
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_stages=num_stages, **counts)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     network = find_backbone(backbone)
     images = read_images(data_dir, network, image_size)
@@ -140,7 +145,7 @@ def workload(
 
     def build_model() -> Any:
         model, weights = classifier(images, network, pretrained=pretrained, dropout=dropout, lora_rank=lora_rank,
-                                    num_stages=num_stages)  # fmt: skip
+                                    num_stages=num_stages, remat=remat)  # fmt: skip
         stages[:] = weights
         return model
 
@@ -153,7 +158,7 @@ def workload(
         optimizer = staged_optimizer(options, stages, num_steps=num_steps)
         return {"optimizer": optimizer, "loss": loss, "metrics": ["accuracy"]}
 
-    names = ("pretrained", "num_stages", "lora_rank", "baseline", "dropout", "label_smoothing")
+    names = ("pretrained", "num_stages", "lora_rank", "baseline", "dropout", "label_smoothing", "remat")
     return TransferWorkload(
         name="transfer_learning",
         build_model=build_model,
@@ -195,8 +200,9 @@ def read_images(data_dir: str | os.PathLike[str] | None, network: Backbone, imag
 
 
 def classifier(
-    images: ImageSet, network: Backbone, *, pretrained: bool, dropout: float, lora_rank: int | None, num_stages: int
-) -> tuple["keras.Model", list[Any]]:
+    images: ImageSet, network: Backbone, *, pretrained: bool, dropout: float, lora_rank: int | None, num_stages: int,
+    remat: bool,
+) -> tuple["keras.Model", list[Any]]:  # fmt: skip
     """The model, from raw pixel values to logits (float32), and the weights of each stage that begins to learn later.
 
     A pre-trained backbone's batch normalisations are frozen: a few images say too little of the statistics.
@@ -205,6 +211,7 @@ def classifier(
     from keras import layers
 
     from tfaccel.training.private_api import all_layers
+    from tfaccel.training.rematerialize import rematerialize
     from tfaccel.training.staged_optimizer import layer_stages
 
     backbone = load_backbone(network, images.image_size, pretrained=pretrained)
@@ -213,6 +220,8 @@ def classifier(
             layer.trainable = not pretrained
     if lora_rank is not None:
         with_lora(backbone, lora_rank)
+    if remat:  # Networks of Keras are one layer of the backbone.
+        rematerialize(next((layer for layer in backbone.layers if isinstance(layer, keras.Model)), backbone))
     inputs = x = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
     if images.num_channels < network.num_channels:
         x = layers.Concatenate(name="grey_as_colors")([x] * network.num_channels)
@@ -251,25 +260,34 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
 
 
 def show_result(work: TransferWorkload, result: TrainResult) -> None:
-    """Trains the same network from scratch, and writes both accuracies and a picture of predictions."""
+    """Trains the same network from scratch, and writes both accuracies, their curves and a picture of predictions."""
     import keras
 
+    from tfaccel.reporting.curve_picture import save_curve_picture
     from tfaccel.reporting.prediction_grid import save_prediction_grid
 
     run_dir = Path(result.run_dir)
-    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    model = keras.models.load_model(run_dir / "model.keras")
     images, labels = next(work.validation_data(MOST_IMAGES_LOOKED_AT).as_numpy_iterator())
     shown = {"labels": labels.argmax(axis=1), "predictions": model.predict(images, verbose=0).argmax(axis=1)}
     save_prediction_grid(run_dir / "predictions.png", images, **shown, class_names=work.class_names)
     write_json(run_dir / "classes.json", list(work.class_names))
 
-    ways = {"fine-tuned" if work.options["pretrained"] else "from scratch": result.final}
-    if work.from_scratch is not None and result.plan.num_workers == 1:
+    ways = {"fine-tuned" if work.options["pretrained"] else "from scratch": result}
+    if work.from_scratch is not None and result.plan.num_workers > 1:
+        logger.warning(
+            "The same network is not trained from scratch for comparison: only one of the %d workers shows results, "
+            "and cannot train by itself. Train it in a run of its own: pretrained=False (--nopretrained).",
+            result.plan.num_workers,
+        )
+    elif work.from_scratch is not None:
         config = json.loads((run_dir / "config.json").read_text())
         ways["from scratch"] = train(
             work.from_scratch(), result.plan, run_dir=run_dir / "from_scratch", epochs=config["epochs"],
             seed=config["seed"], resume="auto", verbose=0,
-        ).final  # fmt: skip
-    compared = {way: {"accuracy": final["accuracy"], "loss": final["loss"]} for way, final in ways.items()}
-    write_json(run_dir / "comparison.json", compared)
+        )  # fmt: skip
+    compared = {way: {name: one.final[name] for name in ("accuracy", "loss")} for way, one in ways.items()}
+    curves = {way: [value or 0.0 for value in one.history["val_accuracy"]] for way, one in ways.items()}
+    write_json(run_dir / "comparison.json", {way: {**compared[way], "by_epoch": curves[way]} for way in ways})
+    save_curve_picture(run_dir / "curves.png", curves, name="accuracy on the test images")
     logger.info("On the test images:\n%s", "\n".join(comparison_lines(compared)))

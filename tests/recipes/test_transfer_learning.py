@@ -9,7 +9,9 @@ from PIL import Image
 
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.models.backbones import APPLICATIONS, find_backbone
+from tfaccel.planning.plan import Plan
 from tfaccel.recipes import transfer_learning as recipe
+from tfaccel.training.result import TrainResult
 
 
 def test_workload_is_made_without_tensorflow(run_python):
@@ -53,6 +55,37 @@ def test_lora_trains_small_matrices_and_the_head_alone(logical_devices):
     assert all(2 in weight.shape for weight in small)
     assert not any(weight.path.startswith("convolution") and weight.path.endswith("/kernel")
                    for weight in model.trainable_weights)  # fmt: skip
+
+
+def test_rematerialized_backbones_keep_their_weights_and_gradients(logical_devices):
+    import keras
+
+    for options in ({}, {"backbone": "MobileNetV3Small", "pretrained": False, "image_size": 32}):
+        keras.utils.set_random_seed(0)
+        plain, work = built(dropout=0.0, **options)
+        keras.utils.set_random_seed(0)
+        again, _ = built(dropout=0.0, remat=True, **options)
+        images, labels = next(iter(work.train_data(20, seed=0, epoch=0)))
+        losses = []
+        for model in (plain, again):
+            model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+            losses.append([float(model.train_on_batch(images, labels)) for _ in range(2)])
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_several_workers_are_told_why_nothing_is_compared(logical_devices, tmp_path, caplog):
+    work = recipe.workload()
+    work.build_model().save(tmp_path / "model.keras")
+    plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=20)
+    result = TrainResult(
+        recipe=work.name, plan=plan, history={"val_accuracy": [0.5]}, final={"accuracy": 0.5, "loss": 1.0},
+        examples_per_second=1.0, step_seconds={}, first_step_seconds=1.0, wall_seconds=1.0, hardware={}, versions={},
+        run_dir=str(tmp_path),
+    )  # fmt: skip
+    with caplog.at_level("WARNING", "tfaccel"):
+        recipe.show_result(work, result)
+    assert "not trained from scratch for comparison: only one of the 2 workers shows results" in caplog.text
+    assert list(json.loads((tmp_path / "comparison.json").read_text())) == ["fine-tuned"]
 
 
 def test_networks_of_keras_take_grey_images(logical_devices):
@@ -121,9 +154,11 @@ def test_run_leaves_both_accuracies(run_python, tmp_path):
     run_python(RUN, tmp_path / "run")
     compared = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert {way: sorted(values) for way, values in compared.items()} == {
-        "fine-tuned": ["accuracy", "loss"],
-        "from scratch": ["accuracy", "loss"],
+        "fine-tuned": ["accuracy", "by_epoch", "loss"],
+        "from scratch": ["accuracy", "by_epoch", "loss"],
     }
+    assert {len(values["by_epoch"]) for values in compared.values()} == {2}
+    assert (tmp_path / "run" / "curves.png").exists()
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == list("56789")
     assert (tmp_path / "run" / "from_scratch" / "result.json").exists()
     with Image.open(tmp_path / "run" / "predictions.png") as picture:

@@ -12,6 +12,7 @@ from tfaccel.errors import DataError
 from tfaccel.reporting.class_scores import class_scores, softmax
 from tfaccel.reporting.comparison_table import comparison_lines
 from tfaccel.reporting.confusion_picture import save_confusion_picture
+from tfaccel.reporting.curve_picture import save_curve_picture
 from tfaccel.reporting.forecast_picture import Forecast, save_forecast_picture
 from tfaccel.reporting.interval_calibration import interval_factors, with_factors
 from tfaccel.reporting.picture_files import BLUE, ORANGE
@@ -123,3 +124,13 @@ NAMES += " picture_files plot_axes scatter_picture"
 def test_examples(name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.reporting.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_curves_of_runs_have_a_color_each(tmp_path):
+    save_curve_picture(tmp_path / "c.png", {"one": [0.1, 0.9], "other": [0.2]}, name="accuracy")
+    found = {tuple(pixel) for pixel in pixels(tmp_path / "c.png").reshape(-1, 3).tolist()}
+    assert {BLUE, ORANGE} <= found
+    for curves in ({}, {"one": []}, {name: [1.0] for name in "abcd"}):
+        with pytest.raises(DataError, match="A picture needs the values of 1 to 3 runs"):
+            save_curve_picture(tmp_path / "d.png", curves, name="accuracy")
+    assert not (tmp_path / "d.png").exists()

@@ -12,12 +12,15 @@ from tfaccel.data.image_set import ImageSet, ImageSplit
 from tfaccel.errors import DataError
 
 
-def few_digits(chosen: Sequence[int], *, examples_per_class: int | None = None) -> ImageSet:
+def few_digits(
+    chosen: Sequence[int], *, examples_per_class: int | None = None, test_on_unused: bool = False
+) -> ImageSet:
     """Some of the digits, with the first so many training images of each; all their test images.
 
     Arguments:
         chosen: which digits.
         examples_per_class: training images of each; None for all.
+        test_on_unused: in place of the test images, take the training images that are left over: to choose settings by.
 
     Raises:
         DataError: if there are not so many images.
@@ -35,6 +38,8 @@ def few_digits(chosen: Sequence[int], *, examples_per_class: int | None = None) 
         )
     of_train = np.sort(np.concatenate(rows))
     of_test = np.flatnonzero(np.isin(test.labels, chosen))
+    if test_on_unused:
+        test, of_test = train, np.setdiff1d(np.flatnonzero(np.isin(train.labels, chosen)), of_train)
     parts = tuple(
         ImageSplit(np.asarray(part.images)[of], np.searchsorted(sorted(chosen), part.labels[of]))
         for part, of in ((train, of_train), (test, of_test))

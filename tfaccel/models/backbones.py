@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
-DIGITS_CONVOLUTIONS = ((24, 1), (32, 1), (32, 2), (48, 1))  # filters and strides of the digits' own network
+DIGITS_CONVOLUTIONS = ((32, 1), (48, 1), (64, 2), (96, 1))  # filters and strides of the digits' own network
 _DIGITS_SIZE = 8
 
 
@@ -125,7 +125,7 @@ def classifier_cost(
 
     Example:
         >>> classifier_cost(find_backbone("digits"), 8, 5, frozen_normalisations=True).num_parameters
-        35685
+        108053
     """
     if backbone.name in APPLICATIONS:
         network = APPLICATIONS[backbone.name]
