@@ -116,8 +116,8 @@ def test_intervals_become_as_wide_as_they_have_to_be():
     assert interval_factors(future[:0], quantiles[:0]).tolist() == [[1, 1], [1, 1]]
 
 
-NAMES = "class_scores comparison_table confusion_picture forecast_picture forecast_scores interval_calibration"
-NAMES += " picture_files plot_axes scatter_picture"
+NAMES = "class_scores comparison_table confusion_picture curve_picture forecast_picture forecast_scores"
+NAMES += " interval_calibration picture_files plot_axes scatter_picture"
 
 
 @pytest.mark.parametrize("name", NAMES.split())
