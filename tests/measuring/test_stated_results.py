@@ -16,7 +16,7 @@ def test_bounds():
 
 @pytest.mark.parametrize("bounds", [{}, {"at_least": 1.0, "at_most": 2.0}])
 def test_one_bound(bounds):
-    with pytest.raises(ValueError, match="has one bound, at_least or at_most. Received: StatedResult"):
+    with pytest.raises(ValueError, match=r"has one bound, at_least or at_most\. Received: StatedResult"):
         StatedResult(metric="loss", **bounds)
 
 

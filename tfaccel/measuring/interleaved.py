@@ -22,13 +22,14 @@ class Program(Protocol):
         """Trains once from the start and times it."""
 
 
-def measure_interleaved(programs: Sequence[Program], *, repetitions: int,
-                        progress: Callable[[str], None]) -> tuple[Measurement, ...]:  # fmt: skip
-    """Measures programs by turns; the warm-up and one more run of each are thrown away.
+def measure_interleaved(programs: Sequence[Program], *, repetitions: int, progress: Callable[[str], None],
+                        num_discarded: int = 1) -> tuple[Measurement, ...]:  # fmt: skip
+    """Measures programs by turns; the warm-up and more runs of each are thrown away.
 
     Args:
         programs: what to measure, in the order of their turns.
         repetitions: how many windows of each are kept.
+        num_discarded: how many runs of each are thrown away after the warm-up.
         progress: called with a line before each run.
 
     Raises:
@@ -51,7 +52,8 @@ def measure_interleaved(programs: Sequence[Program], *, repetitions: int,
     for program in programs:
         progress(f"{program.name}, warm-up")
         losses.append(program.warm_up())
-        program.run()
+        for _ in range(num_discarded):
+            program.run()
     windows: list[list[Window]] = [[] for _ in programs]
     for repetition in range(repetitions):
         for program, found in zip(programs, windows, strict=True):

@@ -42,6 +42,7 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
         times = measure_interleaved(
             programs,
             repetitions=options.repetitions,
+            num_discarded=0,  # Each run builds and traces everything anew, so that nothing is left to warm up.
             progress=lambda text, name=name: options.progress(f"{name}: {text}"),  # type: ignore[misc]
         )
         measurements[name] = times
