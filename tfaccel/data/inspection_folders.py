@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from tfaccel.data.inspection import Finding
+from tfaccel.data.inspection import Finding, Progress
 from tfaccel.errors import DataError
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,37 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
     if not paths:
         raise DataError(f"{folder} has no class folders with files that end in {', '.join(suffixes)}.")
     return LabelledFiles(tuple(paths), np.array(where), np.array(labels, dtype=object), tuple(findings))
+
+
+def read_labelled_files(
+    files: LabelledFiles, folder: Path, read: Callable[[Path], Content | Finding], *, noun: str, every: int,
+    progress: Progress,
+) -> tuple[list[Content], list[int], list[Finding]]:  # fmt: skip
+    """What each file holds, the rows of those that could be read, and the findings with those of the others.
+
+    Arguments:
+        files: the files.
+        folder: where they are from.
+        read: returns what a file holds, or a finding where it cannot be read.
+        noun: what the files are, for messages.
+        every: files between two reports of progress.
+        progress: is told the noun, the files read, and their number.
+
+    Raises:
+        DataError: if no file can be read.
+    """
+    contents, rows, findings = [], [], list(files.findings)
+    for row, file in enumerate(files.paths):
+        if row % every == 0:
+            progress(noun.capitalize(), row, len(files.paths))
+        content = read(file)
+        if isinstance(content, Finding):
+            findings.append(content)
+        else:
+            contents.append(content)
+            rows.append(row)
+    if not contents:
+        raise DataError(
+            f"None of the {len(files.paths)} {noun} in {folder} can be read; the first is {files.paths[0]}."
+        )
+    return contents, rows, findings

@@ -12,9 +12,8 @@ import numpy as np
 from tfaccel.data.image_arrays import read_image_arrays
 from tfaccel.data.inspection import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection_checks import balance, copies, memory, part_sizes
-from tfaccel.data.inspection_folders import LabelledFiles
+from tfaccel.data.inspection_folders import LabelledFiles, read_labelled_files
 from tfaccel.data.label_errors import probable_label_errors
-from tfaccel.errors import DataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _SMALL_SIZE = 16  # height and width, in pixels, to which images are brought for the classifier
@@ -37,19 +36,9 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
     Raises:
         DataError: if no file can be read.
     """
-    images, rows = [], []
-    findings = list(files.findings)
-    for row, file in enumerate(files.paths):
-        if row % _EVERY == 0:
-            progress("Images", row, len(files.paths))
-        try:
-            images.append(_read(file))
-            rows.append(row)
-        except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
-            reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
-            findings.append(Finding("unreadable file", str(file), reason, "Mend or remove it."))
-    if not images:
-        raise DataError(f"None of the {len(files.paths)} images in {path} can be read; the first is {files.paths[0]}.")
+    images, rows, findings = read_labelled_files(
+        files, path, _read_or_finding, noun="images", every=_EVERY, progress=progress
+    )
     examples = Examples(
         tuple(str(files.paths[row]) for row in rows), files.parts[rows], tuple(image.key for image in images),
         files.labels[rows],
@@ -58,6 +47,14 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
     findings += _mixed_shapes(shapes)
     small = np.stack([image.small for image in images])
     return _report(path, examples, small, shapes, findings=findings, progress=progress)
+
+
+def _read_or_finding(file: Path) -> _Image | Finding:
+    try:
+        return _read(file)
+    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
+        reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+        return Finding("unreadable file", str(file), reason, "Mend or remove it.")
 
 
 def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> InspectionReport:

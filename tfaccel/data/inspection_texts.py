@@ -10,7 +10,7 @@ import numpy as np
 
 from tfaccel.data.inspection import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection_checks import balance, copies, memory, part_sizes
-from tfaccel.data.inspection_folders import LabelledFiles
+from tfaccel.data.inspection_folders import LabelledFiles, read_labelled_files
 from tfaccel.data.label_errors import probable_label_errors
 from tfaccel.data.table import Table
 from tfaccel.errors import DataError
@@ -28,21 +28,17 @@ def inspect_text_files(
     Raises:
         DataError: if no file can be read.
     """
-    texts, rows = [], []
-    findings = list(files.findings)
-    for row, file in enumerate(files.paths):
-        if row % _EVERY == 0:
-            progress("Texts", row, len(files.paths))
+
+    def read(file: Path) -> str | Finding:
         try:
-            texts.append(file.read_text(encoding=encoding))
-            rows.append(row)
+            return file.read_text(encoding=encoding)
         except UnicodeDecodeError as error:
             text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
-            findings.append(Finding("unreadable file", str(file), text, "Mend it, or give its --encoding."))
+            return Finding("unreadable file", str(file), text, "Mend it, or give its --encoding.")
         except (OSError, UnicodeError) as error:
-            findings.append(Finding("unreadable file", str(file), str(error), "Mend or remove it."))
-    if not texts:
-        raise DataError(f"None of the {len(files.paths)} texts in {path} can be read; the first is {files.paths[0]}.")
+            return Finding("unreadable file", str(file), str(error), "Mend or remove it.")
+
+    texts, rows, findings = read_labelled_files(files, path, read, noun="texts", every=_EVERY, progress=progress)
     names = tuple(str(files.paths[row]) for row in rows)
     return _report(str(path), names, files.parts[rows], texts, files.labels[rows], findings=findings, progress=progress)
 
