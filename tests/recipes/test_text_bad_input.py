@@ -52,8 +52,9 @@ def ends(run_python, tmp_path_factory):
     """How the command ended for each case, by recipe and data: all of them in one process."""
     folder = tmp_path_factory.mktemp("bad")
     files = {
-        "latin.csv": "text,label\ncaf\xe9,a\n", "column.csv": "txt,label\na,b\n", "commas.csv": "text,label\none, two,a\n",
-        "summary.csv": "document,sumary\na,b\n", "empty.txt": "\n", "short.txt": "short", "small.txt": "over again " * 254,
+        "latin.csv": "text,label\ncaf\xe9,a\n", "column.csv": "txt,label\na,b\n",
+        "commas.csv": "text,label\none, two,a\n", "summary.csv": "document,sumary\na,b\n", "empty.txt": "\n",
+        "short.txt": "short", "small.txt": "over again " * 254,
         "small.csv": "text,label\n" + "".join(f"word {n},{'ab'[n % 2]}\n" for n in range(10)),
         "one_class.csv": "text,label\n" + "".join(f"word {n},a\n" for n in range(100)),
         "summaries.csv": "document,summary\n" + "".join(f"word {n},{n}\n" for n in range(10)),

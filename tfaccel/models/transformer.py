@@ -41,8 +41,10 @@ class TokenEmbedding(keras.layers.Layer):
 
     def call(self, tokens: Any, first_position: Any = 0, training: bool | None = None) -> Any:
         """Vectors of shape (batch, length, width) for tokens of shape (batch, length)."""
-        positions = first_position + ops.arange(tokens.shape[1])
-        return self.dropout(self.tokens(tokens) + self.positions(positions), training=training)
+        # A slice has a dense gradient. That of a look-up would be one row for each replica, which Adam squares singly.
+        size = (tokens.shape[1], self._settings["width"])
+        positions = ops.slice(ops.convert_to_tensor(self.positions.embeddings), (first_position, 0), size)
+        return self.dropout(self.tokens(tokens) + ops.cast(positions, self.compute_dtype), training=training)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, and the width."""
