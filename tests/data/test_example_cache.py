@@ -121,6 +121,14 @@ def test_a_cache_that_cannot_be_filled_leaves_nothing(make_cache, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_place_to_write_nothing_is_kept(make_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfaccel.data.example_cache.free_memory_bytes", lambda machine: 0)
+    (tmp_path / "file").write_text("")
+    assert make_cache(folder=tmp_path / "file" / "below").choice.place == "none"
+    with pytest.raises(DataError, match=r"The cache cannot be on disk: .* free disk: 0\.0 kB\."):
+        make_cache(place="disk", folder=tmp_path / "file" / "below")
+
+
 def test_texts_are_not_cached(make_cache, tmp_path):
     import tensorflow as tf
 

@@ -70,7 +70,10 @@ class ExampleCache:
             num_bytes, free_memory_bytes=_own_memory_bytes(Machine.here()), place=self._options.place,
             free_disk_bytes=_free_disk_bytes(self._options.path),
         )  # fmt: skip
-        logger.info("Cache of %d %s: %s (%s).", num_examples, noun, self.choice.place, self.choice.reason)
+        logger.info(
+            "Cache of %d %s: %s (%s). CacheOptions(place=...), or the flag --cache, chooses another place.",
+            num_examples, noun, self.choice.place, self.choice.reason,
+        )  # fmt: skip
         if self.choice.place == "memory":
             self.read = self._in_memory(traced, leaves)
         elif self.choice.place == "disk":
@@ -88,12 +91,7 @@ class ExampleCache:
             unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
             try:
                 arrays = [
-                    np.lib.format.open_memmap(
-                        unfinished / f"{i}.npy",
-                        mode="w+",
-                        dtype=leaf.dtype,
-                        shape=(self._num_examples, *leaf.shape[1:]),
-                    )
+                    _new_file(unfinished / f"{i}.npy", leaf.dtype, (self._num_examples, *leaf.shape[1:]))
                     for i, leaf in enumerate(leaves)
                 ]
                 self._fill(arrays, read)
@@ -152,6 +150,14 @@ def gathered(arrays: Any) -> Reader:
     return lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
 
 
+def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
+    """A memory-mapped array whose place on disk is taken at once: a write without room would end the process."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
 def _rename(unfinished: Path, folder: Path) -> None:
     """Gives a whole cache its name, unless another process was first."""
     try:
@@ -172,5 +178,6 @@ def _own_memory_bytes(machine: Machine) -> int | None:
 
 
 def _free_disk_bytes(folder: Path) -> int:
+    """What is free where a folder lies or can be made; 0 where nothing can be written."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free if there.is_dir() and os.access(there, os.W_OK) else 0

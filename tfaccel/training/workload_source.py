@@ -78,7 +78,10 @@ class WorkloadSource(IteratorSource):
     def _check_rows(self) -> None:
         """Raises WorkloadError unless every batch has this worker's rows; the model is built for the global batch."""
         start, stop = shard_rows(self.batch_size, self._shard)
-        rows = {spec.shape[0] for spec in tf.nest.flatten(self.batch_spec)}
+        rows = {
+            spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank else None
+            for spec in tf.nest.flatten(self.batch_spec)
+        }
         if rows != {stop - start}:
             found = ", ".join("an unknown number of" if n is None else str(n) for n in sorted(rows, key=str))
             raise WorkloadError(
