@@ -3,7 +3,7 @@
     tfaccel doctor
     tfaccel doctor --json
     tfaccel doctor --tpu_ready --recipe=image_classification --tpu=v5e
-    tfaccel doctor --tpu_ready --workload=my_project.digits:workload
+    tfaccel doctor --tpu_ready --workload=my_project.digits:workload --tpu=v5e-8 --global_batch_size=1024
 
 With --tpu_ready: whether the train step of a recipe or workload can run on a TPU, and what hinders it, without a TPU.
 Each probe runs in a child process, which may crash or hang. Exit status 1 if a check failed.
@@ -24,14 +24,21 @@ from tfaccel.hardware.doctor import examine
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
+from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.workload_parameters import COUNT, value_of
 from tfaccel.tpu.generations import parse_tpu
 from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
 _JSON = flags.DEFINE_bool("json", False, "print the checks as JSON", allow_override=True)
 _TIME_LIMIT_SECONDS = flags.DEFINE_float(
-    "time_limit_seconds", 120.0, "how long a single probe may take", lower_bound=0.1, allow_override=True
+    "time_limit_seconds",
+    120.0,
+    "how long a single probe may take; the TPU compiler has five times as long for each program",
+    lower_bound=0.1,
+    allow_override=True,
 )
 
 _TPU_READY = flags.DEFINE_bool(
@@ -44,6 +51,10 @@ _TPU = flags.DEFINE_string(
     "with --tpu_ready: the kind of TPU, and how many cores: v5e, v5e-8 (default: one core of each kind)",
     allow_override=True,
 )
+if "global_batch_size" not in flags.FLAGS:
+    flags.DEFINE_string(
+        "global_batch_size", AUTO, "with --tpu_ready: examples of a batch over all cores, or auto: the workload's own"
+    )
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -54,7 +65,8 @@ def run(argv: list[str]) -> int:
 
 
 def _main() -> int:
-    given = [name for name in ("recipe", "workload", "tpu") if flags.FLAGS[name].value is not None]
+    names = ("recipe", "workload", "tpu", "global_batch_size")
+    given = [name for name in names if flags.FLAGS[name].value not in (None, AUTO)]
     if given and not _TPU_READY.value:
         raise TfaccelError(f"--{given[0]} is for --tpu_ready. Add --tpu_ready, or drop --{given[0]}.")
     examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_progress)
@@ -79,10 +91,23 @@ def _tpu_readiness(examination: Examination) -> Callable[[], list[Check]]:
         kind="workload" if recipe is None else "recipe",
         name=str(recipe or import_path),
         folder=os.getcwd(),
-        global_batch_size=workload.global_batch_size,
+        global_batch_size=_global_batch_size(workload),
         num_train_examples=workload.num_train_examples,
     )
     return lambda: list(check_tpu_readiness(examination, source, target))
+
+
+def _global_batch_size(workload: Workload) -> int:
+    """What --global_batch_size says, else the workload's own."""
+    text = str(flags.FLAGS["global_batch_size"].value)
+    if text == AUTO:
+        return workload.global_batch_size
+    size = int(value_of("global_batch_size", text, COUNT))
+    if size > (workload.num_train_examples or size):
+        raise TfaccelError(
+            f"A batch of --global_batch_size={size} is more than all {workload.num_train_examples} training examples."
+        )
+    return size
 
 
 def show_progress(text: str) -> None:

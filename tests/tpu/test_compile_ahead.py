@@ -85,7 +85,7 @@ class MadeUpAhead(AheadOfTime):
     limit = 0
     silent_from = 10**9
 
-    def compile(self, generation, rows, *, patience=1.0):
+    def compile(self, generation, rows):
         if rows >= self.silent_from:
             return ProbeResult(ok=False, cause="no answer within 120 seconds (ended it)", has_hung=True)
         return ProbeResult(ok=True, data=COSTS if rows <= self.limit else {"out_of_memory": "too large"})

@@ -121,6 +121,46 @@ def test_a_tpu_that_computes_is_used(tmp_path):
     assert runtime.plan_fields == {}
 
 
+# Says that a TPU computes, but from JAX only.
+JAX_ONLY = """#!/bin/bash
+[[ $3 == tfaccel.tpu.jax_probes ]] || exit 1
+read line <&$4; echo '{"ok": true, "data": {}}' >&$5; cat <&$4
+"""
+
+
+def test_a_tpu_that_only_jax_can_drive_is_used_by_keras_on_jax(tmp_path):
+    pip, said = Pip(lambda wanted: "ERROR: none" if "libtpu<0.0.32" in wanted else None), []
+    runtime = prepare_runtime(tpu_machine(tmp_path, python=JAX_ONLY), install=True, say=said.append, run_pip=pip)
+    assert runtime.kind == "TPU"
+    assert runtime.reason == (
+        "1 TPU v5e (local), one core of it driven by Keras's JAX backend with plain Model.fit, since tensorflow-tpu "
+        "cannot be installed: ERROR: none."
+    )
+    assert pip.asked[-1] == ("jax[tpu]",)
+    assert said[-2:] == ["Installing jax[tpu] ...", "Starting the TPU from JAX in a child process ..."]
+    assert runtime.environ == {"KERAS_BACKEND": "jax"}
+    assert runtime.plan_fields == {**ON_CPU, "dtype_policy": "mixed_bfloat16"}
+
+
+def test_jax_that_is_there_is_not_installed(tmp_path):
+    pip = Pip()
+    machine = tpu_machine(tmp_path, python=JAX_ONLY, tensorflow="2.21.0", jax="0.10.2")
+    assert prepare_runtime(machine, install=True, run_pip=pip).environ == {"KERAS_BACKEND": "jax"}
+    assert not [wanted for wanted in pip.asked if "jax[tpu]" in wanted]
+
+
+def test_why_jax_cannot_use_the_tpu_is_told(tmp_path):
+    def run(name, **options):
+        machine = tpu_machine(tmp_path / name, tensorflow="2.21.0")
+        return prepare_runtime(machine, install=True, **options).reason
+
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "run").mkdir()
+    failing = Pip(lambda wanted: "ERROR: no wheel" if wanted == ("jax[tpu]",) else None)
+    assert run("pip", run_pip=failing).endswith("JAX, which could, cannot be installed: ERROR: no wheel.")
+    assert run("run", run_pip=Pip()).endswith("JAX cannot use it either: ended with status 1 in the middle of it.")
+
+
 def test_pip_itself_is_asked_and_its_error_told(tmp_path):
     python = "#!/bin/sh\necho noise >&2\necho 'ERROR: no such version' >&2\nexit 1\n"
     machine = dataclasses.replace(tpu_machine(tmp_path, python=python))

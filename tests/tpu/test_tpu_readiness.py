@@ -64,12 +64,13 @@ def run_doctor(run_python, *flags, **options):
 
 
 def test_a_sound_recipe_is_ready(run_python):
-    done = run_doctor(run_python, "--recipe=image_classification", "--json", "--tpu=v5e-8", timeout_seconds=500)
+    flags = ["--recipe=image_classification", "--tpu=v5e-8", "--global_batch_size=128", "--json"]
+    done = run_doctor(run_python, *flags, timeout_seconds=500)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 0, done.stdout
     assert {check["status"] for check in checks.values()} <= {"ok", "skip"}
-    assert checks["replica batch"]["detail"] == "64 rows on 8 cores; whole tiles of 8 rows on up to 8 cores"
-    assert checks["batch shapes"]["detail"] == "float32 8x8x8x1, float32 8x10"
+    assert checks["replica batch"]["detail"] == "128 rows on 8 cores; whole tiles of 8 rows on up to 16 cores"
+    assert checks["batch shapes"]["detail"] == "float32 16x8x8x1, float32 16x10"
     assert "trying the train step of image_classification ..." in done.stderr
     if compiler_refusal(Machine.here()):
         assert "pip install 'tfaccel[tpu-aot]'" in checks["TPU compiler"]["detail"]
@@ -91,6 +92,11 @@ def test_a_step_that_cannot_run_gives_status_1_and_is_not_compiled(run_python):
         (["--recipe=image_classification", "--tpu=v9"], "A TPU is written as a generation"),
         ([], "Give --recipe=NAME or --workload=package.module:function"),
         (["--recipe=image_clasification"], "Did you mean 'image_classification'"),
+        (
+            ["--recipe=image_classification", "--global_batch_size=many"],
+            "must be a whole number of at least 1, or auto",
+        ),
+        (["--recipe=image_classification", "--global_batch_size=2000"], "more than all 1437 training examples"),
     ],
 )
 def test_wrong_flags_give_one_line_and_status_2(run_python, flags, message):

@@ -26,7 +26,7 @@ _ENVIRON = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _INSTALL = "pip install 'tfaccel[tpu-aot]' has the step compiled by the real TPU compiler"
-# Compiling the step itself may take longer than a probe of the doctor; trials of larger batches may not.
+# The TPU compiler may take so many times longer than other probes of the doctor.
 _PATIENCE = 5.0
 MOST_ROWS = 65536
 
@@ -61,15 +61,15 @@ class AheadOfTime:
     folder: Path
     _programs: dict[int, ProbeResult] = field(default_factory=dict)
 
-    def compile(self, generation: TpuGeneration, rows: int, *, patience: float = 1.0) -> ProbeResult:
-        """What the compiler says to that many rows on one core; `patience` multiplies the time limit of a probe."""
+    def compile(self, generation: TpuGeneration, rows: int) -> ProbeResult:
+        """What the compiler says to that many rows on one core."""
         path = self.folder / f"{rows}.hlo"
         if rows not in self._programs:
             self._programs[rows] = self.write_program(rows, path)
         if not self._programs[rows].ok:
             return self._programs[rows]
         self.examination.on_progress(f"the TPU compiler for {generation.name}, {rows} rows a core")
-        limit = self.examination.time_limit_seconds * patience
+        limit = self.examination.time_limit_seconds * _PATIENCE
         return self.compiler.run(["compile", str(path), generation.topology], time_limit_seconds=limit)
 
     def largest(self, generation: TpuGeneration, *, known: int, highest: int) -> tuple[int, str]:
@@ -122,7 +122,7 @@ def check_ahead_of_time(
         yield Check(name="TPU compiler", status="ok", detail=f"libtpu {libtpu}, reached through jax {JAX_VERSION}")
         ahead = AheadOfTime(examination, write_program, compiler, Path(folder))
         for generation in target.generations:
-            compiled = ahead.compile(generation, replica_batch_size, patience=_PATIENCE)
+            compiled = ahead.compile(generation, replica_batch_size)
             check = memory_check(generation, replica_batch_size, compiled)
             yield check
             if len(target.generations) == 1 and check.status in ("ok", "fail"):

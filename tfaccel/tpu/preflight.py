@@ -1,8 +1,10 @@
 """Makes a notebook's runtime ready: is this a TPU, a GPU or a CPU, what is missing, and does what is there work?
 
 Colab's and Kaggle's machines come with other packages from month to month; Colab's TPU runtimes come without
-TensorFlow. Nothing here imports TensorFlow: it is tried in a child process, since a TPU library that does not fit ends
-the process or hangs.
+TensorFlow. Nothing here imports TensorFlow or JAX: they are tried in a child process, since a TPU library that does not
+fit ends the process or hangs.
+
+Where no TensorFlow can drive a TPU, Keras's JAX backend may: the same workload is then trained by plain `Model.fit`.
 """
 
 import re
@@ -11,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.hardware.doctor_child import ProbeProcess
 from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, explain
@@ -19,7 +21,14 @@ from tfaccel.hardware.gpu import driver_gpus, visible_gpus
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import TPU_PACKAGES, find_tpus, install_command, tpu_environment, tpu_wheel_version
 
+if TYPE_CHECKING:
+    from tfaccel.planning.plan import Plan
+    from tfaccel.planning.workload import Workload
+    from tfaccel.training.result import TrainResult
+
 _ON_CPU = MappingProxyType({"strategy": "none", "devices": ("CPU:0",), "jit_compile": False})
+_BY_JAX = MappingProxyType({**_ON_CPU, "dtype_policy": "mixed_bfloat16"})
+_JAX_PROGRAM = "tfaccel.tpu.jax_probes"
 _TPU_SECONDS = 180.0
 _PIP_SECONDS = 1800.0
 
@@ -32,14 +41,30 @@ class NotebookRuntime:
         kind: "TPU", "GPU" or "CPU".
         reason: what was found, and why training is on the CPU where there is a TPU.
         plan_fields: fields for `tfaccel.default_plan` that this takes.
+        environ: what has to stand in the environment before Keras is imported.
     """
 
     kind: str
     reason: str
     plan_fields: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.kind} runtime: {self.reason}"
+
+    def train(self, workload: "Workload", plan: "Plan", **options: Any) -> "TrainResult":
+        """`tfaccel.train`, or plain `Model.fit` on Keras's JAX backend where that drives the TPU.
+
+        Arguments:
+            workload, plan, **options: as for `tfaccel.train`.
+        """
+        if self.environ.get("KERAS_BACKEND") == "jax":
+            from tfaccel.tpu.jax_training import train_on_jax
+
+            return train_on_jax(workload, plan, **options)
+        from tfaccel.training.train import train
+
+        return train(workload, plan, **options)
 
 
 def prepare_runtime(
@@ -73,7 +98,11 @@ def prepare_runtime(
         if refusal is None:
             return NotebookRuntime(kind="TPU", reason=f"{found}, driven by TensorFlow's TPU build.")
         _prepare_others(machine, pip if install else None, say)
-        reason = f"{found} found, but training is on the CPU: {refusal}."
+        jax_refusal = _prepare_jax(machine, pip if install else None, say)
+        if jax_refusal is None:
+            reason = f"{found}, one core of it driven by Keras's JAX backend with plain Model.fit, since {refusal}."
+            return NotebookRuntime(kind="TPU", reason=reason, plan_fields=_BY_JAX, environ={"KERAS_BACKEND": "jax"})
+        reason = f"{found} found, but training is on the CPU: {refusal}; {jax_refusal}."
         return NotebookRuntime(kind="CPU", reason=reason, plan_fields=_ON_CPU)
     _prepare_others(machine, pip if install else None, say)
     gpus = visible_gpus(driver_gpus(machine), machine.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -113,6 +142,21 @@ def _prepare_tpu(machine: Machine, pip: Callable[..., str | None] | None, say: C
     with ProbeProcess(machine) as process:
         result = process.run(["compute", "TPU:0", "matmul"], time_limit_seconds=_TPU_SECONDS)
     return None if result.ok else f"TensorFlow's TPU build cannot use it: {explain(result)}"
+
+
+def _prepare_jax(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> str | None:
+    """Why Keras's JAX backend cannot use the TPU; None where it can."""
+    if machine.package_version("jax") is None:
+        if pip is None:
+            return "JAX, which could, is not installed: pip install 'jax[tpu]'"
+        say("Installing jax[tpu] ...")
+        failure = pip("jax[tpu]")
+        if failure:
+            return f"JAX, which could, cannot be installed: {failure}"
+    say("Starting the TPU from JAX in a child process ...")
+    with ProbeProcess(machine, program=_JAX_PROGRAM) as process:
+        result = process.run(["matmul"], time_limit_seconds=_TPU_SECONDS)
+    return None if result.ok else f"JAX cannot use it either: {explain(result)}"
 
 
 def _prepare_others(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> None:

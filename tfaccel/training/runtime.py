@@ -188,6 +188,42 @@ class Runtime:
         return make_strategy(self.plan)
 
 
+class JaxRuntime:
+    """A context in which Keras, on its JAX backend, has a dtype policy and a seed; leaving puts the policy back.
+
+    Args:
+        dtype_policy: such as "mixed_bfloat16".
+        seed: seeds Python, numpy and Keras.
+
+    Raises:
+        PlanError: when entered, if Keras has another backend.
+    """
+
+    def __init__(self, *, dtype_policy: str, seed: int) -> None:
+        self._wanted = dtype_policy
+        self._seed = seed
+        self._dtype_policy: Any = None
+
+    def __enter__(self) -> Self:
+        import keras
+
+        if keras.backend.backend() != "jax":
+            raise PlanError(
+                f"Keras runs on the backend {keras.backend.backend()!r}, not on 'jax'. Start a new process, or restart "
+                "the notebook, and set KERAS_BACKEND=jax before Keras is imported."
+            )
+        self._dtype_policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self._wanted)
+        keras.utils.set_random_seed(self._seed)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        import keras
+
+        keras.config.set_dtype_policy(self._dtype_policy)
+
+
 def tf_config(cluster: Cluster) -> dict[str, Any]:
     """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
 

@@ -1,0 +1,100 @@
+"""Training on Keras's JAX backend, for TPUs that no TensorFlow can drive: `Model.fit` on a workload's model and data.
+
+What tfaccel's engine adds is not there: one device, no checkpoints. The data still comes through `tf.data`.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.files import whole_file
+from tfaccel.training.result import TrainResult, installed_versions
+from tfaccel.training.run_dir import RunDir
+from tfaccel.training.runtime import JaxRuntime
+
+
+def train_on_jax(
+    workload: Workload,
+    plan: Plan,
+    *,
+    run_dir: str | os.PathLike[str],
+    epochs: int,
+    seed: int = 0,
+    resume: str = "never",
+    verbose: int = 1,
+) -> TrainResult:
+    """Trains a workload by `Model.fit` on Keras's JAX backend, on one device.
+
+    Leaves a run directory as `tfaccel.train` does, but without checkpoints: a run that was stopped begins anew.
+
+    Arguments:
+        workload: what to train.
+        plan: its `global_batch_size` and `dtype_policy` are used.
+        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
+        epochs: epochs in all.
+        seed: decides initial weights, dropout and the order of the data.
+        resume: "never", or "auto": a run that is complete is left as it is.
+        verbose: as for `Model.fit`.
+
+    Raises:
+        PlanError: if Keras has another backend.
+        RunDirError: if the run directory holds another run.
+    """
+    started = time.perf_counter()
+    config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
+              "backend": "jax", "global_batch_size": plan.global_batch_size,
+              "dtype_policy": plan.dtype_policy}  # fmt: skip
+    directory = RunDir(run_dir, config, resume=resume)
+    complete = directory.result()
+    if complete is not None:
+        return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
+    with JaxRuntime(dtype_policy=plan.dtype_policy, seed=seed):
+        fields = _trained(workload, plan, directory, epochs=epochs, seed=seed, verbose=verbose)
+    result = TrainResult(
+        recipe=workload.name, plan=plan, **fields, wall_seconds=time.perf_counter() - started,
+        hardware=detect_hardware().to_json(), versions=installed_versions(), run_dir=str(directory.path),
+    )  # fmt: skip
+    directory.write_result(result.to_json())
+    return result
+
+
+def _trained(
+    workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
+) -> dict[str, Any]:
+    """Trains, evaluates and saves; returns the fields of the result that tell of it."""
+    from tfaccel.training.train_callbacks import MetricLines, StepTimes
+
+    size = plan.global_batch_size
+    model = workload.build_model()
+    model.compile(**workload.compile_args())
+    num_steps = sum(1 for _ in workload.train_data(size, seed=seed, epoch=0))
+    validation = workload.validation_data(size) if workload.validation_data is not None else None
+    directory.start(plan.to_json())
+    times, own = StepTimes(), workload.callbacks() if workload.callbacks is not None else ()
+    model.fit(
+        _batches(workload, size, seed=seed, epochs=epochs), steps_per_epoch=num_steps, epochs=epochs, shuffle=False,
+        validation_data=validation, verbose=verbose, callbacks=[*own, times, MetricLines(directory, num_steps)],
+    )  # fmt: skip
+    history = {name: [row[name] for row in directory.rows] for name in directory.rows[0] if name not in _POSITION}
+    final = {name: values[-1] for name, values in history.items()}
+    if validation is not None:
+        final = {name: float(v) for name, v in model.evaluate(validation, verbose=0, return_dict=True).items()}
+    with whole_file(directory.model_file) as temporary:
+        model.save(temporary)
+    return {
+        "history": history, "final": final, "examples_per_second": times.steps_per_second() * size,
+        "step_seconds": times.step_seconds(), "first_step_seconds": times.first_seconds,
+    }  # fmt: skip
+
+
+_POSITION = ("epoch", "step", "seconds")
+
+
+def _batches(workload: Workload, global_batch_size: int, *, seed: int, epochs: int) -> Iterator[Any]:
+    """The batches of all epochs, as numpy arrays."""
+    for epoch in range(epochs):
+        yield from workload.train_data(global_batch_size, seed=seed, epoch=epoch).as_numpy_iterator()
