@@ -44,6 +44,7 @@ CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
     "tfaccel.hardware.doctor_arithmetic",
     "tfaccel.tpu.compile_probes",
+    "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
 }
 
