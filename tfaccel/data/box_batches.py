@@ -45,15 +45,17 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
     num_cells = image_size // STRIDE
     maps = np.zeros((len(boxes), num_cells, num_cells, num_classes + NUM_BOX_CHANNELS + 1), np.float32)
     cells = np.arange(num_cells)
-    for image, place in zip(*np.nonzero(labels != NO_OBJECT), strict=True):
-        left, top, right, bottom = boxes[image, place] / STRIDE
-        y, x, height, width = (top + bottom) / 2, (left + right) / 2, bottom - top, right - left
-        row, column = min(int(y), num_cells - 1), min(int(x), num_cells - 1)
-        spread_y, spread_x = max(height / _SPREAD, _LEAST_SPREAD), max(width / _SPREAD, _LEAST_SPREAD)
-        down, across = (cells - row) / spread_y, (cells - column) / spread_x
-        heat = maps[image, :, :, labels[image, place]]
-        np.maximum(heat, np.exp(-0.5 * (down[:, None] ** 2 + across[None] ** 2)), out=heat)
-        maps[image, row, column, num_classes:] = height, width, y - row, x - column, 1.0
+    for place in range(labels.shape[1]):  # All images' first objects, then their second ones ...
+        images = np.flatnonzero(labels[:, place] != NO_OBJECT)
+        corners = boxes[images, place].reshape(-1, 2, 2) / STRIDE  # left and top, right and bottom
+        centres, sides = corners.mean(axis=1)[:, ::-1], (corners[:, 1] - corners[:, 0])[:, ::-1]  # down, across
+        of_cells = np.minimum(centres.astype(int), num_cells - 1)
+        distances = (cells - of_cells[..., None]) / np.maximum(sides / _SPREAD, _LEAST_SPREAD)[..., None]
+        down, across = np.exp(-0.5 * distances**2).transpose(1, 0, 2)
+        of_class = images, slice(None), slice(None), labels[images, place]
+        maps[of_class] = np.maximum(maps[of_class], down[:, :, None] * across[:, None, :])
+        at_centre = np.concatenate([sides, centres - of_cells, np.ones((len(images), 1))], axis=1)
+        maps[images, of_cells[:, 0], of_cells[:, 1], num_classes:] = at_centre
     return maps
 
 

@@ -76,12 +76,14 @@ def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generato
 def _cut_to_ink(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Digits moved to the top left until their ink touches the edges; and heights and widths of the ink."""
     is_ink: np.ndarray = pixels > _INK
-    cut, sizes = np.zeros(pixels.shape, np.float32), np.zeros((len(pixels), 2), np.int64)
-    for number, (digit, ink) in enumerate(zip(pixels, is_ink, strict=True)):
-        rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
-        part = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        cut[number, : part.shape[0], : part.shape[1]], sizes[number] = part, part.shape
-    return cut, sizes
+    lines: list[np.ndarray] = [np.any(is_ink, axis=2), np.any(is_ink, axis=1)]  # down and across
+    first = np.stack([line.argmax(axis=1) for line in lines], axis=1)
+    last = np.stack([line.shape[1] - line[:, ::-1].argmax(axis=1) for line in lines], axis=1)
+    sizes, places = last - first, np.arange(pixels.shape[1])
+    rows, columns = (np.minimum(first[:, axis, None] + places, len(places) - 1) for axis in (0, 1))
+    moved = pixels[np.arange(len(pixels))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    is_inside = (places < sizes[:, :1])[:, :, None] & (places < sizes[:, 1:])[:, None, :]
+    return np.where(is_inside, moved, 0).astype(np.float32), sizes
 
 
 def _enlarged(digits: np.ndarray, sizes: np.ndarray, sides: np.ndarray) -> np.ndarray:
