@@ -46,6 +46,7 @@ class ConditionalGan(keras.Model):
             accumulate(generator_optimizer, num_steps)
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             generator_optimizer = keras.optimizers.LossScaleOptimizer(generator_optimizer)
+        generator_optimizer.build(self.generator.trainable_variables)  # so that a checkpoint finds its state
         self.generator_optimizer = generator_optimizer
 
     def build(self, input_shape: Any = None) -> None:
