@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,9 @@ cases = [case_from_json(data) for data in json.loads(sys.stdin.read())]
 run_cases(cases, on_row=lambda row: print(json.dumps(row.to_json()), flush=True), interpreter_options=sys.argv[1:])
 """
 
+# XLA's programs are the same; turning small ones into good machine code takes longer than running them.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 
 class ParityRuns:
     """The rows of cases, in the order in which they get done."""
@@ -30,6 +34,7 @@ class ParityRuns:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "XLA_FLAGS": XLA_FLAGS},
         )
         self._stack.enter_context(self._process.stdout)
         self._stack.callback(self._process.wait)

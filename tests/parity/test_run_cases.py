@@ -1,10 +1,13 @@
 """Parity cases run in child processes: rows in order, and on after a case that breaks its process."""
 
+import pickle
+
 import pytest
 
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, ParityCheck, Placement
 from tfaccel.parity.run_cases import FEWEST_CASES, process_shares, run_cases
+from tfaccel.parity.shared_references import SharedReferences
 
 TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
 OVERFLOW = next(name for name in CHECK_NAMES if "overflow" in name)
@@ -49,3 +52,12 @@ def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
     assert [case for share in shares for case in share if case in many] == many
     assert single in shares
     assert process_shares([], 2) == []
+
+
+def test_workers_share_references(tmp_path):
+    case = ParityCase(WORKERS)
+    first, second = (SharedReferences(tmp_path, worker, 2) for worker in range(2))
+    (tmp_path / "reference-1.pickle").write_bytes(pickle.dumps(({"weight": 1.0}, 1e-5)))
+    assert first.get(case, 1) == ({"weight": 1.0}, 1e-5)
+    (tmp_path / "reference-0.pickle").write_bytes(pickle.dumps(({"weight": 2.0}, 1e-4)))
+    assert second.get(case, 0) == ({"weight": 2.0}, 1e-4)

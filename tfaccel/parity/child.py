@@ -16,12 +16,14 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, case_from_json
 from tfaccel.parity.run_case import run_case
+from tfaccel.parity.shared_references import SharedReferences
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,10 +35,12 @@ def main(argv: Sequence[str]) -> int:
     placements = {case.placement for case in cases}
     split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
     strategies = {placement: make_strategy(placement) for placement in placements}
-    for case in cases:
+    references = SharedReferences.of_cluster(Path(argv[0]).parent)
+    for position, case in enumerate(cases):
         started = time.perf_counter()
         try:
-            row = run_case(case, strategies[case.placement])
+            reference_of = partial(references.get, position=position)
+            row = run_case(case, strategies[case.placement], reference_of=reference_of)
         except Exception as error:
             traceback.print_exc()
             row = failed_row(case, f"{type(error).__name__}: {error}", time.perf_counter() - started)

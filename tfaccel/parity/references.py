@@ -14,6 +14,14 @@ ADAPTIVE_TOLERANCE = 1e-4
 SGD_TOLERANCE = 1e-5
 
 
+Reference = tuple[Values, float]
+
+
+def reference(case: ParityCase) -> Reference:
+    """What a case is compared with, and how far it may be from it."""
+    return reference_values(case), tolerance(case)
+
+
 def reference_values(case: ParityCase) -> Values:
     """What plain Keras gives on one device with the same global batches, or what is right (`ParityModel.fault`)."""
     return _run(_reference_case(case))

@@ -14,12 +14,16 @@ from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow
 from tfaccel.parity.checks import CHECKS
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.models import MODELS
-from tfaccel.parity.references import reference_values, tolerance
+from tfaccel.parity.references import Reference, reference
 from tfaccel.parity.training_run import TFACCEL, Trainer, compiled_model, training_run
 
 
 def run_case(
-    case: ParityCase | ParityCheck, strategy: tf.distribute.Strategy | None, trainer: Trainer = TFACCEL
+    case: ParityCase | ParityCheck,
+    strategy: tf.distribute.Strategy | None,
+    trainer: Trainer = TFACCEL,
+    *,
+    reference_of: Callable[[ParityCase], Reference] = reference,
 ) -> ParityRow:
     """Trains the case under a strategy (None: without one) and compares it with plain Keras on one device.
 
@@ -27,6 +31,7 @@ def run_case(
         case: a case, or a check of a property.
         strategy: a strategy that fits the case's placement.
         trainer: what trains the case; the default is what is to be proved.
+        reference_of: gives what the case is compared with.
     """
     started = time.perf_counter()
 
@@ -39,7 +44,7 @@ def run_case(
         distance, allowed, where = CHECKS[case.check](case.placement, make)
     else:
         fault = MODELS[case.model].fault
-        expected, allowed = reference_values(case), tolerance(case)
+        expected, allowed = reference_of(case)
         model = make(lambda: compiled_model(case, reference=False, jit_compile=case.xla))
         extra = dict(MODELS[case.model].fit_arguments) if trainer is TFACCEL else {}
         distance, where = largest_difference(training_run(case, trainer, model, **extra), expected)
