@@ -33,7 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
+from tfaccel.data.epoch_positions import Shard
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.number_rows import read_number_rows
@@ -115,19 +117,20 @@ def workload(
     num_steps = epochs * max(1, examples.num_examples[TRAIN] // global_batch_size)
     costs = autoencoder_cost(examples.shape, latent_size)
 
-    def batches(values: Any, *, global_batch_size: int, seed: int, epoch: int) -> Any:
+    def batches(values: Any, **part: Any) -> Any:
         from tfaccel.data.noise_batches import with_noise
 
-        pairs = with_noise(values, latent_size, global_batch_size=global_batch_size, seed=seed, epoch=epoch)
-        return pairs.map(with_targets)
+        return with_noise(values, latent_size, **part).map(with_targets)
+
+    def train_data(batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None) -> Any:
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        return batches(examples.shuffled(batch_size, **part), global_batch_size=batch_size, **part)
 
     return AutoencoderWorkload(
         name="autoencoder",
         build_model=lambda: autoencoder(examples, latent_size, dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, examples, num_steps=num_steps),
-        train_data=lambda batch_size, *, seed, epoch: batches(
-            examples.shuffled(batch_size, seed=seed, epoch=epoch), global_batch_size=batch_size, seed=seed, epoch=epoch
-        ),
+        train_data=train_data,
         validation_data=lambda batch_size: batches(
             examples.in_order(TEST, batch_size), global_batch_size=batch_size, seed=0, epoch=0
         ),
@@ -137,7 +140,7 @@ def workload(
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,
         options={
-            **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "shape": list(examples.shape),
+            **asdict(options), "data_dir": data_place(data_dir), "shape": list(examples.shape),
             "encoding": encoding, "latent_size": latent_size, "dropout": dropout, "remat": remat,
         },
         examples=examples,

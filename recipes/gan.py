@@ -33,7 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
+from tfaccel.data.epoch_positions import Shard
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
@@ -123,6 +125,20 @@ def workload(
 
         return ImageBatches(images, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0))
 
+    def train_data(
+        batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> Any:  # fmt: skip
+        """Batches of images (standardised), one-hot labels, and the noise to make as many images from."""
+        from tfaccel.data.noise_batches import with_noise
+
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        real = batches().train(batch_size, **part)
+        return with_noise(real, latent_size, global_batch_size=batch_size, **part).map(inputs)
+
+    def inputs(batch: Any, noise: Any) -> Any:
+        pixels, labels = batch
+        return ({"images": (pixels - images.pixel_mean) / images.pixel_scale, "labels": labels, "noise": noise},)
+
     def build_model() -> Any:
         from tfaccel.models.conditional_gan import ConditionalGan
 
@@ -138,38 +154,19 @@ def workload(
         name="gan",
         build_model=build_model,
         compile_args=lambda: compile_args(options, num_steps=num_steps),
-        train_data=lambda batch_size, *, seed, epoch: train_data(
-            batches(), images, latent_size, global_batch_size=batch_size, seed=seed, epoch=epoch
-        ),
+        train_data=train_data,
         callbacks=callbacks,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,
         num_parameters=num_parameters,
         options={
-            **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
+            **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
             "latent_size": latent_size, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
         },
         images=images,
         test_images=lambda batch_size: batches().test(batch_size),
     )  # fmt: skip
-
-
-def train_data(
-    batches: Any, images: ImageSet, latent_size: int, *, global_batch_size: int, seed: int, epoch: int
-) -> Any:
-    """One epoch of batches: images (standardised), one-hot labels, and the noise to make as many images from."""
-    from tfaccel.data.noise_batches import with_noise
-
-    real = batches.train(global_batch_size, seed=seed, epoch=epoch)
-    pairs = with_noise(real, latent_size, global_batch_size=global_batch_size, seed=seed, epoch=epoch)
-
-    def inputs(batch: Any, noise: Any) -> Any:
-        pixels, labels = batch
-        scaled = (pixels - images.pixel_mean) / images.pixel_scale
-        return ({"images": scaled, "labels": labels, "noise": noise},)
-
-    return pairs.map(inputs)
 
 
 # ---------- The models: both double or halve the size with each convolution

@@ -35,9 +35,11 @@ import numpy as np
 
 from tfaccel.data.boxed_images import BoxedImages
 from tfaccel.data.coco_files import read_coco
+from tfaccel.data.data_place import data_place
 from tfaccel.data.digit_scenes import digit_scenes
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_counts, check_parts
@@ -125,7 +127,7 @@ def workload(
         name="object_detection",
         build_model=lambda: detector(images, dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, num_steps=num_steps),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -133,7 +135,7 @@ def workload(
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,
         options={
-            **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
+            **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
             "dropout": dropout, "remat": remat,
         },
         images=images,

@@ -32,9 +32,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.seasons import season_length, seasonal_naive
+from tfaccel.data.series_augmentation import series_augmentation
 from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
+from tfaccel.data.train_data import train_data_of
 from tfaccel.models.past_readers import MODELS, WIDTH, forecaster_cost, read_past
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
@@ -78,6 +81,7 @@ def workload(
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = DROPOUT,
+    augmentation: Literal["none", "jitter"] = "none",
     remat: bool = False,
     **training_options: Any,
 ) -> SeriesWorkload:
@@ -94,6 +98,8 @@ def workload(
         epochs: passes over the training windows, for the learning rate's schedule.
         global_batch_size: windows per step, over all replicas.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
+        augmentation: how the past is changed at random: not at all (none), or values jittered and columns scaled a
+            little (jitter); see `tfaccel.data.series_augmentation`.
         remat: calculate the inside of each convolution block again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
             `tfaccel.training.training_options.TrainingOptions`.
@@ -110,6 +116,7 @@ def workload(
     check_counts(epochs=epochs, global_batch_size=global_batch_size, window=window, horizon=horizon)
     check_parts(dropout=dropout)
     check_choice("model", model, MODELS)
+    changed = series_augmentation(augmentation)
     if options.learning_rate is None:
         options = replace(options, learning_rate=LEARNING_RATE_PART * options.peak_learning_rate)
     if data_dir is None:
@@ -125,13 +132,13 @@ def workload(
     def batches() -> Any:
         from tfaccel.data.series_batches import SeriesBatches
 
-        return SeriesBatches(series, window=window, horizon=horizon)
+        return SeriesBatches(series, window=window, horizon=horizon, augmentation=changed)
 
     return SeriesWorkload(
         name="sequence_forecasting",
         build_model=lambda: forecaster(series, model, (window, horizon), dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, series, num_steps=num_steps),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -139,9 +146,9 @@ def workload(
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,
         options={
-            **asdict(options), "data_dir": data_dir and os.path.abspath(data_dir), "time_column": time_column,
+            **asdict(options), "data_dir": data_place(data_dir), "time_column": time_column,
             "target": target, "encoding": encoding, "model": model, "window": window, "horizon": horizon,
-            "dropout": dropout, "remat": remat,
+            "dropout": dropout, "augmentation": augmentation, "remat": remat,
         },
         series=series,
         window=window,
@@ -168,7 +175,7 @@ def forecaster(
 
     window, horizon = window_and_horizon
     num_targets = len(series.targets)
-    means, deviations = means_and_deviations(series)
+    means, deviations = series.means_and_deviations()
     inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
     scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
     x = read_past(scaled, model, dropout=dropout, remat=remat)
@@ -176,18 +183,13 @@ def forecaster(
     # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
     steps = layers.Dense(horizon * num_targets * len(QUANTILES), dtype="float32", kernel_initializer="zeros")(x)
     steps = layers.Reshape((horizon, num_targets, len(QUANTILES)), dtype="float32")(steps)
-    middle = steps[..., 1] + ops.expand_dims(ops.take(scaled[:, -1], list(series.targets), axis=-1), 1)
+    # The smaller one comes first: behind the larger, Keras takes it for a bias where it has as many rows as times.
+    middle = ops.expand_dims(ops.take(scaled[:, -1], list(series.targets), axis=-1), 1) + steps[..., 1]
     low, high = middle - ops.softplus(steps[..., 0] - 2), middle + ops.softplus(steps[..., 2] - 2)
     quantiles = ops.stack([low, middle, high], axis=-1)
     scales = np.array([deviations[number] for number in series.targets], np.float32)[:, np.newaxis]
     offsets = np.array([means[number] for number in series.targets], np.float32)[:, np.newaxis]
     return keras.Model(inputs, layers.Rescaling(scales.tolist(), offsets.tolist(), dtype="float32")(quantiles))
-
-
-def means_and_deviations(series: SeriesSet) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each column in the training part; 1 in place of a deviation of 0."""
-    values = series.values[: series.num_train].astype(np.float64)
-    return values.mean(axis=0).tolist(), [deviation or 1.0 for deviation in values.std(axis=0).tolist()]
 
 
 # ---------- Loss, metrics and optimizer
@@ -197,7 +199,7 @@ def compile_args(options: TrainingOptions, series: SeriesSet, *, num_steps: int)
     """What `Model.compile` takes: the quantile loss, in standard deviations of each column."""
     from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
 
-    _, deviations = means_and_deviations(series)
+    _, deviations = series.means_and_deviations()
     return {
         "optimizer": options.make_optimizer(num_steps=num_steps),
         "loss": QuantileLoss([deviations[number] for number in series.targets]),

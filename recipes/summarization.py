@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import (
     TextPairs,
@@ -45,6 +46,7 @@ from tfaccel.data.text_pairs import (
 )
 from tfaccel.data.text_sentences import first_sentence
 from tfaccel.data.text_vocabulary import Vocabulary, split_text
+from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
@@ -136,7 +138,7 @@ def workload(
     vocabulary = Vocabulary.of(texts, unit="words", least_count=3, most_tokens=MOST_TOKENS)
     longest = max(len(split_text(summary, "words")) for _, summary in pairs.train)
     lengths = (num_words, min(longest, MOST_SUMMARY_WORDS) + 1)  # one more, for the end
-    settings = {"data_dir": data_dir and os.path.abspath(data_dir), "num_words": num_words, "width": width,
+    settings = {"data_dir": data_place(data_dir), "num_words": num_words, "width": width,
                 "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "document_column": document_column, "summary_column": summary_column}  # fmt: skip
     num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
@@ -159,7 +161,7 @@ def workload(
             vocabulary, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
         compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

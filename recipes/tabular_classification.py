@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.data.train_data import train_data_of
 from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
@@ -132,7 +134,7 @@ def workload(
         name="tabular_classification",
         build_model=lambda: network(table, parts),
         compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -141,7 +143,7 @@ def workload(
         num_parameters=cost.num_parameters,
         options={
             **asdict(options), **asdict(table_options), "data": data if data_dir is None else None,
-            "data_dir": data_dir and os.path.abspath(data_dir), "dropout": dropout,
+            "data_dir": data_place(data_dir), "dropout": dropout,
             "label_smoothing": label_smoothing, "remat": remat,
         },
         table=table,

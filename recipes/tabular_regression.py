@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.data.train_data import train_data_of
 from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
@@ -123,7 +125,7 @@ def workload(
         name="tabular_regression",
         build_model=lambda: network(table, parts),
         compile_args=lambda: compile_args(options, table, num_steps=num_steps),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -131,7 +133,7 @@ def workload(
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
         options={
-            **asdict(options), **asdict(table_options), "data_dir": data_dir and os.path.abspath(data_dir),
+            **asdict(options), **asdict(table_options), "data_dir": data_place(data_dir),
             "dropout": dropout, "remat": remat,
         },
         table=table,

@@ -37,9 +37,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
+from tfaccel.data.train_data import train_data_of
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
@@ -128,7 +130,7 @@ def workload(
         else read_labelled_texts(data_dir, text_column=text_column, label_column=label_column)
     )
     vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MOST_TOKENS)
-    settings = {"data_dir": data_dir and os.path.abspath(data_dir), "model": model, "num_words": num_words,
+    settings = {"data_dir": data_place(data_dir), "model": model, "num_words": num_words,
                 "dropout": dropout, "token_dropout": token_dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "text_column": text_column, "label_column": label_column}  # fmt: skip
     num_classes = len(texts.class_names)
@@ -154,7 +156,7 @@ def workload(
             model, len(vocabulary), num_words, num_classes=num_classes, dropout=dropout, remat=remat
         ),
         compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

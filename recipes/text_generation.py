@@ -15,11 +15,11 @@ Command:
 Use: `generate("runs/mine", "The ")` in this module writes on after a text.
 
 Expected result on the documentation of CPython 3.11 (302,370 characters to train on, 68,977 of other topics to test
-with), of seed 0 alone, and processor time on two cores of an AMD EPYC with AVX512_BF16, in float32:
+with), of seed 0 alone, and processor time on two cores of an AMD EPYC with AVX512_BF16, in float32; both still learn at
+the end, and a sample has words and headings, but no sense:
     LSTM                                 2.26 bits per character, after 134 s (2.27 in mixed_bfloat16, as planned there)
     Transformer                          2.24 bits per character, after 220 s
     characters by their frequency        4.65 bits per character
-    Both still learn at the end: more epochs write better. A sample has words and headings, but no sense.
 """
 
 import functools
@@ -31,10 +31,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_documentation import documentation_text
 from tfaccel.data.text_files import read_text
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
+from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import DataError
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
@@ -114,7 +116,7 @@ def workload(
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     train_text, test_text = documentation() if data_dir is None else read_parts(data_dir)
     vocabulary = Vocabulary.of([train_text], unit="characters")
-    settings = {"data_dir": data_dir and os.path.abspath(data_dir), "model": model, "width": width,
+    settings = {"data_dir": data_place(data_dir), "model": model, "width": width,
                 "num_layers": num_layers, "dropout": dropout, "label_smoothing": label_smoothing,
                 "remat": remat}  # fmt: skip
     # An example fewer than there are places for, since each epoch begins at another character.
@@ -137,7 +139,7 @@ def workload(
         compile_args=lambda: compile_args(
             options, num_steps=epochs * max(1, num_examples // global_batch_size), label_smoothing=label_smoothing
         ),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

@@ -26,9 +26,9 @@ Expected result on the digits 5 to 9 with 20 training images each, and a network
         20    100  97.2  (97.2, 97.8, 96.7, 96.7, 97.2)  97.2  (97.2, 93.3, 97.2, 97.2, 97.2)  at 0.003
         60    300  98.3  (99.4, 99.4, 98.3, 97.8, 97.8)  98.3  (100., 97.8, 98.3, 98.3, 98.3)  at 0.006
 
-    What was learned before saves steps here, and no more: with 100 steps the other network is as good, since these
-    digits are easy and moved about at random. Rates were chosen by other training images, which neither network is
-    trained on (`few_digits(..., test_on_unused=True)`). On two cores of an AMD EPYC, in mixed_bfloat16.
+    What was learned before saves steps here: with 100 steps the other network is as good, since these digits are easy
+    and moved about at random. Rates were chosen by training images that neither network is trained on
+    (`few_digits(..., test_on_unused=True)`). On two cores of an AMD EPYC, in mixed_bfloat16.
 
 To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` before.
 """
@@ -42,11 +42,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.few_digits import few_digits
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
+from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
 from tfaccel.planning.option_checks import check_counts, check_parts
@@ -169,7 +171,7 @@ def workload(
         name="transfer_learning",
         build_model=build_model,
         compile_args=compile_args,
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,
@@ -178,7 +180,7 @@ def workload(
         num_parameters=None if costs is None or lora_rank is not None else costs.num_parameters,
         options={
             **asdict(options), **{name: arguments[name] for name in names}, "backbone": network.name,
-            "data_dir": data_dir and os.path.abspath(data_dir), "image_size": images.image_size,
+            "data_dir": data_place(data_dir), "image_size": images.image_size,
         },
         class_names=images.class_names,
         from_scratch=(lambda: workload(**{**arguments, "pretrained": False, "lora_rank": None, "baseline": False}))

@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import TextPairs, dates_in_words, encode_pairs, read_translations
 from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
+from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
@@ -113,7 +115,7 @@ def workload(
     vocabularies = (vocabulary_of(sources, unit), vocabulary_of(targets, unit))
     longest = [max(len(split_text(text, unit)) for text in texts) for texts in (sources, targets)]
     lengths = (min(longest[0], max_length), min(longest[1] + 1, max_length))  # one more, for the end
-    settings = {"data_dir": data_dir and os.path.abspath(data_dir), "unit": unit, "max_length": max_length,
+    settings = {"data_dir": data_place(data_dir), "unit": unit, "max_length": max_length,
                 "width": width, "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing,
                 "remat": remat}  # fmt: skip
     num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
@@ -135,7 +137,7 @@ def workload(
             vocabularies, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
         compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=lambda batch_size, *, seed, epoch: batches().train(batch_size, seed=seed, epoch=epoch),
+        train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

@@ -66,6 +66,30 @@ def test_single_targets_take_their_own_columns(logical_devices, tmp_path):
     assert np.asarray(future).min() >= 100
 
 
+def test_forecasts_do_not_depend_on_the_number_of_windows(logical_devices, tmp_path):
+    (tmp_path / "s.csv").write_text("\n".join(["t,a", *(f"{row},{row % 7}" for row in range(100))]))
+    work = recipe.workload(data_dir=tmp_path / "s.csv", time_column="t", window=10, horizon=4, global_batch_size=8)
+    model = work.build_model()
+    past, _ = next(iter(work.train_data(8, seed=0, epoch=0)))
+    whole = np.asarray(model(past))
+    for num_windows in range(1, 8):  # As many as the horizon, too.
+        assert np.asarray(model(past[:num_windows])) == pytest.approx(whole[:num_windows], abs=1e-6)
+
+
+def test_jitter_changes_the_past_in_deviations_of_its_column(logical_devices, tmp_path):
+    (tmp_path / "s.csv").write_text("\n".join(["t,a", *(f"{row},{1000 + 100 * (row % 7)}" for row in range(100))]))
+    options = {"data_dir": tmp_path / "s.csv", "time_column": "t", "window": 10, "horizon": 4, "global_batch_size": 8}
+    plain, jittered = (
+        next(iter(recipe.workload(**options, augmentation=name).train_data(8, seed=0, epoch=0)))
+        for name in ("none", "jitter")
+    )
+    changes = np.abs(np.asarray(jittered[0]) - np.asarray(plain[0]))  # The deviation of the column is 200.
+    assert 1 < changes.mean() < 60
+    assert (np.asarray(jittered[1]) == np.asarray(plain[1])).all()
+    with pytest.raises(DataError, match="There is no augmentation 'noise' of a series"):
+        recipe.workload(**options, augmentation="noise")
+
+
 def test_quantile_loss(logical_devices):
     from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
 

@@ -17,11 +17,11 @@ _NUM_NOISE = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesAugmentation:
-    r"""How the past is changed at random; values are taken to be standardised, as those of a `SeriesSet` are.
+    r"""How the past is changed at random, in standard deviations of each column from its mean.
 
-    A window's value $x_{tc}$ in column c becomes $s_c x_{tc} + j_{tc}$, with $j_{tc}$ from a normal distribution with
-    mean 0, and one factor $s_c$ for each window and column from a normal distribution with mean 1. What is to be
-    forecast stays as it is.
+    A window's value $x_{tc}$ in column c, so standardised, becomes $s_c x_{tc} + j_{tc}$, with $j_{tc}$ from a normal
+    distribution with mean 0, and one factor $s_c$ for each window and column from a normal distribution with mean 1.
+    What is to be forecast stays as it is.
 
     Arguments:
         jitter: standard deviation of $j_{tc}$.
@@ -59,7 +59,7 @@ class SeriesAugmentation:
         """Windows of the past, changed by the numbers that were drawn for them.
 
         Arguments:
-            past: a float32 tensor of shape (num_windows, window, num_columns).
+            past: a float32 tensor of shape (num_windows, window, num_columns), standardised.
             numbers: as `numbers` returns them, for these windows.
         """
         import tensorflow as tf

@@ -42,10 +42,13 @@ class SeriesBatches:
             self._values = tf.constant(series.values)
         changed = None
         if augmentation is not None:
+            means, deviations = (np.array(numbers, np.float32) for numbers in series.means_and_deviations())
             changed = Augmentation(
                 lambda generator, count: augmentation.numbers(generator, count, len(series.names)),
-                lambda pair, numbers: (augmentation.apply(pair[0], numbers), pair[1]),
-            )
+                lambda pair, numbers: (
+                    means + deviations * augmentation.apply((pair[0] - means) / deviations, numbers), pair[1],
+                ),
+            )  # fmt: skip
         self._pipeline = Pipeline(
             lambda rows: self._windows_at(rows + window), num_examples=self.num_train, augmentation=changed, cache=None,
             noun="windows",

@@ -55,6 +55,11 @@ class SeriesSet:
         """Rows that models are fitted to."""
         return self.num_train - round(CALIBRATION_PART * self.num_train)
 
+    def means_and_deviations(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each column in the training part; 1 in place of a deviation of 0."""
+        values = self.values[: self.num_train].astype(np.float64)
+        return values.mean(axis=0).tolist(), [deviation or 1.0 for deviation in values.std(axis=0).tolist()]
+
     def num_windows(self, window: int, horizon: int) -> int:
         """Windows to train on: all whose forecast ends among the rows that models are fitted to.
 
