@@ -26,9 +26,8 @@ Expected result on the digits 5 to 9 with 20 training images each, and a network
         20    100  97.2  (97.2, 97.8, 96.7, 96.7, 97.2)  97.2  (97.2, 93.3, 97.2, 97.2, 97.2)  at 0.003
         60    300  98.3  (99.4, 99.4, 98.3, 97.8, 97.8)  98.3  (100., 97.8, 98.3, 98.3, 98.3)  at 0.006
 
-    What was learned before saves steps here: with 100 steps the other network is as good, since these digits are easy
-    and moved about at random. Rates were chosen by training images that neither network is trained on
-    (`few_digits(..., test_on_unused=True)`). On two cores of an AMD EPYC, in mixed_bfloat16.
+    What was learned before saves steps here: after 100 the other network is as good, since these digits are easy. Rates
+    were chosen by training images that neither network is trained on. On two cores, in mixed_bfloat16.
 
 To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` before.
 """
