@@ -39,6 +39,7 @@ from tfaccel.data.train_data import train_data_of
 from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
+from tfaccel.training.classifier_compile_args import classifier_compile_args
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
@@ -133,7 +134,7 @@ def workload(
     return TabularWorkload(
         name="tabular_classification",
         build_model=lambda: network(table, parts),
-        compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
@@ -164,20 +165,6 @@ def network(table: TabularSet, parts: TabularNetwork) -> "keras.Model":
 
     inputs, logits = parts.build(table.encoding)
     return keras.Model(inputs, logits)
-
-
-# ---------- Loss, metrics and optimizer
-
-
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes, with smoothed labels."""
-    import keras
-
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
-        "metrics": ["accuracy"],
-    }
 
 
 # ---------- The run: trains, and leaves the model beside gradient boosting
