@@ -122,17 +122,26 @@ def workload(
         return ImageBatches(images, STILL if augmentation == "none" else MOVES, cache=kept)
 
     @functools.cache
-    def augmented() -> Any:
+    def layers() -> Any:
         from tfaccel.data.image_augmentation import ImageAugmentation
 
         return ImageAugmentation(augmentation, images)
 
-    def train_data(batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None) -> Any:
-        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step}
-        if augmentation in ("moves", "none"):
+    # The images of a batch are mixed with each other, so that all of them are needed before some are taken.
+    mixes_rows = augmentation not in ("moves", "none")
+
+    def train_data(
+        batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        augmented: bool = True,
+    ) -> Any:  # fmt: skip
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "augmented": augmented}
+        if not mixes_rows:
             return batches().train(batch_size, shard=shard, **part)
-        # The images of a batch are mixed with each other, so that all of them are needed before some are taken.
-        return only_shard(augmented().apply(batches().train(batch_size, **part), **part), batch_size, shard)
+        whole = layers().apply(batches().train(batch_size, **part), **part)
+        return only_shard(whole, batch_size, shard) if augmented else whole
+
+    def augment(batch: tuple[Any, Any]) -> Any:
+        return layers().augment(*batches().augment(batch[0]), batch[1]) if mixes_rows else batches().augment(batch)
 
     return ImageWorkload(
         name="image_classification",
@@ -141,6 +150,8 @@ def workload(
         train_data=train_data,
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
+        augment=None if augmentation == "none" else augment,
+        augment_mixes_rows=mixes_rows,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_optionals
+from tfaccel.data.graph_batches import (
+    ArrayBatches,
+    AugmentedBatches,
+    IteratorBatches,
+    augmented_by_replicas,
+    without_optionals,
+)
 from tfaccel.training.replicas import split_rows
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -92,3 +98,29 @@ def test_equal_batches_share_a_graph():
 def test_optionals_become_none():
     spec = (tf.TensorSpec([2]), tf.OptionalSpec(tf.TensorSpec([])))
     assert without_optionals(spec) == (tf.TensorSpec([2]), None)
+
+
+def added_and_counted(batch):
+    """Examples plus the numbers drawn for them, and how many rows were seen."""
+    examples, numbers = batch
+    return examples + numbers, tf.fill([len(examples)], len(examples))
+
+
+def test_rows_are_augmented_when_they_are_asked_for():
+    batch = tf.range(6) * 10, tf.range(6)
+    by_row = AugmentedBatches(augment=added_and_counted)
+    assert by_row.num_rows(batch) == 6
+    assert [part.numpy().tolist() for part in by_row.rows(batch, 2, 4)] == [[22, 33], [2, 2]]
+    assert [part.numpy().tolist() for part in by_row.rows(batch)] == [[0, 11, 22, 33, 44, 55], [6] * 6]
+    whole = AugmentedBatches(augment=added_and_counted, mixes_rows=True)
+    assert [part.numpy().tolist() for part in whole.rows(batch, 2, 4)] == [[22, 33], [6, 6]]
+    own = AugmentedBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
+    assert [part.numpy().tolist() for part in own.rows(batch, 4, 6)] == [[22, 33], [2, 2]]
+
+
+def test_rows_divided_on_the_host_are_augmented_by_the_replicas():
+    own = AugmentedBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
+    assert augmented_by_replicas(own) == (IteratorBatches(8, 2), added_and_counted)
+    for batches in (AugmentedBatches(augment=added_and_counted, mixes_rows=True), IteratorBatches()):
+        same, augment = augmented_by_replicas(batches)
+        assert (same, augment(3)) == (batches, 3)

@@ -132,3 +132,16 @@ def test_what_an_epoch_does_not_have_is_refused(options, text):
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_batches_can_be_augmented_later(pipeline):
+    ours = pipeline()
+    augmented = read(ours.train(4, seed=1, epoch=2))
+    later = list(ours.train(4, seed=1, epoch=2, augmented=False).as_numpy_iterator())
+    assert all((tens % 10 == 0).all() and (numbers < 1).all() for tens, numbers in later)
+    assert np.array_equal(np.stack([ours.augment(batch) for batch in later]), augmented)
+    share = next(ours.train(4, seed=1, epoch=2, augmented=False, start_step=3, shard=(1, 2)).as_numpy_iterator())
+    assert np.array_equal(ours.augment(share), augmented[3, 2:])
+    still = pipeline(augmentation=None)
+    for batch, plain in zip(still.train(4, seed=1, epoch=2, augmented=False), later, strict=True):
+        assert np.array_equal(still.augment(batch), plain[0])

@@ -1,5 +1,6 @@
 """Candidate plans for made-up machines: what holds for all of them, what each machine gets, and what is refused."""
 
+import dataclasses
 import re
 
 import pytest
@@ -27,6 +28,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import candidate_plans, default_plan
 from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 WORKLOADS = {
     "nothing known": workload(),
@@ -75,6 +77,7 @@ FIXED_VALUES = {
     "data_threads": 3,
     "prefetch_batches": 1,
     "cache_data": True,
+    "augment_on": "device",
     "num_workers": 1,
     "num_logical_cpus": 2,
     "tpu": None,
@@ -115,6 +118,20 @@ def test_default_plan(hardware, strategy, devices, dtype_policy, jit_compile, co
     assert plan.global_batch_size == 256
     assert plan.gpu_memory_growth == devices.startswith("GPU")
     assert plan.tpu == ("local" if strategy == "tpu" else None)
+
+
+def test_augmentation_on_the_device_is_a_further_candidate_with_an_accelerator():
+    def train_data(global_batch_size, *, seed, epoch, augmented=True):
+        raise AssertionError("planning must not touch the data")
+
+    augmenting = dataclasses.replace(workload(), train_data=train_data, augment=list)
+    for machine in MACHINES.values():
+        plans = candidate_plans(machine, augmenting)
+        assert values(plans, "augment_on") == (["host", "device"] if machine.devices else ["host"])
+        assert sum(plan.augment_on == "device" for plan in plans) == bool(machine.devices)
+        assert values(candidate_plans(machine, workload()), "augment_on") == ["host"]
+        reason = dict(plans[0].reasons)["augment_on"]
+        assert (reason == AUGMENT_ON_UNMEASURED) == bool(machine.devices)
 
 
 def test_dtype_policies_by_capability():

@@ -54,6 +54,7 @@ def test_every_field_survives_json():
         data_threads=5,
         prefetch_batches=0,
         cache_data=True,
+        augment_on="device",
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}
@@ -111,6 +112,7 @@ def test_bad_plan_file(text, message, tmp_path):
         ("dtype_policy", "bfloat16", "use mixed_bfloat16"),
         ("dtype_policy", "float64", "use float32"),
         ("communication", "auto", "`communication` must be one of tensorflow_default, nccl, ring, hierarchical_copy"),
+        ("augment_on", "gpu", "`augment_on` must be one of host, device. Received: augment_on='gpu'."),
         ("devices", (), "`devices` must list at least one device"),
         ("devices", "CPU:0", "Received: devices='CPU:0'"),
         ("devices", ("cpu:0",), "A device is written KIND:INDEX"),

@@ -30,6 +30,8 @@ def test_workload_is_a_value():
         ({"name": ""}, "A workload's name must be a text. Received: name=''"),
         ({"build_model": None}, "A workload's build_model must be a function. Received: build_model=None"),
         ({"train_data": [1]}, r"A workload's train_data must be a function. Received: train_data=\[1\]"),
+        ({"augment": 3}, "A workload's augment must be a function. Received: augment=3"),
+        ({"augment": list}, r"A workload with `augment` has a train_data that takes `augmented`, .*does not take it"),
         ({"validation_data": 3}, "A workload's validation_data must be a function"),
         ({"global_batch_size": None}, "global_batch_size must be a whole number of at least 1. Received"),
         ({"global_batch_size": 0}, "Received: global_batch_size=0"),

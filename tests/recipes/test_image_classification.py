@@ -180,6 +180,26 @@ def test_an_epoch_can_be_entered_anywhere_and_shared(logical_devices, augmentati
             assert np.array_equal(expected, np.concatenate(found))
 
 
+@pytest.mark.parametrize("augmentation", recipe.AUGMENTATIONS)
+def test_batches_can_be_augmented_wherever_training_runs(logical_devices, augmentation):
+    import tensorflow as tf
+
+    work = recipe.workload(augmentation=augmentation)
+    assert (work.augment is None) == (augmentation == "none")
+    assert work.augment_mixes_rows == (augmentation not in ("none", "moves"))
+    if work.augment is None:
+        return
+    options = {"seed": 1, "epoch": 2, "start_step": 21}
+    augmented = list(work.train_data(64, **options).as_numpy_iterator())
+    before = list(work.train_data(64, **options, augmented=False))
+    with tf.device(logical_devices[1].name):
+        for (images, labels), batch in zip(augmented, before, strict=True):
+            found = work.augment(batch)
+            assert found[0].device.endswith(logical_devices[1].name)
+            np.testing.assert_allclose(found[0], images, atol=1e-3)
+            np.testing.assert_allclose(found[1], labels, atol=1e-6)
+
+
 def test_places_of_data_are_told_the_same_in_every_folder(tmp_path):
     write_tfrecords(
         [{"image/encoded": png_bytes(number), "image/class/label": number % 2} for number in range(8)], tmp_path

@@ -6,6 +6,7 @@ kind.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,35 @@ class IteratorBatches:
         first, last = start - self.first_row, stop - self.first_row
         with tf.device("/CPU:0"):
             return keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentedBatches(IteratorBatches):
+    """Batches from a `tf.data` iterator that are augmented where their rows are asked for: on a replica's device.
+
+    Attributes:
+        augment: makes the rows of a training batch of those that the iterator gives.
+        mixes_rows: `augment` takes all rows of the global batch, and none less.
+    """
+
+    augment: Callable[[Any], Any]
+    mixes_rows: bool = False
+
+    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
+        """Rows `start` to `stop` of the global batch, augmented; without them all that the iterator has."""
+        if not self.mixes_rows or start is None:
+            return self.augment(super().rows(batch, start, stop))
+        return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
+
+
+def augmented_by_replicas(batches: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Batches as they are before augmentation, and what a replica does first with its rows of them.
+
+    For steps whose rows are divided on the host. Where a replica needs more than its rows, they are augmented there.
+    """
+    if isinstance(batches, AugmentedBatches) and not batches.mixes_rows:
+        return IteratorBatches(batches.num_global_rows, batches.first_row), batches.augment
+    return batches, lambda data: data
 
 
 def without_optionals(batch: Any) -> Any:

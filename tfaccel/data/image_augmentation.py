@@ -88,18 +88,23 @@ class ImageAugmentation:
             if hasattr(layer, "generator"):
                 layer.generator = self._seeds
 
-    def apply(self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+    def apply(
+        self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0, augmented: bool = True
+    ) -> tf.data.Dataset:
         """The batches of an epoch, augmented; the same for the same seed, epoch and batches.
 
         Arguments:
             batches: a finite data set of full batches of images (float32, raw pixel values) and one-hot labels.
             seed, epoch: decide the augmentation.
             start_step: the place of the first batch in the epoch, from 0.
+            augmented: False: only put the seeds that decide it beside each batch, whatever that is, for `augment`.
         """
         generator = np.random.default_rng([seed, epoch, _STREAM])
         num_steps = start_step + int(batches.cardinality())
         seeds = generator.integers(0, 2**31 - 1, (num_steps, 2), np.int32)[start_step:]
         pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
+        if not augmented:
+            return pairs
         spec = batches.element_spec
         traced = self._traced(tuple(spec[0].shape), tuple(spec[1].shape))
         return pairs.map(lambda batch, seed: traced(*batch, seed))
@@ -108,9 +113,15 @@ class ImageAugmentation:
     def _traced(self, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
         """The function for batches of these shapes, traced once and not in every epoch."""
         specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
-        return tf.function(self._augment, autograph=False).get_concrete_function(*specs)
+        return tf.function(self.augment, autograph=False).get_concrete_function(*specs)
 
-    def _augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One whole batch, augmented as its seeds decide. It can be traced.
+
+        Arguments:
+            images, labels: all rows of the batch, since the numbers of one depend on how many there are.
+            seed: int32, of shape (2,), as `apply(..., augmented=False)` puts it beside the batch.
+        """
         low, scale = self._images.pixel_mean - 2 * self._images.pixel_scale, 4 * self._images.pixel_scale / _HIGHEST
         self._seeds.begin(seed)
         data = {"images": (images - low) / scale, "labels": labels}

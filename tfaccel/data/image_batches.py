@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.epoch_positions import Shard
 from tfaccel.data.example_cache import gathered
 from tfaccel.data.image_decoding import decoder
 from tfaccel.data.image_moves import ImageMoves
@@ -43,15 +43,18 @@ class ImageBatches:
         self._cache = cache
         self._parts = images.load()
 
-    def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> tf.data.Dataset:
+    def train(self, global_batch_size: int, *, seed: int, epoch: int, **options: Any) -> tf.data.Dataset:
         """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
 
-        All batches are full; the images left over are other ones in each epoch. Arguments and errors are those of
-        `Pipeline.train`.
+        All batches are full; the images left over are other ones in each epoch. Arguments (`start_step`, `shard` and
+        `augmented` too) and errors are those of `Pipeline.train`.
         """
-        return self._train.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
+        return self._train.train(global_batch_size, seed=seed, epoch=epoch, **options)
+
+    def augment(self, batch: tuple[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Moves the images of a batch that was made with `augmented=False`, by the numbers that came with it."""
+        pair: tuple[tf.Tensor, tf.Tensor] = self._train.augment(batch)
+        return pair
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test images in their order, as they are; the last batch may have fewer."""

@@ -79,11 +79,12 @@ class Pipeline:
         self._augmentation = augmentation
         self._cache = cache
         self._noun = noun
-        self._traced: dict[int, Callable[..., Any]] = {}
+        self._traced: dict[tuple[int, bool], Callable[..., Any]] = {}
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> tf.data.Dataset:
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        augmented: bool = True,
+    ) -> tf.data.Dataset:  # fmt: skip
         """One epoch of full batches; the examples left over are other ones in each epoch.
 
         All batches have one shape, for XLA and so that every replica has an equal share.
@@ -93,6 +94,7 @@ class Pipeline:
             seed, epoch: decide what the epoch holds.
             start_step: the batch to begin with; those before it are not read.
             shard: (index, count): of each batch only the rows of worker `index` out of `count`; None for all.
+            augmented: False: batches as `augment` takes them, to be augmented later; it matters with an augmentation.
 
         Raises:
             DataError: if there are fewer examples than one batch takes, or no such step or shard.
@@ -106,7 +108,15 @@ class Pipeline:
             numbers += (self._augmentation.draw(generator, self._num_examples),)
         with tf.device("/CPU:0"):
             steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))
-        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec))
+        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
+
+    def augment(self, batch: tuple[Any, Any]) -> Any:
+        """A training batch as `train` makes it, of one that it made with `augmented=False`. It can be traced.
+
+        Arguments:
+            batch: examples, and the random numbers drawn for them; or some rows of both.
+        """
+        return batch[0] if self._augmentation is None else self._augmentation.apply(*batch)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """All examples in order and as they are; the last batch may have fewer."""
@@ -120,17 +130,17 @@ class Pipeline:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
         return read if prepare is None else lambda rows: prepare(read(rows))
 
-    def _batch(self, num_rows: int, specs: tuple[Any, ...]) -> Callable[..., Any]:
+    def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool) -> Callable[..., Any]:
         """The function that makes a training batch, traced once and not in every epoch."""
-        prepared = self._prepared
-        if num_rows not in self._traced:
+        prepared, key = self._prepared, (num_rows, augmented)
+        if key not in self._traced:
 
             def batch(rows: tf.Tensor, numbers: Any = None) -> Any:
-                examples = prepared(rows)
-                return examples if self._augmentation is None else self._augmentation.apply(examples, numbers)
+                examples = prepared(rows), numbers
+                return self.augment(examples) if augmented else examples
 
-            self._traced[num_rows] = tf.function(batch, autograph=False).get_concrete_function(*specs)
-        return self._traced[num_rows]
+            self._traced[key] = tf.function(batch, autograph=False).get_concrete_function(*specs)
+        return self._traced[key]
 
 
 def array_batches(arrays: Any, positions: np.ndarray) -> tf.data.Dataset:

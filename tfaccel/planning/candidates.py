@@ -34,6 +34,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("data_threads", process_rules.data_threads_rule),
     ("prefetch_batches", process_rules.prefetch_batches_rule),
     ("cache_data", process_rules.cache_data_rule),
+    ("augment_on", process_rules.augment_on_rule),
 )
 # How far a second choice falls behind: a worse placement behind every combination, a single change behind all.
 _PLACEMENT_COST, _SINGLE_COST = 10, 100

@@ -46,6 +46,8 @@ class Plan:
         data_threads: threads of the input pipeline; None shares the operations' threads.
         prefetch_batches: global batches that the input pipeline prepares ahead; 0 for none.
         cache_data: keep the examples in memory after the first epoch.
+        augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (as
+            the first thing of each step, where the replica is).
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
         reasons: pairs of a field's name and why it has its value.
 
@@ -79,6 +81,7 @@ class Plan:
     data_threads: int | None = None
     prefetch_batches: int = 2
     cache_data: bool = False
+    augment_on: str = "host"
     tpu: str | None = None
     reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("none", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 DTYPE_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+AUGMENTATION_PLACES = ("host", "device")
 COMMUNICATIONS = ("tensorflow_default", "nccl", "ring", "hierarchical_copy")
 
 REFUSED_STRATEGIES = {
@@ -26,7 +27,12 @@ REFUSED_DTYPE_POLICIES = {
     "float64": "float64 is not accelerated on any of these devices; use float32",
 }
 
-_CHOICES = {"strategy": STRATEGIES, "dtype_policy": DTYPE_POLICIES, "communication": COMMUNICATIONS}
+_CHOICES = {
+    "strategy": STRATEGIES,
+    "dtype_policy": DTYPE_POLICIES,
+    "communication": COMMUNICATIONS,
+    "augment_on": AUGMENTATION_PLACES,
+}
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
 # Field -> the smallest value.
 COUNT_FIELDS = {

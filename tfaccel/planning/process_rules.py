@@ -5,6 +5,8 @@ from tfaccel.planning.case import Case, Choice
 # tf.distribute's own example of a pack; worth a trial once gradients are several times as large.
 PACK_BYTES = 50 * 2**20
 _BYTES_PER_GRADIENT = 4
+# The reason of a choice that `tfaccel.training.augmentation_place` has yet to make.
+AUGMENT_ON_UNMEASURED = "To begin with: training measures at its start whether the host or the device is faster."
 
 
 def intra_op_threads_rule(case: Case) -> list[Choice]:
@@ -101,3 +103,15 @@ def prefetch_batches_rule(case: Case) -> list[Choice]:
 def cache_data_rule(case: Case) -> list[Choice]:
     """Off: it is not known whether the examples fit into memory."""
     return [Choice(False, "Whether all examples fit into memory is not known.")]
+
+
+def augment_on_rule(case: Case) -> list[Choice]:
+    """The host; with an accelerator, which may be the faster place, that one as a further candidate."""
+    if case.workload.augment is None:
+        return [Choice("host", "The workload has nothing that could be moved to the device (`augment`).")]
+    if case.kind == "CPU":
+        return [Choice("host", "The host is the device: its pipeline augments the next batches during a step.")]
+    return [
+        Choice("host", AUGMENT_ON_UNMEASURED),
+        Choice("device", f"The {case.kind} augments at the start of each step, and the host has less to do."),
+    ]

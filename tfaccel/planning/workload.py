@@ -1,11 +1,14 @@
 """The noun `Workload`: what to train, a value made of functions. Another process can build it from its import path."""
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tfaccel.errors import WorkloadError
+
+_OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment")
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,16 @@ class Workload:
             of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly. It may take
             two more arguments: `start_step=0`, full batches to leave out at the beginning without reading them, and
             `shard=None`, or (index, count) for the rows of worker `index` out of `count` of each batch, all of which
-            must then be full; see `tfaccel.data.epoch_positions`.
+            must then be full; see `tfaccel.data.epoch_positions`. With `augment` it takes `augmented=True` too.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
+        augment: what makes training batches of those that `train_data(..., augmented=False)` returns, so that the plan
+            can say where: `augment(batch)` of such a batch is the batch that `train_data` returns otherwise. All that
+            is random about it lies in the batch already, such as the numbers drawn for each row, so that it gives the
+            same wherever it runs. It is traced. None where nothing is augmented, or in `train_data` only.
+        augment_mixes_rows: `augment` needs all rows of a global batch to make one of them, because they are mixed
+            (MixUp), or their random numbers are drawn for the batch; `train_data(..., augmented=False)` is then never
+            asked for a shard. False: of some rows it makes those rows.
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
         num_train_examples: examples in one epoch; None if it is not known.
@@ -51,6 +61,8 @@ class Workload:
     validation_data: Callable[..., Any] | None = None
     _: KW_ONLY
     callbacks: Callable[[], Sequence[Any]] | None = None
+    augment: Callable[[Any], Any] | None = None
+    augment_mixes_rows: bool = False
     global_batch_size: int
     num_train_examples: int | None = None
     flops_per_example: float | None = None
@@ -60,10 +72,15 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
-        for name in ("build_model", "compile_args", "train_data", "validation_data", "callbacks"):
+        for name in ("build_model", "compile_args", "train_data", *_OPTIONAL_FUNCTIONS):
             value = getattr(self, name)
-            if not callable(value) and not (name in ("validation_data", "callbacks") and value is None):
+            if not callable(value) and not (name in _OPTIONAL_FUNCTIONS and value is None):
                 raise WorkloadError(f"A workload's {name} must be a function. Received: {name}={value!r:.200}.")
+        if self.augment is not None and "augmented" not in inspect.signature(self.train_data).parameters:
+            raise WorkloadError(
+                "A workload with `augment` has a train_data that takes `augmented`, for batches before augmentation: "
+                "train_data(global_batch_size, *, seed, epoch, augmented=True). Received one that does not take it."
+            )
         for name in ("global_batch_size", "num_train_examples", "num_parameters"):
             value = getattr(self, name)
             optional = name != "global_batch_size"

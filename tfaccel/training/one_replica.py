@@ -38,7 +38,9 @@ class OneReplica:
 
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
-        return self._train(batches.rows(batch))
+        with tf.device(self._replicas.devices[0] or None):  # where batches are augmented, if the plan says so
+            data = batches.rows(batch)
+        return self._train(data)
 
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns what `test_step` returns."""

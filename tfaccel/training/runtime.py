@@ -28,7 +28,7 @@ class Runtime:
 
     Args:
         plan: what to set up.
-        seed: if given, seeds Python, numpy, TensorFlow and Keras.
+        seed: if given, seeds Python, numpy, TensorFlow and Keras. Kept as an attribute.
         cluster: the place of this process in a cluster, for plans with several workers where `TF_CONFIG` is not set.
 
     Attributes:
@@ -50,7 +50,7 @@ class Runtime:
 
     def __init__(self, plan: Plan, *, seed: int | None = None, cluster: Cluster | None = None) -> None:
         self.plan = plan
-        self._seed = seed
+        self.seed = seed
         self._cluster = cluster
         self._environment: dict[str, str] = {}
         self._dtype_policy: Any = None
@@ -68,12 +68,18 @@ class Runtime:
             self._set_threads()
             self.strategy = self._make_strategy()
             keras.config.set_dtype_policy(self.plan.dtype_policy)
-            if self._seed is not None:
-                keras.utils.set_random_seed(self._seed)
+            self.seed_generators()
         except BaseException:
             self._restore()
             raise
         return self
+
+    def seed_generators(self) -> None:
+        """Seeds Python, numpy, TensorFlow and Keras, if there is a seed, whatever was drawn before."""
+        if self.seed is not None:
+            import keras
+
+            keras.utils.set_random_seed(self.seed)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:  # fmt: skip

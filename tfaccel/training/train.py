@@ -85,8 +85,10 @@ def train(
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     with Runtime(plan, seed=seed, cluster=hardware.cluster) as runtime:
+        from tfaccel.training.augmentation_place import place_for_run
         from tfaccel.training.train_session import TrainSession
 
+        plan = place_for_run(workload, plan, directory, runtime)
         session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)

@@ -10,14 +10,14 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.sources import IteratorSource
-from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training import private_api
-from tfaccel.training.accumulation import accumulate, workload_schedule
+from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.checkpoint import load_newest, write_state
 from tfaccel.training.chief import only_chief_writes
-from tfaccel.training.engine import EngineOptions, engine_of
+from tfaccel.training.compiled_model import compiled_model, engine_options
+from tfaccel.training.engine import engine_of
 from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
@@ -64,13 +64,9 @@ class TrainSession:
         self._source = WorkloadSource(self._workload, self._plan, Replicas(strategy), seed=self._seed,
                                       start_epoch=self._first_epoch, start_step=self._first_step)  # fmt: skip
         with strategy.scope():
-            model = self._compiled_model()
+            model = compiled_model(self._workload, self._plan)
         private_api.build_model(model, self._source.batch_spec)
-        options = EngineOptions(
-            sum_duplicate_indices=self._plan.sum_duplicate_indices, bytes_per_pack=self._plan.bytes_per_pack,
-            stop_at_non_finite_loss=True,
-        )  # fmt: skip
-        engine = engine_of(model, options)
+        engine = engine_of(model, engine_options(self._plan))
         validation = self._validation()
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
@@ -96,21 +92,6 @@ class TrainSession:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
         return Outcome(self._history(), final, times)
-
-    def _compiled_model(self) -> keras.Model:
-        model = self._workload.build_model()
-        if not isinstance(model, keras.Model):
-            raise WorkloadError(
-                f"build_model of workload {self._workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
-            )
-        arguments = dict(self._workload.compile_args())
-        optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
-        if self._plan.accumulation_steps > 1:
-            accumulate(optimizer, self._plan.accumulation_steps)
-        arguments |= {"optimizer": optimizer, "jit_compile": self._plan.jit_compile}
-        arguments["steps_per_execution"] = self._plan.steps_per_execution * self._plan.accumulation_steps
-        model.compile(**arguments)
-        return model
 
     def _validation(self) -> Validation | None:
         if self._workload.validation_data is None:

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.graph_batches import augmented_by_replicas
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
@@ -66,6 +67,7 @@ class WholeStep:
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
         own = has_own_train_step(self._model)
+        batches, augment = augmented_by_replicas(batches)
         with self._replicas.strategy.scope(), global_losses(), contextlib.ExitStack() as stack:
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(private_api.single_device_optimizer(optimizer))
@@ -74,7 +76,7 @@ class WholeStep:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
             return self._replicas.mean_of_weighted(
-                self._run(batches, batch, lambda data: self._logs(self._model.train_step(data), "train"))
+                self._run(batches, batch, lambda data: self._logs(self._model.train_step(augment(data)), "train"))
             )
 
     def test(self, batches: Any, batch: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfaccel.data.epoch_positions import Shard, shard_rows
-from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
 from tfaccel.data.sources import IteratorFeed, IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
@@ -21,6 +22,7 @@ class WorkloadSource(IteratorSource):
 
     Where `train_data` takes `start_step`, an epoch is entered there at once; otherwise its first batches are skipped.
     Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
+    Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
 
     Args:
         workload, plan, seed: what is trained, how, and with which seed.
@@ -38,13 +40,21 @@ class WorkloadSource(IteratorSource):
         self.batch_size = plan.global_batch_size // plan.accumulation_steps
         self._batches = IteratorBatches()
         self._shard: Shard | None = None
-        if replicas.num_workers > 1 and "shard" in self._taken and self.batch_size >= replicas.num_replicas:
+        self._augment = _augment_on_device(workload, plan)
+        readable = "shard" in self._taken and not (self._augment is not None and workload.augment_mixes_rows)
+        if replicas.num_workers > 1 and readable and self.batch_size >= replicas.num_replicas:
             self._shard = (replicas.worker_index, replicas.num_workers)
             self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
         first = self._dataset_of(start_epoch, start_step)
         super().__init__(first, num_batches=_length(first, workload, start_step))
         if self._shard is not None:
             self._check_rows()
+        if self._augment is not None:
+            self._batches = AugmentedBatches(
+                self._batches.num_global_rows, self._batches.first_row,
+                augment=self._augment, mixes_rows=workload.augment_mixes_rows,
+            )  # fmt: skip
+            self.batch_spec = _specs_of(self._augment, self.batch_spec)
         self._first: tf.data.Dataset | None = first
 
     def feed(self) -> IteratorFeed:
@@ -67,6 +77,8 @@ class WorkloadSource(IteratorSource):
             options["cache"] = True
         if self._shard is not None:
             options["shard"] = self._shard
+        if self._augment is not None:
+            options["augmented"] = False
         begins_there = "start_step" in self._taken
         if begins_there and start_step:
             options["start_step"] = start_step
@@ -92,6 +104,23 @@ class WorkloadSource(IteratorSource):
         self.batch_spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([self.batch_size, *spec.shape[1:]], spec.dtype), self.batch_spec
         )
+
+
+def _augment_on_device(workload: Workload, plan: Plan) -> Callable[[Any], Any] | None:
+    """What the replicas augment their rows with; None where `train_data` does all."""
+    if plan.augment_on == "host":
+        return None
+    if workload.augment is None:
+        raise PlanError(
+            f"The plan augments on the device, but workload {workload.name!r} has no `augment`. Set augment_on='host'."
+        )
+    return workload.augment
+
+
+def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
+    """The specs of augmented batches, from those of batches before augmentation."""
+    outputs = tf.function(augment, autograph=False).get_concrete_function(batch_spec).structured_outputs
+    return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
 
 
 def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
