@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_texts import write_own_texts
 from PIL import Image
 
 # What a saved model is made of is imported by the recipe when the model is built, or by what uses the model.
 PROGRAM = "import tfaccel.models.conditional_gan, tfaccel.models.centre_detector, tfaccel.models.variational\n"
-PROGRAM += Path(__file__).with_name("text_resume_runs.py").read_text()
+PROGRAM += "import tfaccel.models.text_run\n" + Path(__file__).with_name("resume_runs.py").read_text()
 CASES = [
     {"name": "gan", "recipe": "gan", "data": "images.npz", "options": {"latent_size": 4}},
     {"name": "transfer", "recipe": "transfer_learning", "data": "images.npz", "options": {"ema": True}},
@@ -21,12 +22,20 @@ CASES = [
      "options": {"time_column": "time", "window": 8, "horizon": 4, "model": "gru"}},
     {"name": "classes", "recipe": "tabular_classification", "data": "rows.csv", "options": {"target": "kind"}},
     {"name": "numbers", "recipe": "tabular_regression", "data": "rows.csv", "options": {"target": "x"}},
+    {"name": "reader", "recipe": "text_classification", "data": "labels.csv",
+     "options": {"num_words": 8, "model": "transformer"}},
+    {"name": "characters", "recipe": "text_generation", "data": "long.txt", "options": {"width": 16, "num_layers": 1}},
+    {"name": "pairs", "recipe": "translation", "data": "", "options": {"width": 32, "num_blocks": 1, "dropout": 0.1}},
+    {"name": "summaries", "recipe": "summarization", "data": "summaries.csv",
+     "options": {"width": 32, "num_words": 12, "ema": True}},
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resumed")
+    write_own_texts(folder)
+    (folder / "long.txt").write_text("over and over again. " * 400)
     generator = np.random.default_rng(0)
     labels = np.arange(48) % 3
     images = (generator.integers(0, 80, (48, 8, 8)) + 80 * labels[:, None, None]).astype(np.uint8)
@@ -57,9 +66,9 @@ def run(run_python, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [("gan", "transfer"), tuple(case["name"] for case in CASES[2:])])
-def test_resumed_run_equals_whole_run(run, folder, names):
-    cases = [case for case in CASES if case["name"] in names]
+@pytest.mark.parametrize("part", [slice(2), slice(2, 8), slice(8, None)])
+def test_resumed_run_equals_whole_run(run, folder, part):
+    cases = CASES[part]
     for case in cases:
         assert run({**case, "kind": "killed"})[0] == 7
         assert list((folder / f"{case['name']}-stopped" / "checkpoints").iterdir())
@@ -76,6 +85,7 @@ def test_resumed_run_equals_whole_run(run, folder, names):
 @pytest.mark.slow
 def test_two_replicas_give_the_losses_of_one_device(run):
     # Each replica draws its own dropout, so there is none; the detector's batch normalisations take its own statistics.
+    # Words are made unknown in the data, whatever the replicas.
     cases = [
         {**case, "name": f"{case['name']} without dropout", "options": {**case["options"], "dropout": 0.0}}
         for case in CASES
@@ -86,4 +96,4 @@ def test_two_replicas_give_the_losses_of_one_device(run):
     for case, (_, history, _), (_, other, _) in zip(cases, one[1], two[1], strict=True):
         losses = [name for name in history if name.endswith("loss")]
         for name in losses:
-            assert other[name] == pytest.approx(history[name], rel=2e-3, abs=1e-4), (case["name"], name)
+            assert other[name] == pytest.approx(history[name], rel=1e-5), (case["name"], name)
