@@ -76,6 +76,7 @@ FIXED_VALUES = {
     "sum_duplicate_indices": True,
     "data_threads": 3,
     "prefetch_batches": 1,
+    "prefetch_to_device": False,
     "cache_data": True,
     "augment_on": "device",
     "num_workers": 1,
@@ -132,6 +133,13 @@ def test_augmentation_on_the_device_is_a_further_candidate_with_an_accelerator()
         assert values(candidate_plans(machine, workload()), "augment_on") == ["host"]
         reason = dict(plans[0].reasons)["augment_on"]
         assert (reason == AUGMENT_ON_UNMEASURED) == bool(machine.devices)
+
+
+def test_prefetching_to_the_device_is_a_further_candidate_with_one_gpu():
+    for name, machine in MACHINES.items():
+        found = [plan for plan in candidate_plans(machine, workload()) if plan.prefetch_to_device]
+        assert len(found) == (name in ("T4", "V100", "P100", "unknown GPU")), name
+    assert not any(plan.prefetch_to_device for plan in candidate_plans(ONE_T4, workload(), prefetch_batches=0))
 
 
 def test_dtype_policies_by_capability():

@@ -58,7 +58,7 @@ def test_every_field_survives_json():
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}
-    assert same == {"strategy", "num_workers", "global_batch_size", "gpu_memory_growth", "tpu"}
+    assert same == {"strategy", "num_workers", "global_batch_size", "gpu_memory_growth", "prefetch_to_device", "tpu"}
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
@@ -132,6 +132,15 @@ def test_bad_plan_file(text, message, tmp_path):
 )
 def test_value_refused(field, value, message):
     refused(message, **{**CPU, field: value})
+
+
+def test_batches_are_prefetched_to_one_gpu_only():
+    one = {**GPUS, "strategy": "none", "devices": ("GPU:0",), "prefetch_to_device": True}
+    assert Plan.from_json(Plan(**one).to_json()) == Plan(**one)
+    message = "`prefetch_to_device` is for one replica on a GPU, with `prefetch_batches` of at least 1"
+    refused(message, **{**one, "prefetch_batches": 0})
+    refused(message, **{**GPUS, "prefetch_to_device": True})
+    refused("Received: devices=CPU:0, num_workers=1", **CPU, prefetch_to_device=True)
 
 
 def test_batch_that_does_not_divide():

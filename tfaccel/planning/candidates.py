@@ -33,6 +33,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
     ("data_threads", process_rules.data_threads_rule),
     ("prefetch_batches", process_rules.prefetch_batches_rule),
+    ("prefetch_to_device", process_rules.prefetch_to_device_rule),
     ("cache_data", process_rules.cache_data_rule),
     ("augment_on", process_rules.augment_on_rule),
 )

@@ -45,6 +45,7 @@ class Plan:
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
         data_threads: threads of the input pipeline; None shares the operations' threads.
         prefetch_batches: global batches that the input pipeline prepares ahead; 0 for none.
+        prefetch_to_device: prepare the last of them in the memory of the GPU, where there is one replica, on a GPU.
         cache_data: keep the examples in memory after the first epoch.
         augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (as
             the first thing of each step, where the replica is).
@@ -80,6 +81,7 @@ class Plan:
     sum_duplicate_indices: bool = False
     data_threads: int | None = None
     prefetch_batches: int = 2
+    prefetch_to_device: bool = False
     cache_data: bool = False
     augment_on: str = "host"
     tpu: str | None = None

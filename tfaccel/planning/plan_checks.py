@@ -159,6 +159,15 @@ def _check_packs(plan: "Plan") -> None:
         )
 
 
+def _check_prefetch(plan: "Plan") -> None:
+    if plan.prefetch_to_device and (kind_of(plan) != "GPU" or plan.num_replicas > 1 or not plan.prefetch_batches):
+        raise PlanError(
+            "`prefetch_to_device` is for one replica on a GPU, with `prefetch_batches` of at least 1: batches for "
+            f"several replicas are divided on the host. Received: devices={','.join(plan.devices)}, "
+            f"num_workers={plan.num_workers}, prefetch_batches={plan.prefetch_batches}. Use prefetch_to_device=False."
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -168,4 +177,5 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_gpu_memory,
     _check_communication,
     _check_packs,
+    _check_prefetch,
 )

@@ -100,6 +100,16 @@ def prefetch_batches_rule(case: Case) -> list[Choice]:
     return [Choice(2, "The next batch is ready when a step ends; more would only take memory.")]
 
 
+def prefetch_to_device_rule(case: Case) -> list[Choice]:
+    """Off; for one GPU a further candidate: its copy takes time in each epoch, too, and may be hidden anyway."""
+    if case.kind != "GPU" or case.num_replicas > 1 or case.fixed.get("prefetch_batches") == 0:
+        return [Choice(False, "It is for one replica on a GPU, with batches that are prepared ahead.")]
+    return [
+        Choice(False, "Off until measured: starting it takes some 40 ms of each epoch."),
+        Choice(True, "The next batch is copied to the GPU during a step; good where batches are large."),
+    ]
+
+
 def cache_data_rule(case: Case) -> list[Choice]:
     """Off: it is not known whether the examples fit into memory."""
     return [Choice(False, "Whether all examples fit into memory is not known.")]

@@ -62,6 +62,8 @@ class WorkloadSource(IteratorSource):
         dataset = self._first if self._first is not None else self._dataset_of(self._epoch)
         self._first = None
         self.close()
+        if self._plan.prefetch_to_device:
+            dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
         self._feed = IteratorFeed(dataset, self._batches)
         self._epoch += 1
         return self._feed
@@ -135,6 +137,24 @@ def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
         options.threading.private_threadpool_size = plan.data_threads
         dataset = dataset.with_options(options)
     return dataset.prefetch(plan.prefetch_batches) if plan.prefetch_batches else dataset
+
+
+def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A data set whose next batch lies in a device's memory; nothing may be done with it but to iterate.
+
+    Raises:
+        PlanError: if the batches hold anything else than dense numbers, which alone a GPU's memory takes.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    odd = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string]
+    if odd:
+        raise PlanError(
+            f"The plan prefetches to the device, but batches hold {odd[0]}, which does not fit into a GPU's memory. "
+            "Set prefetch_to_device=False."
+        )
+    options = tf.data.Options()  # those of the data set itself stay with it
+    options.autotune.enabled = False
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device, 1)).with_options(options)
 
 
 def checked(dataset: Any, name: str) -> tf.data.Dataset:
