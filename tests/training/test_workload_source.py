@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,38 @@ def epochs_of(source, count=2):
         found.append(batches)
     source.close()
     return found
+
+
+def test_next_epoch_is_prepared_by_a_thread_with_the_same_dtype_policy(source):
+    import keras
+
+    calls = []
+
+    def train_data(global_batch_size, *, seed, epoch):
+        calls.append((epoch, threading.current_thread() is threading.main_thread(), keras.config.dtype_policy().name))
+        return numbers(global_batch_size, seed=seed, epoch=epoch)
+
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        ahead = epochs_of(source(train_data, epochs=3), 3)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert calls == [(0, True, "mixed_bfloat16"), (1, False, "mixed_bfloat16"), (2, False, "mixed_bfloat16")]
+    assert ahead == epochs_of(source(numbers), 3)
+
+
+def test_error_in_the_thread_is_raised_where_the_epoch_begins(source):
+    def train_data(global_batch_size, *, seed, epoch):
+        if epoch == 1:
+            raise WorkloadError("Nothing is left.")
+        return numbers(global_batch_size, seed=seed, epoch=epoch)
+
+    failing = source(train_data, epochs=2)
+    failing.feed()
+    with pytest.raises(WorkloadError, match=r"Nothing is left\."):
+        failing.feed()
+    failing.close()
 
 
 def test_data_that_cannot_start_later_is_skipped_to(source):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -228,6 +229,14 @@ class JaxRuntime:
         import keras
 
         keras.config.set_dtype_policy(self._dtype_policy)
+
+
+def background_thread() -> ThreadPoolExecutor:
+    """A thread for one function at a time, with the dtype policy of this thread, which Keras keeps by thread."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    return ThreadPoolExecutor(1, "tfaccel-background", initializer=lambda: keras.config.set_dtype_policy(policy))
 
 
 def tf_config(cluster: Cluster) -> dict[str, Any]:

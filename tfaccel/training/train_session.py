@@ -61,8 +61,10 @@ class TrainSession:
     def run(self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *,
             verbose: int) -> Outcome:  # fmt: skip
         """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
-        self._source = WorkloadSource(self._workload, self._plan, Replicas(strategy), seed=self._seed,
-                                      start_epoch=self._first_epoch, start_step=self._first_step)  # fmt: skip
+        self._source = WorkloadSource(
+            self._workload, self._plan, Replicas(strategy), seed=self._seed, epochs=self._epochs,
+            start_epoch=self._first_epoch, start_step=self._first_step,
+        )  # fmt: skip
         with strategy.scope():
             model = compiled_model(self._workload, self._plan)
         private_api.build_model(model, self._source.batch_spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.replicas import Replicas
+from tfaccel.training.runtime import background_thread
 
 
 class WorkloadSource(IteratorSource):
@@ -24,18 +26,24 @@ class WorkloadSource(IteratorSource):
     Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
     Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
 
+    While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch.
+
     Args:
         workload, plan, seed: what is trained, how, and with which seed.
         replicas: the replicas that share each batch.
+        epochs: epochs in all; none beyond them is prepared.
         start_epoch, start_step: where to begin; the step counts in the first epoch only.
     """
 
-    def __init__(self, workload: Workload, plan: Plan, replicas: Replicas, *, seed: int, start_epoch: int = 0,
-                 start_step: int = 0) -> None:  # fmt: skip
+    def __init__(self, workload: Workload, plan: Plan, replicas: Replicas, *, seed: int, epochs: int = 1,
+                 start_epoch: int = 0, start_step: int = 0) -> None:  # fmt: skip
         self._workload = workload
         self._plan = plan
         self._seed = seed
         self._epoch = start_epoch
+        self._epochs = epochs
+        self._thread = background_thread()
+        self._next: Future[IteratorFeed] | None = None
         self._taken = inspect.signature(workload.train_data).parameters
         self.batch_size = plan.global_batch_size // plan.accumulation_steps
         self._batches = IteratorBatches()
@@ -59,14 +67,26 @@ class WorkloadSource(IteratorSource):
 
     def feed(self) -> IteratorFeed:
         """The batches of the next epoch."""
-        dataset = self._first if self._first is not None else self._dataset_of(self._epoch)
+        super().close()
+        if self._next is not None:
+            self._feed, self._next = self._next.result(), None
+        else:
+            self._feed = self._opened(self._first or self._dataset_of(self._epoch))
         self._first = None
-        self.close()
+        self._epoch += 1
+        if self._epoch < self._epochs:
+            self._next = self._thread.submit(lambda epoch: self._opened(self._dataset_of(epoch)), self._epoch)
+        return self._feed
+
+    def close(self) -> None:
+        """Lets go of the iterator and of the thread."""
+        super().close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _opened(self, dataset: tf.data.Dataset) -> IteratorFeed:
         if self._plan.prefetch_to_device:
             dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
-        self._feed = IteratorFeed(dataset, self._batches)
-        self._epoch += 1
-        return self._feed
+        return IteratorFeed(dataset, self._batches)
 
     def _dataset_of(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
