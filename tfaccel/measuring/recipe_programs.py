@@ -18,7 +18,6 @@ from tfaccel.measuring.stated_results import StatedResult
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.fit import fit
 from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.train import train
@@ -163,31 +162,3 @@ class DefaultTraining(PlainTraining):
 
     def _callbacks(self) -> list[Any]:
         return []
-
-
-def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
-    """The part of the step time in which the step waits for its batch, once for each repetition.
-
-    An epoch on the workload's own batches is timed by turns with one on a single batch that is there already; what the
-    former takes longer is the wait. Below nothing, by noise, counts as nothing.
-    """
-    plan = default_plan(detect_hardware(), work)
-    with Runtime(plan, seed=0) as runtime:
-        with runtime.strategy.scope():
-            model = work.build_model()
-            arguments: dict[str, Any] = {**work.compile_args(), "jit_compile": plan.jit_compile}
-            model.compile(**arguments)
-        pipelines = [work.train_data(plan.global_batch_size, seed=0, epoch=epoch) for epoch in range(repetitions + 1)]
-        num_batches = int(pipelines[0].cardinality())
-        ready = pipelines[0].take(1).cache().repeat(num_batches).prefetch(tf.data.AUTOTUNE)
-        waits = []
-        for pipeline in pipelines:
-            own, alone = (_fit_seconds(model, batches) for batches in (pipeline.prefetch(tf.data.AUTOTUNE), ready))
-            waits.append(max(0.0, 1.0 - alone / own))
-    return tuple(waits[1:])
-
-
-def _fit_seconds(model: keras.Model, batches: tf.data.Dataset) -> float:
-    started = time.perf_counter()
-    fit(model, batches, epochs=1, verbose=0, shuffle=False)
-    return time.perf_counter() - started

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.input_waits import input_waits
 from tfaccel.measuring.interleaved import measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 from tfaccel.measuring.recipe_programs import (
@@ -15,7 +16,6 @@ from tfaccel.measuring.recipe_programs import (
     PlainTraining,
     PlannedTraining,
     RecipeTraining,
-    input_waits,
 )
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.stated_results import STATED_RESULTS
