@@ -39,18 +39,19 @@ class StatedResult:
         return f"{self.metric} {sign} {bound:g}"
 
 
-# Where a recipe's own result is not a metric of training (exact matches, mAP, ROUGE-L), the validation loss at which it
-# is reached stands for it. The GAN has no validation: it is timed over its whole number of epochs.
+# The least of a recipe's five seeds, so that each run can reach it. Where its own result is not a metric of training
+# (exact matches, mAP, ROUGE-L), a validation metric stands for it. The GAN has no validation: it is timed over all of its
+# epochs.
 STATED_RESULTS = {
     "tabular_classification": StatedResult(metric="accuracy", at_least=0.97),
-    "tabular_regression": StatedResult(metric="r2", at_least=0.496),
+    "tabular_regression": StatedResult(metric="r2", at_least=0.48),
     "image_classification": StatedResult(metric="accuracy", at_least=0.993),
-    "transfer_learning": StatedResult(metric="accuracy", at_least=0.92),
-    "text_classification": StatedResult(metric="accuracy", at_least=0.478),
-    "sequence_forecasting": StatedResult(metric="median_absolute_error", at_most=0.15),
-    "text_generation": StatedResult(metric="nats_per_character", at_most=1.6),
-    "translation": StatedResult(metric="loss", at_most=0.1),
-    "summarization": StatedResult(metric="loss", at_most=5.0),
-    "object_detection": StatedResult(metric="loss", at_most=1.0),
-    "autoencoder": StatedResult(metric="loss", at_most=24.0),
+    "transfer_learning": StatedResult(metric="accuracy", at_least=0.93),
+    "text_classification": StatedResult(metric="accuracy", at_least=0.5),
+    "sequence_forecasting": StatedResult(metric="median_absolute_error", at_most=0.145),
+    "text_generation": StatedResult(metric="nats_per_character", at_most=1.58),
+    "translation": StatedResult(metric="token_accuracy", at_least=0.999),
+    "summarization": StatedResult(metric="token_accuracy", at_least=0.3),
+    "object_detection": StatedResult(metric="loss", at_most=0.42),
+    "autoencoder": StatedResult(metric="loss", at_most=23.97),
 }
