@@ -53,11 +53,11 @@ def trained(run_python, tmp_path, own_data):
         case("text_generation", "text.txt", sampled, epochs=6, width=32, num_layers=1, strategy="none",
              global_batch_size=4),
         case("text_generation", "text.txt", sampled, epochs=1, width=32, num_layers=1, model="transformer", ema=True,
-             label_smoothing=0.1),
+             label_smoothing=0.1, strategy="none"),
         case("translation", "", ("translate", ["a b c a", "c c b a"]), epochs=40, width=32, num_blocks=1,
              remat=True, learning_rate=1e-2, strategy="none"),
         case("summarization", "summaries.csv", ("summarize", ["other is here . the rest of it is old"]), epochs=14,
-             width=32, num_words=12, dropout=0.0, learning_rate=1e-2, dtype_policy="mixed_bfloat16"),
+             width=32, num_words=12, dropout=0.0, learning_rate=1e-2, dtype_policy="mixed_bfloat16", strategy="none"),
     ]  # fmt: skip
 
     def run(*numbers):

@@ -40,7 +40,7 @@ class StatedResult:
 
 
 # The least of a recipe's five seeds, so that each run can reach it. Where its own result is not a metric of training
-# (exact matches, mAP, ROUGE-L), a validation metric stands for it. The GAN has no validation: all of its epochs are timed.
+# (exact matches, mAP, ROUGE-L), a validation metric stands for it. The GAN has no validation: all its epochs are timed.
 STATED_RESULTS = {
     "tabular_classification": StatedResult(metric="accuracy", at_least=0.97),
     "tabular_regression": StatedResult(metric="r2", at_least=0.48),
