@@ -37,6 +37,7 @@ from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
+from tfaccel.training.classifier_compile_args import classifier_compile_args
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
@@ -146,7 +147,7 @@ def workload(
     return ImageWorkload(
         name="image_classification",
         build_model=lambda: residual_network(images, remat=remat),
-        compile_args=lambda: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=train_data,
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
@@ -250,20 +251,6 @@ def cost(images: ImageSet) -> tuple[float, int]:
     parameters = sum(kernel + 2 * filters for kernel, filters, _ in convolutions)  # two for each filter: gamma, beta
     # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
     return 6.0 * multiplications, parameters + (inputs + 1) * num_classes
-
-
-# ---------- Loss, metrics and optimizer
-
-
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes, with smoothed labels."""
-    import keras
-
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
-        "metrics": ["accuracy"],
-    }
 
 
 # ---------- The run: trains, and leaves a picture of what the model makes of the test images

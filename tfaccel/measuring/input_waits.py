@@ -17,7 +17,7 @@ from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.fit import callbacks_of, fit, run_epochs
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.validation import Validation
+from tfaccel.training.validation import Validation, validation_of
 from tfaccel.training.workload_source import WorkloadSource
 
 
@@ -40,20 +40,13 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
         fit(model, ready, verbose=0)  # builds the model
         engine = engine_of(model, engine_options(plan))
         own = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
-        steps_of_own = _seconds_of_steps(engine, own, _validation(work, plan.global_batch_size, epochs), epochs)
+        steps_of_own = _seconds_of_steps(engine, own, validation_of(work, plan, num_passes=epochs), epochs)
         num_batches = own.num_batches or 1
         ready = ready.repeat(num_batches).prefetch(tf.data.AUTOTUNE)
         alone = IteratorSource(ready, num_batches=num_batches, num_epochs=epochs)
         steps_alone = _seconds_of_steps(engine, alone, None, epochs)
     times = zip(own.seconds_before, steps_of_own, steps_alone, strict=True)
     return tuple((before + max(0.0, ours - least)) / (before + ours) for before, ours, least in times)[1:]
-
-
-def _validation(work: Workload, global_batch_size: int, epochs: int) -> Validation | None:
-    if work.validation_data is None:
-        return None
-    dataset = work.validation_data(global_batch_size).prefetch(tf.data.AUTOTUNE)
-    return Validation(IteratorSource(dataset, num_batches=int(dataset.cardinality()), num_epochs=epochs))
 
 
 def _seconds_of_steps(

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.sources import IteratorSource
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training import private_api
@@ -25,8 +24,8 @@ from tfaccel.training.replicas import Replicas
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
-from tfaccel.training.validation import Validation
-from tfaccel.training.workload_source import WorkloadSource, with_plan
+from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.workload_source import WorkloadSource
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class TrainSession:
             model = compiled_model(self._workload, self._plan)
         private_api.build_model(model, self._source.batch_spec)
         engine = engine_of(model, engine_options(self._plan))
-        validation = self._validation()
+        num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
+        validation = validation_of(self._workload, self._plan, num_passes=num_passes)
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
@@ -94,15 +94,6 @@ class TrainSession:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
         return Outcome(self._history(), final, times)
-
-    def _validation(self) -> Validation | None:
-        if self._workload.validation_data is None:
-            return None
-        dataset = with_plan(self._workload.validation_data(self._source.batch_size), self._plan, "validation_data")
-        length = int(dataset.cardinality())
-        source = IteratorSource(dataset, num_batches=length if length > 0 else None,
-                                num_epochs=self._epochs - self._first_epoch + 1)  # fmt: skip
-        return Validation(source=source)
 
     def _callbacks(self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes,
                    verbose: int) -> keras.callbacks.CallbackList:  # fmt: skip

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import keras
 
+from tfaccel.data.sources import IteratorSource
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
 from tfaccel.training.engine import Engine
 from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.inputs import Source
+from tfaccel.training.workload_source import with_plan
 
 
 @dataclass
@@ -38,3 +42,18 @@ class Validation:
         logs = run_evaluation(engine, self.source, container)
         self.source.rewind()
         return {f"val_{name}": value for name, value in logs.items()}
+
+
+def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:
+    """The validation of a workload after every epoch, by one iterator for all passes; None where it has none.
+
+    Args:
+        workload, plan: what is trained, and how.
+        num_passes: how often the data will be gone through.
+    """
+    if workload.validation_data is None:
+        return None
+    dataset = workload.validation_data(plan.global_batch_size // plan.accumulation_steps)
+    dataset = with_plan(dataset, plan, "validation_data")
+    length = int(dataset.cardinality())
+    return Validation(IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes))
