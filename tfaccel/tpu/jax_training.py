@@ -71,7 +71,9 @@ def _trained(
     size = plan.global_batch_size
     model = workload.build_model()
     model.compile(**workload.compile_args())
-    num_steps = sum(1 for _ in workload.train_data(size, seed=seed, epoch=0))
+    epoch = workload.train_data(size, seed=seed, epoch=0)
+    length = int(epoch.cardinality())
+    num_steps = length if length >= 0 else sum(1 for _ in epoch)  # counts where the data set cannot tell
     validation = workload.validation_data(size) if workload.validation_data is not None else None
     directory.start(plan.to_json())
     times, own = StepTimes(), workload.callbacks() if workload.callbacks is not None else ()
@@ -79,7 +81,7 @@ def _trained(
         _batches(workload, size, seed=seed, epochs=epochs), steps_per_epoch=num_steps, epochs=epochs, shuffle=False,
         validation_data=validation, verbose=verbose, callbacks=[*own, times, MetricLines(directory, num_steps)],
     )  # fmt: skip
-    history = {name: [row[name] for row in directory.rows] for name in directory.rows[0] if name not in _POSITION}
+    history = directory.history()
     final = {name: values[-1] for name, values in history.items()}
     if validation is not None:
         final = {name: float(v) for name, v in model.evaluate(validation, verbose=0, return_dict=True).items()}
@@ -89,9 +91,6 @@ def _trained(
         "history": history, "final": final, "examples_per_second": times.steps_per_second() * size,
         "step_seconds": times.step_seconds(), "first_step_seconds": times.first_seconds,
     }  # fmt: skip
-
-
-_POSITION = ("epoch", "step", "seconds")
 
 
 def _batches(workload: Workload, global_batch_size: int, *, seed: int, epochs: int) -> Iterator[Any]:

@@ -10,6 +10,8 @@ from typing import Any
 from tfaccel.errors import RunDirError
 from tfaccel.training.files import write_json, write_json_lines
 
+_POSITION = ("epoch", "step", "seconds")  # what a row holds beside metrics
+
 
 class RunDir:
     """The directory of one training run.
@@ -68,6 +70,11 @@ class RunDir:
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         self.rows = [row for row in map(json.loads, lines) if row["epoch"] < num_epochs]
+
+    def history(self) -> dict[str, list[float | None]]:
+        """The metrics of every epoch by name."""
+        names = [name for name in (self.rows[0] if self.rows else {}) if name not in _POSITION]
+        return {name: [row.get(name) for row in self.rows] for name in names}
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Adds the metrics of one epoch."""

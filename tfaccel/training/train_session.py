@@ -93,7 +93,7 @@ class TrainSession:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
-        return Outcome(self._history(), final, times)
+        return Outcome(self._run_dir.history(), final, times)
 
     def _callbacks(self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes,
                    verbose: int) -> keras.callbacks.CallbackList:  # fmt: skip
@@ -117,8 +117,3 @@ class TrainSession:
             return run_evaluation(engine, validation.source, quiet)
         finally:
             validation.source.close()
-
-    def _history(self) -> dict[str, list[float | None]]:
-        first = self._run_dir.rows[0] if self._run_dir.rows else {}
-        names = [name for name in first if name not in ("epoch", "step", "seconds")]
-        return {name: [row.get(name) for row in self._run_dir.rows] for name in names}
