@@ -25,6 +25,10 @@ class WorkloadError(TfaccelError, ValueError):
     """A recipe or workload that does not exist or does not fit what is asked of it."""
 
 
+class CompressionError(TfaccelError, ValueError):
+    """A model that cannot be made smaller as asked; the message names the layer, method or data that stands against it."""
+
+
 class NonFiniteLossError(TfaccelError, ArithmeticError):
     """The loss became NaN or infinite; the message names the step."""
 

@@ -37,6 +37,7 @@ NOUN_MODULES = {
     "tfaccel.training.result",
     "tfaccel.measuring.measurement",
     "tfaccel.measuring.report",
+    "tfaccel.compressing.variant",
 }
 HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
 # Programs that run in a child process, which may crash; nothing imports them.

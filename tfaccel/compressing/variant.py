@@ -1,0 +1,69 @@
+"""The noun `Variant`: one smaller form of a model, as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import CompressionError
+
+LITERT_SUFFIX = ".tflite"
+KERAS_SUFFIX = ".keras"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One form of a model that was made smaller (or is the float model, to compare with), as a file.
+
+    Arguments:
+        name: how tables call it, such as "int8" or "prune+int8".
+        method: what made it, such as "int8"; "float32" for the model as it was trained.
+        path: its file: `.tflite`, or `.keras` for a model that stays in Keras.
+        notes: one line each of what has to be known of it: where representative data came from, what stayed in float.
+        metrics: name -> value of what was measured while it was made, such as the metric of a model that imitates
+            quantization while it is trained.
+        float_layers: names of the layers that were kept in float on purpose.
+
+    Raises:
+        CompressionError: if a name is empty, or the file is of another kind.
+
+    Example:
+        >>> Variant(name="int8", method="int8", path="runs/digits/variants/int8.tflite").is_litert
+        True
+    """
+
+    name: str
+    method: str
+    path: str
+    notes: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    float_layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("name", "method"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise CompressionError(f"A variant's {name} must be a text. Received: {name}={value!r}.")
+        object.__setattr__(self, "path", str(self.path))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "float_layers", tuple(self.float_layers))
+        if Path(self.path).suffix not in (LITERT_SUFFIX, KERAS_SUFFIX):
+            raise CompressionError(
+                f"A variant's file ends in {LITERT_SUFFIX} or {KERAS_SUFFIX}. Received: path={self.path!r}."
+            )
+
+    @property
+    def is_litert(self) -> bool:
+        """Whether LiteRT runs it; otherwise Keras does."""
+        return Path(self.path).suffix == LITERT_SUFFIX
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "notes": list(self.notes), "float_layers": list(self.float_layers)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The variant that `to_json` gave."""
+        return cls(**data)
