@@ -26,7 +26,7 @@ class WorkloadError(TfaccelError, ValueError):
 
 
 class CompressionError(TfaccelError, ValueError):
-    """A model that cannot be made smaller as asked; the message names the layer, method or data that stands against it."""
+    """A model that cannot be made smaller as asked; the message names the layer, method or data that is in the way."""
 
 
 class NonFiniteLossError(TfaccelError, ArithmeticError):
