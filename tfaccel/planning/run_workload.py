@@ -1,0 +1,106 @@
+"""The workload of a finished run, from what its directory says."""
+
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import RunDirError, WorkloadError
+from tfaccel.planning.load_workload import load_workload
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
+from tfaccel.planning.workload import Workload
+
+_FILES = ("config.json", "result.json", "model.keras")
+
+
+def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
+    """The directory of a finished run.
+
+    Raises:
+        RunDirError: if it is none; the message says what is missing.
+
+    Example:
+        >>> check_finished_run("no/such/run")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
+    """
+    path = Path(run_dir)
+    if not path.is_dir():
+        problem = f"{path} is a file" if path.exists() else f"There is no run directory {path}"
+        raise RunDirError(f"{problem}. Give the directory of a finished run.")
+    missing = [name for name in _FILES if not (path / name).is_file()]
+    if missing:
+        remedy = "Give one that `tfaccel train` left."
+        if "config.json" not in missing:
+            remedy = "Go on with that run (--resume=auto) until it is finished."
+        raise RunDirError(f"{path} is no directory of a finished run: it has no {', '.join(missing)}. {remedy}")
+    return path
+
+
+def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = None) -> Workload:
+    """The workload that a finished run trained, made with the run's options.
+
+    Arguments:
+        run_dir: of the run.
+        workload: `package.module:function` of a workload of your own; None for a recipe, whose name the run knows.
+
+    Raises:
+        RunDirError: if the directory is none of a finished run.
+        WorkloadError: if the run is of no recipe and no workload is named, or of another one than is named.
+    """
+    path = check_finished_run(run_dir)
+    try:
+        config = json.loads((path / "config.json").read_text())
+        name = config["recipe"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDirError(
+            f"{path / 'config.json'} cannot be read ({error}). Give the directory of another run."
+        ) from error
+    known = [recipe.name for recipe in list_recipes()]
+    if workload is None and name not in known:
+        raise WorkloadError(
+            f"The run in {path} trained {name!r}, which is no recipe. Name its workload: "
+            "--workload=package.module:function."
+        )
+    import_path = workload or f"{RECIPES_PACKAGE}.{name}:workload"
+    made = _made(import_path, config)
+    if made.name != name:
+        raise WorkloadError(f"The run in {path} trained {name!r}. Received the workload {made.name!r}.")
+    return made
+
+
+def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
+    """The workload, made with those options of the run that are not its own choice anyway."""
+    parameters, options = _parameters(import_path), dict(config.get("options", {}))
+    needed = {name: options[name] for name, one in parameters.items() if one.default is one.empty and name in options}
+    own = load_workload(import_path, **needed)
+    takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    chosen = dict(needed)
+    for name, value in options.items():
+        default = parameters[name].default if name in parameters else None
+        taken = name in parameters or (takes_more and name in _TRAINING)
+        if taken and value != own.options.get(name) and not (value is None and default is not None):
+            chosen[name] = value
+    for name in ("epochs", "global_batch_size"):
+        if name in parameters and name in config and config[name] != parameters[name].default:
+            chosen[name] = config[name]
+    return load_workload(import_path, **chosen) if chosen != needed else own
+
+
+# What recipes take beside their own parameters; see `tfaccel.training.training_options`.
+_TRAINING = (
+    "optimizer", "learning_rate", "weight_decay", "clipnorm", "global_clipnorm", "ema", "schedule", "warm_up",
+    "early_stopping",
+)  # fmt: skip
+
+
+def _parameters(import_path: str) -> Mapping[str, inspect.Parameter]:
+    module, _, function = import_path.partition(":")
+    try:
+        return inspect.signature(getattr(import_module(module), function)).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return {}
