@@ -135,7 +135,7 @@ def workload(
         name="tabular_classification",
         build_model=lambda: network(table, parts),
         compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=train_data_of(batches),
+        train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

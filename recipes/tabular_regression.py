@@ -125,7 +125,7 @@ def workload(
         name="tabular_regression",
         build_model=lambda: network(table, parts),
         compile_args=lambda: compile_args(options, table, num_steps=num_steps),
-        train_data=train_data_of(batches),
+        train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=global_batch_size,

@@ -36,20 +36,28 @@ class TabularBatches:
         self._identity = np.eye(len(data.encoding.class_names), dtype=np.float32) if one_hot else None
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> tf.data.Dataset:
-        """One epoch of training batches: inputs, targets and, where classes have weights, a weight for each row.
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        num_epochs: int = 1,
+    ) -> tf.data.Dataset:  # fmt: skip
+        """Training batches: inputs, targets and, where classes have weights, a weight for each row.
 
         All batches are full; the rows left over are other ones in each epoch. Arguments and errors are those of
-        `tfaccel.data.pipeline.Pipeline.train`.
+        `tfaccel.data.pipeline.Pipeline.train`, but that `num_epochs` epochs come one behind the other: theirs are so
+        short that to prepare each alone takes as long as to train on it.
         """
         num_rows = len(self._data.train.targets)
-        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows")
-        order = np.random.default_rng([seed, epoch]).permutation(num_rows)
+        positions = [
+            epoch_positions(num_rows, global_batch_size, start_step=0 if i else start_step, shard=shard, noun="rows")
+            + i * num_rows
+            for i in range(num_epochs)
+        ]
+        order = np.concatenate(
+            [np.random.default_rng([seed, epoch + i]).permutation(num_rows) for i in range(num_epochs)]
+        )
         batch: tuple[Any, ...] = self._rows(self._data.train.inputs, self._data.train.targets, order)
         if self._data.class_weights is not None:
             batch += (self._data.class_weights.astype(np.float32)[self._data.train.targets[order]],)
-        return array_batches(batch, positions)
+        return array_batches(batch, np.concatenate(positions))
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test rows in their order, without weights; the last batch may have fewer."""

@@ -8,12 +8,13 @@ from typing import Any
 from tfaccel.data.epoch_positions import Shard
 
 
-def train_data_of(batches: Callable[[], Any]) -> Callable[..., Any]:
+def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -> Callable[..., Any]:
     """A `train_data` for a workload, which is entered at any step and shared among workers.
 
     Arguments:
         batches: `batches()` returns the object whose `train` makes an epoch, the same one at every call; see
             `tfaccel.data.pipeline.Pipeline`. It is called when data are wanted, and not before.
+        several_epochs: its `train` takes `num_epochs`, too, and gives so many epochs one behind the other.
 
     Example:
         >>> import inspect
@@ -26,4 +27,12 @@ def train_data_of(batches: Callable[[], Any]) -> Callable[..., Any]:
     ) -> Any:
         return batches().train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
 
-    return train_data
+    def train_data_of_epochs(
+        global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        num_epochs: int = 1,
+    ) -> Any:  # fmt: skip
+        return batches().train(
+            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, num_epochs=num_epochs
+        )
+
+    return train_data_of_epochs if several_epochs else train_data

@@ -2,98 +2,133 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.sources import IteratorFeed, IteratorSource
+from tfaccel.data.sources import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.compiled_model import compiled_model, engine_options
-from tfaccel.training.engine import Engine, engine_of
+from tfaccel.training.engine import Engine
 from tfaccel.training.fit import callbacks_of, fit, run_epochs
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.validation import validation_of
 from tfaccel.training.workload_source import WorkloadSource
+
+_LEAST_SECONDS = 2.0
+_MOST_EPOCHS = 1000
 
 
 def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
-    """The part of the step time in which training waits for its data, once for each repetition.
+    """The part of the step time in which training stands still for want of data, once for each repetition.
 
-    A workload is trained as `tfaccel.train` does, and again on one batch that is there already. The wait of an epoch is
-    what goes by before its first batch is there, and what its steps take longer than those on the ready batch. Below
-    nothing, by noise, counts as nothing.
+    A workload is trained as `tfaccel.train` does. The graph notes when each step had done all its work and when the
+    next batch was there; what lies between is waiting, and so is what goes by before the first batch of an epoch. A
+    step that is slow since the input pipeline takes part of the processor does not wait.
 
     Args:
         work: what is trained, by the first plan of the rules.
-        repetitions: epochs that are timed, after one that traces and compiles.
+        repetitions: parts into which the epochs are divided: at least one each, and for two seconds in all, after a
+            first epoch that traces and compiles.
     """
-    plan, epochs = default_plan(detect_hardware(), work), repetitions + 1
+    plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MOST_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
         with runtime.strategy.scope():
             model = compiled_model(work, plan)
-        ready = work.train_data(plan.global_batch_size, seed=0, epoch=0).take(1).cache()
-        fit(model, ready, verbose=0)  # builds the model
-        engine = engine_of(model, engine_options(plan))
-        own = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
-        steps_of_own = _seconds_of_steps(engine, own, validation_of(work, plan, num_passes=epochs), epochs)
-        num_batches = own.num_batches or 1
-        ready = ready.repeat(num_batches).prefetch(tf.data.AUTOTUNE)
-        alone = IteratorSource(ready, num_batches=num_batches, num_epochs=epochs)
-        steps_alone = _seconds_of_steps(engine, alone, None, epochs)
-    times = zip(own.seconds_before, steps_of_own, steps_alone, strict=True)
-    return tuple((before + max(0.0, ours - least)) / (before + ours) for before, ours, least in times)[1:]
+        fit(model, work.train_data(plan.global_batch_size, seed=0, epoch=0).take(1), verbose=0)  # builds the model
+        engine = Engine(model, engine_options(plan))
+        clock = _WaitClock(engine, num_epochs=repetitions + 1)
+        source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
+        source.clock = clock
+        validation = validation_of(work, plan, num_passes=epochs)
+        container = callbacks_of([clock], engine, source, verbose=0, epochs=epochs)
+        try:
+            run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=0)
+        finally:
+            source.close()
+            if validation is not None:
+                validation.source.close()
+    waited, total = (np.array_split(seconds[1:], repetitions) for seconds in (clock.waited, clock.total))
+    return tuple(float(part.sum() / whole.sum()) for part, whole in zip(waited, total, strict=True))
 
 
-def _seconds_of_steps(
-    engine: Engine, source: IteratorSource, validation: Validation | None, epochs: int
-) -> list[float]:
-    """What the steps of each epoch take."""
-    clock = _StepClock()
-    container = callbacks_of([clock], engine, source, verbose=0, epochs=epochs)
-    try:
-        run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=0)
-    finally:
-        source.close()
-        if validation is not None:
-            validation.source.close()
-    return clock.seconds
+class _WaitClock(keras.callbacks.Callback):
+    """Sums up, for each epoch, the seconds in which nothing was done for want of a batch, and all of its training.
 
-
-class _StepClock(keras.callbacks.Callback):
-    """Sums up the time of each epoch's graph calls."""
+    Args:
+        engine: its training steps are timed from here on; it must not have traced any yet.
+        num_epochs: ends training after so many, once two seconds of steps were seen.
+    """
 
     tfaccel_windows = True
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine, *, num_epochs: int) -> None:
         super().__init__()
-        self.seconds: list[float] = []
+        self._num_epochs = num_epochs
+        self.waited: list[float] = []
+        self.total: list[float] = []
         self._began = 0.0
+        with tf.device("/CPU:0"):
+            self._in_steps = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._next_is_there: tf.Tensor | None = None
+        steps = engine._steps
+        train = steps.train
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.seconds.append(0.0)
+        def timed(batches: Any, batch: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            before = set(graph.get_operations())
+            logs = train(batches, batch)
+            with tf.control_dependencies([op for op in graph.get_operations() if op not in before]):
+                done = tf.timestamp()
+            with tf.control_dependencies([done, self._next_is_there]):
+                self._in_steps.assign_add(tf.timestamp() - done)
+            return logs
+
+        steps.train = timed  # type: ignore[method-assign]
+
+    def watch(self, feed: IteratorFeed, seconds_before: float) -> None:
+        """Begins an epoch, before which training waited, and has its batches timed."""
+        self.waited.append(seconds_before)
+        self.total.append(seconds_before)
+        batches = feed.batches
+        feed.batches = copy.copy(batches)
+
+        def fetch(arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
+            batch, state = batches.fetch(arguments, state, step)
+            self._next_is_there = state[0].has_value() if state else tf.constant(True)  # arrays are there
+            return batch, state
+
+        object.__setattr__(feed.batches, "fetch", fetch)  # batches are frozen
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seconds[-1] += time.perf_counter() - self._began
+        self.total[-1] += time.perf_counter() - self._began
+        self.waited[-1] += float(self._in_steps)
+        self._in_steps.assign(0.0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch + 1 >= self._num_epochs and sum(self.total[1:]) >= _LEAST_SECONDS:
+            self.model.stop_training = True
 
 
 class _TimedSource(WorkloadSource):
-    """Notes how long each epoch waits for its first batch."""
+    """Tells a clock of each epoch, and how long it waited for its first batch."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.seconds_before: list[float] = []
+    clock: _WaitClock
 
     def feed(self) -> IteratorFeed:
         """The batches of the next epoch."""
         started = time.perf_counter()
         feed = super().feed()
-        self.seconds_before.append(time.perf_counter() - started)
+        seconds_before = time.perf_counter() - started
+        self.clock.watch(feed, seconds_before)
         return feed

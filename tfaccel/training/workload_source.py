@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,12 +12,16 @@ import tensorflow as tf
 
 from tfaccel.data.epoch_positions import Shard, shard_rows
 from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
+from tfaccel.data.joined_epochs import JoinedEpochs, num_bytes_of_batch
 from tfaccel.data.sources import IteratorFeed, IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import background_thread
+
+_MOST_JOINED_EPOCHS = 64
+_BYTES_OF_JOINED_EPOCHS = 4 << 20
 
 
 class WorkloadSource(IteratorSource):
@@ -26,7 +31,9 @@ class WorkloadSource(IteratorSource):
     Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
     Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
 
-    While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch.
+    Where it takes `num_epochs`, one worker asks it for several small epochs, one behind the other, at once.
+
+    While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch.
 
     Args:
         workload, plan, seed: what is trained, how, and with which seed.
@@ -43,7 +50,10 @@ class WorkloadSource(IteratorSource):
         self._epoch = start_epoch
         self._epochs = epochs
         self._thread = background_thread()
-        self._next: Future[IteratorFeed] | None = None
+        self._next: Future[tuple[IteratorFeed | JoinedEpochs, int]] | None = None
+        self._epochs_in_feed = 0
+        self._start_step = start_step
+        self._shares_reading = replicas.num_workers > 1
         self._taken = inspect.signature(workload.train_data).parameters
         self.batch_size = plan.global_batch_size // plan.accumulation_steps
         self._batches = IteratorBatches()
@@ -65,18 +75,36 @@ class WorkloadSource(IteratorSource):
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
         self._first: tf.data.Dataset | None = first
 
-    def feed(self) -> IteratorFeed:
+    def feed(self) -> IteratorFeed | JoinedEpochs:
         """The batches of the next epoch."""
-        super().close()
-        if self._next is not None:
-            self._feed, self._next = self._next.result(), None
+        if self._epochs_in_feed:
+            self._feed.begin(self.num_batches)
         else:
-            self._feed = self._opened(self._first or self._dataset_of(self._epoch))
-        self._first = None
+            super().close()
+            self._feed, self._epochs_in_feed = self._next.result() if self._next else self._feed_from(self._epoch)
+            self._first, behind = None, self._epoch + self._epochs_in_feed
+            self._next = self._thread.submit(self._feed_from, behind) if behind < self._epochs else None
         self._epoch += 1
-        if self._epoch < self._epochs:
-            self._next = self._thread.submit(lambda epoch: self._opened(self._dataset_of(epoch)), self._epoch)
+        self._epochs_in_feed -= 1
         return self._feed
+
+    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | JoinedEpochs, int]:
+        """The batches from an epoch on, and of how many epochs they are."""
+        joined = min(self._epochs - epoch, self._num_joined_epochs)
+        first_step = self._start_step if self._first is not None else 0
+        if joined <= 1:
+            return self._opened(self._first or self._dataset_of(epoch)), 1
+        feed = JoinedEpochs(self._dataset_of(epoch, first_step, num_epochs=joined), self.batch_size)
+        feed.begin(self.num_batches - first_step)
+        return feed, joined
+
+    @functools.cached_property
+    def _num_joined_epochs(self) -> int:
+        """How many epochs are small enough to be prepared together: to prepare one takes as long as some steps."""
+        if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
+            return 1
+        num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
+        return min(_MOST_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
 
     def close(self) -> None:
         """Lets go of the iterator and of the thread."""
@@ -84,12 +112,15 @@ class WorkloadSource(IteratorSource):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _opened(self, dataset: tf.data.Dataset) -> IteratorFeed:
+        dataset = with_plan(dataset, self._plan, "train_data")
         if self._plan.prefetch_to_device:
             dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
         return IteratorFeed(dataset, self._batches)
 
-    def _dataset_of(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+    def _dataset_of(self, epoch: int, start_step: int = 0, num_epochs: int = 1) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
+        if num_epochs > 1:
+            options["num_epochs"] = num_epochs
         if self._plan.cache_data:
             if "cache" not in self._taken:
                 raise PlanError(
@@ -107,7 +138,7 @@ class WorkloadSource(IteratorSource):
         dataset = checked(self._workload.train_data(self.batch_size, **options), "train_data")
         if start_step and not begins_there:
             dataset = dataset.skip(start_step)
-        return with_plan(dataset, self._plan, "train_data")
+        return dataset
 
     def _check_rows(self) -> None:
         """Raises WorkloadError unless every batch has this worker's rows; the model is built for the global batch."""
