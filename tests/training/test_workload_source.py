@@ -166,3 +166,38 @@ def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path)
     for outcome in (whole_of_second, shared, shared_of_second):
         assert outcome["weights"] == whole["weights"]
         assert outcome["history"] == whole["history"]
+
+
+def joined(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):
+    """Full batches of `numbers`, of several epochs one behind the other."""
+    import tensorflow as tf
+
+    orders = [np.random.default_rng([seed, epoch + i]).permutation(19)[:16] for i in range(num_epochs)]
+    return tf.data.Dataset.from_tensor_slices(np.concatenate(orders).reshape(-1, global_batch_size)).skip(start_step)
+
+
+def test_small_epochs_are_prepared_together(source):
+    calls = []
+
+    def train_data(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):
+        calls.append((epoch, start_step, num_epochs))
+        return joined(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
+
+    def epochs_in_memory(made, count):
+        found = []
+        for _ in range(count):
+            feed, batches = made.feed(), []
+            while not feed.exhausted:
+                (rows, order, first), num_steps = feed.arguments(3)
+                batches += [rows.numpy()[numbers].tolist() for numbers in order.numpy()[int(first) :][:num_steps]]
+                feed.finished(num_steps, None)
+            found.append(batches)
+        made.close()
+        return found
+
+    apart = epochs_of(source(lambda size, *, seed, epoch: joined(size, seed=seed, epoch=epoch)), 70)
+    assert epochs_in_memory(source(train_data, epochs=70), 70) == apart
+    assert calls == [(0, 0, 1), (0, 0, 64), (64, 0, 6)]
+    resumed = source(train_data, epochs=4, start_epoch=1, start_step=3)
+    assert epochs_in_memory(resumed, 3) == [apart[1][3:], *apart[2:4]]
+    assert epochs_of(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # workers read what comes one by one

@@ -14,9 +14,10 @@ from tfaccel.data.sources import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training import private_api
 from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import Engine
-from tfaccel.training.fit import callbacks_of, fit, run_epochs
+from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.validation import validation_of
@@ -42,11 +43,10 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
     with Runtime(plan, seed=0) as runtime:
         with runtime.strategy.scope():
             model = compiled_model(work, plan)
-        fit(model, work.train_data(plan.global_batch_size, seed=0, epoch=0).take(1), verbose=0)  # builds the model
-        engine = Engine(model, engine_options(plan))
-        clock = _WaitClock(engine, num_epochs=repetitions + 1)
         source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
-        source.clock = clock
+        private_api.build_model(model, source.batch_spec)
+        engine = Engine(model, engine_options(plan))
+        source.clock = clock = _WaitClock(engine, num_epochs=repetitions + 1)
         validation = validation_of(work, plan, num_passes=epochs)
         container = callbacks_of([clock], engine, source, verbose=0, epochs=epochs)
         try:
