@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import google_crc32c
 import numpy as np
 
-from tfaccel.data.crc32c import masked_crc32c
 from tfaccel.data.example_message import Value, encode_example
 from tfaccel.errors import DataError
 
@@ -25,6 +25,20 @@ _HEAD = _LENGTH.size + _CHECKSUM.size
 _NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # how gzip's and zlib's files begin
+_MASK_DELTA = 0xA282EAD8
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The CRC-32C of the data, turned and shifted as TFRecord files have it.
+
+    Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecord_files_in_python
+
+    Example:
+        >>> hex(masked_crc32c(b"123456789"))
+        '0xc78ab0e5'
+    """
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def write_tfrecords(
