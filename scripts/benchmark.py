@@ -3,10 +3,14 @@
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
     tfaccel benchmark recipes --figures=image_classification
+    tfaccel benchmark search --repetitions=1
+    tfaccel benchmark compress --out=benchmarks/compress.json
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
-minutes on two cores) and `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
-`Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe). Let
+minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
+`Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
+`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; five minutes a repetition) and
+`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32; two minutes). Let
 nothing else run meanwhile. Exit status 1 if a bound is missed.
 """
 
@@ -23,13 +27,15 @@ from rich.text import Text
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.search_suite import SEARCHES, run_search_suite
 from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command
 
-SUITES = ("engine", "recipes")
+SUITES = ("engine", "recipes", "search", "compress")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
+COMPRESS_FIGURE_NAMES = ("int8", "pruning")
 
 _REPETITIONS = flags.DEFINE_integer(
     "repetitions", 5, "timed windows of each program", lower_bound=1, allow_override=True
@@ -87,6 +93,12 @@ def _measure(suite: str, names: list[str]) -> Report:
             from tfaccel.measuring.recipe_suite import run_recipe_suite
 
             return run_recipe_suite(names, options)
+        if suite == "compress":
+            from tfaccel.compressing.compress_suite import run_compress_suite
+
+            return run_compress_suite(names, options)
+        if suite == "search":
+            return run_search_suite(names, options)
         from tfaccel.measuring.engine_suite import run_engine_suite
 
         return run_engine_suite(names, options)
@@ -96,7 +108,8 @@ def _measure(suite: str, names: list[str]) -> Report:
 
 def chosen_figures(suite: str, names: list[str]) -> list[str]:
     """The figures (or recipes) to measure, each once; raises TfaccelError for one that does not exist."""
-    known = list(ENGINE_FIGURE_NAMES) if suite == "engine" else [recipe.name for recipe in list_recipes()]
+    by_suite = {"engine": ENGINE_FIGURE_NAMES, "search": tuple(SEARCHES), "compress": COMPRESS_FIGURE_NAMES}
+    known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:
         return known
     for name in names or [""]:

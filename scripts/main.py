@@ -13,6 +13,8 @@ COMMANDS = {
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or a workload of your own",
+    "tune": "search for the best hyperparameters, trials side by side",
+    "compress": "make smaller forms of a run's model, measure them, and say which may take its place",
     "inspect-data": "say what a data set is like: missing values, copies, leaks, probable label errors",
     "test": "prove parity: N replicas give what one device gives",
     "benchmark": "measure what tfaccel costs and gains beside plain Keras and a loop written by hand",

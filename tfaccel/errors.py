@@ -29,6 +29,18 @@ class CompressionError(TfaccelError, ValueError):
     """A model that cannot be made smaller as asked; the message names the layer, method or data that is in the way."""
 
 
+class ExportError(TfaccelError, ValueError):
+    """A model that cannot be loaded or written; the message names the file, layer or signature that is in the way."""
+
+
+class ServeError(TfaccelError, ValueError):
+    """A server that cannot start as asked."""
+
+
+class SearchError(TfaccelError, ValueError):
+    """A search of hyperparameters that cannot begin or go on."""
+
+
 class NonFiniteLossError(TfaccelError, ArithmeticError):
     """The loss became NaN or infinite; the message names the step."""
 

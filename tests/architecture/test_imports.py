@@ -37,16 +37,27 @@ NOUN_MODULES = {
     "tfaccel.training.result",
     "tfaccel.measuring.measurement",
     "tfaccel.measuring.report",
+    "tfaccel.compressing.gate",
+    "tfaccel.compressing.layer_cost",
+    "tfaccel.compressing.methods",
     "tfaccel.compressing.variant",
+    "tfaccel.compressing.variant_result",
+    "tfaccel.tuning.device_groups",
+    "tfaccel.tuning.objective",
+    "tfaccel.tuning.options",
+    "tfaccel.tuning.pruning",
 }
 HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
 # Programs that run in a child process, which may crash; nothing imports them.
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
     "tfaccel.hardware.doctor_arithmetic",
+    "tfaccel.compressing.runtime_probe",
     "tfaccel.tpu.compile_probes",
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
+    "tfaccel.tuning.chief_program",
+    "tfaccel.tuning.worker_program",
 }
 
 PRIVATE_API_FILES = {"tfaccel/training/private_api.py", "tfaccel/training/private_tensorflow.py"}

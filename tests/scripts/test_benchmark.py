@@ -21,9 +21,9 @@ def run(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a suite first. Suites: engine, recipes."),
+        ([], "Name a suite first. Suites: engine, recipes"),
         (["--json"], "Name a suite first."),
-        (["engin"], "Unknown suite 'engin'. Did you mean 'engine'? Suites: engine, recipes."),
+        (["engin"], "Unknown suite 'engin'. Did you mean 'engine'? Suites: engine, recipes"),
         (["recipes", "--figures=gann"], "--figures: unknown figure 'gann'. Did you mean 'gan'? Figures: "),
         (["engine", "more"], "unexpected argument 'more'"),
         (["engine", "--figures=cnnn"], "--figures: unknown figure 'cnnn'. Did you mean 'cnn'? Figures: mlp_loop,"),

@@ -1,0 +1,143 @@
+"""Searches for the best hyperparameters of a recipe or a workload of your own, trials side by side.
+
+    tfaccel tune --recipe=image_classification --algorithm=random --max_trials=16 --parallel=2 --run_dir=runs/search
+    tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # goes on after a stop
+    tfaccel tune --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
+
+Without --space it searches what the recipe offers: architecture, optimizer, learning rate, schedule, batch size,
+regularisation and augmentation, as far as the recipe has them; parameters that are set by flags are not searched. Exit
+status 1 if no trial has a score.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.scripts.command import run_command
+from tfaccel.scripts.train_flags import run_dir
+from tfaccel.scripts.tune_flags import define_tune_flags, search_options
+from tfaccel.scripts.workload_parameters import define_parameter_flags
+from tfaccel.tuning.search_result import SearchResult
+from tfaccel.tuning.trial_row import TrialRow
+
+define_tune_flags()
+
+_INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
+_FILE_WIDTH = 160  # of a table where the output is not a terminal
+_MOST_ROWS = 30
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    define_parameter_flags(argv)
+    return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    as_json, quiet = flags.FLAGS["json"].value, flags.FLAGS["quiet"].value
+    directory, options = run_dir(), search_options()
+    progress = _Progress(options.get("max_trials"), quiet=quiet)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        from tfaccel.tuning.search import search
+
+        try:
+            result = search(_workload(), flags.FLAGS["space"].value, run_dir=directory,
+                            resume=flags.FLAGS["resume"].value or "never", on_row=progress.show, **options)  # fmt: skip
+        except KeyboardInterrupt:
+            print("\nStopped. The same command with --resume=auto goes on; no finished trial is lost.", file=sys.stderr)
+            return _INTERRUPTED
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        _print_result(result)
+    return 0 if result.best is not None else 1
+
+
+def _workload() -> str:
+    """The recipe or import path that --recipe or --workload names."""
+    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    if (recipe is None) == (import_path is None):
+        names = ", ".join(entry.name for entry in list_recipes())
+        raise WorkloadError(
+            "Give --recipe=NAME or --workload=package.module:function. "
+            f"Received: {'neither' if recipe is None else 'both'}. Recipes: {names}."
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if import_path is not None and ":" not in import_path:
+        raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
+    return str(recipe or import_path)
+
+
+class _Progress:
+    """A line on standard error for each trial that has finished."""
+
+    def __init__(self, max_trials: int | None, *, quiet: bool) -> None:
+        self._of = "" if max_trials is None else f" of {max_trials}"
+        self._quiet = quiet
+        self._done = 0
+
+    def show(self, row: TrialRow) -> None:
+        """Shows a trial."""
+        self._done += 1
+        if not self._quiet:
+            score = "" if row.score is None else f", score {row.score:.6g}"
+            cause = f": {row.cause}" if row.cause else ""
+            print(f"trial {row.trial_id} {row.status}{score}, {row.seconds:.1f} s{cause} "
+                  f"({self._done}{self._of} done)", file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _print_result(result: SearchResult) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    direction = "highest" if result.objective.direction == "max" else "lowest"
+    title = f"{len(result.rows)} trials, {result.algorithm}; {direction} {', '.join(result.objective.names)}"
+    table = Table(title=title, title_justify="left")
+    pareto = {row.trial_id for row in result.pareto} if len(result.objective.parts) > 1 else set()
+    for heading in ("trial", "status", "score", *(result.objective.names if pareto else ()), "seconds",
+                    "hyperparameters", "cause"):  # fmt: skip
+        table.add_column(heading, overflow="fold")
+    ranked = sorted(result.rows, key=lambda row: _rank(row, rising=result.objective.direction == "max"))
+    for row in ranked[:_MOST_ROWS]:
+        name = f"{row.trial_id} *" if row.trial_id in pareto else row.trial_id
+        measured = [_number(row.metrics.get(metric)) for metric in result.objective.names] if pareto else []
+        values = ", ".join(f"{key}={_number(value)}" for key, value in row.hyperparameters.items())
+        cells = [name, row.status, _number(row.score), *measured, f"{row.seconds:.1f}", values, row.cause or ""]
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    if len(ranked) > _MOST_ROWS:
+        print(f"{len(ranked) - _MOST_ROWS} more trials stand in {result.run_dir}/trials.jsonl.")
+    if pareto:
+        print("* no other trial is better in one of these and as good in the others (Pareto front)")
+    if result.best is None:
+        print("No trial has a score: see the causes above, and the logs in the run directory.")
+    else:
+        print(f"Best: trial {result.best.trial_id}; all in {result.run_dir}, {result.wall_seconds:.1f} s in all.")
+    if result.best_run_dir is not None:
+        final = ", ".join(f"{name} {value:.4f}" for name, value in (result.best_final or {}).items())
+        print(f"Trained again: {result.best_run_dir} ({final}).")
+
+
+def _rank(row: TrialRow, *, rising: bool) -> tuple[bool, float, str]:
+    score = 0.0 if row.score is None else row.score
+    return (not row.has_score, -score if rising else score, row.trial_id)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(run(["tune", *sys.argv[1:]]))

@@ -1,0 +1,70 @@
+"""The flags of `tfaccel tune` beyond those that name and make the workload, and those of the plan."""
+
+from typing import Any
+
+from absl import flags
+
+from tfaccel.errors import TfaccelError
+from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_train_flags, run_option, workload_options
+from tfaccel.scripts.workload_flags import define_workload_flags
+from tfaccel.scripts.workload_parameters import workload_parameters
+from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
+
+_COUNTS = {
+    "max_trials": "trials in all; by default 10 (random, bayesian) or all that the algorithm has (grid, hyperband)",
+    "parallel": "trials at the same time, each with its own GPUs or its share of the cores",
+    "max_parameters": "the most numbers in a model that is trained; larger ones are failed trials",
+}
+_TIMES = {
+    "trial_seconds": "the longest that a trial may take; a longer one is a failed trial",
+    "search_seconds": "no trial is begun after so many seconds",
+    "stall_seconds": "a trial without a sign of life for so many seconds is a failed trial",
+}
+_NOT_HERE = {
+    "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
+    "checkpoint_interval": "Trials are not checkpointed: one that was interrupted begins anew.",
+}
+
+
+def define_tune_flags() -> None:
+    """Defines the flags, once for the whole program."""
+    define_workload_flags()
+    define_plan_flags()
+    define_train_flags()
+    own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
+    flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "how trials are chosen", **own)
+    flags.DEFINE_enum("pruning", "none", PRUNINGS, "which trials are ended early", **own)
+    flags.DEFINE_string("space", None, "what is searched, as package.module:function: build(hp), a HyperModel, or "
+                        "space(hp) that returns arguments; by default what the recipe offers", **own)  # fmt: skip
+    flags.DEFINE_string("objective", None, "the metric to better, as NAME, NAME:max or NAME:min; several with commas, "
+                        "also latency and size; by default the first validation metric", **own)  # fmt: skip
+    for name, text in _COUNTS.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=1, **own)
+    for name, text in _TIMES.items():
+        flags.DEFINE_float(name, None, text, lower_bound=0.0, **own)
+    flags.DEFINE_bool("retrain", False, "train the best trial again and keep its model in best/", **own)
+
+
+def search_options() -> dict[str, Any]:
+    """The options of `search` that are set by flags.
+
+    Raises:
+        TfaccelError: for a flag of `tfaccel train` that means nothing here, or a value that is none.
+    """
+    for name, text in _NOT_HERE.items():
+        if flags.FLAGS[name].present:
+            raise TfaccelError(f"--{name} is no flag of a search. {text}")
+    of_workload, plan_fields = workload_options(), fixed_fields()
+    options = {name: flags.FLAGS[name].value for name in (*_COUNTS, *_TIMES, "objective")}
+    options = {name: value for name, value in options.items() if value is not None}
+    if flags.FLAGS["seed"].present:
+        options["seed"] = flags.FLAGS["seed"].value
+    if run_option("epochs") is not None:
+        options["epochs"] = run_option("epochs")
+    if "early_stopping" in of_workload:
+        options["early_stopping"] = of_workload.pop("early_stopping")
+    if "global_batch_size" in plan_fields and "global_batch_size" in workload_parameters():
+        of_workload["global_batch_size"] = plan_fields.pop("global_batch_size")
+    chosen = {name: flags.FLAGS[name].value for name in ("algorithm", "pruning", "retrain")}
+    return {**options, **chosen, "workload_options": of_workload, "plan_fields": plan_fields}

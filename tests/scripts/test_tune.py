@@ -1,0 +1,118 @@
+"""`tfaccel tune`: one clear line for every bad input, and what a small search prints and leaves."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from tfaccel.scripts import tune as tune_command
+
+RECIPE = "--recipe=tabular_classification"
+OWN = ("recipe", "workload", "run_dir", "plan", "space", "objective", "max_trials", "parallel", "trial_seconds")
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch, capsys):
+    """A function that runs the command with these flags in an empty folder: status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments):
+        flags.FLAGS.unparse_flags()
+        for name in OWN:
+            flags.FLAGS[name].unparse()
+        status = tune_command.run(["tfaccel tune", *arguments])
+        flags.FLAGS.unparse_flags()
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([RECIPE], "Give --run_dir=DIR"),
+        (["--run_dir=a"], "Give --recipe=NAME or --workload=package.module:function. Received: neither."),
+        (["--recipe=tabular_clasification", "--run_dir=a"], "Did you mean 'tabular_classification'?"),
+        (["--workload=mine", "--run_dir=a"], "A workload is written package.module:function. Received: 'mine'."),
+        ([RECIPE, "--run_dir=a", "--space=mine"], "A space is written package.module:name. Received: 'mine'."),
+        ([RECIPE, "--run_dir=a", "--algorithm=randm"], "algorithm"),
+        ([RECIPE, "--run_dir=a", "--max_trials=0"], "max_trials"),
+        ([RECIPE, "--run_dir=a", "--seed=0"], "`seed` must be a whole number of at least 1"),
+        ([RECIPE, "--run_dir=a", "--trial_seconds=0"], "`trial_seconds` must be a number of seconds above 0"),
+        ([RECIPE, "--run_dir=a", "--dropout=2"], "`dropout` must be a number from 0 to below 1"),
+        (
+            [RECIPE, "--run_dir=a", "--plan=p.json"],
+            "--plan is no flag of a search. Fix fields of the plan",
+        ),
+        ([RECIPE, "--run_dir=a", "--dtype_policy=float61"], "Did you mean"),
+        ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband ends trials by itself."),
+        ([RECIPE, "--run_dir=a", "--trials=9"], "Unknown command line flag 'trials'"),
+        ([RECIPE, "--run_dir=other"], "The run directory other is not empty and holds no run of tfaccel."),
+        ([RECIPE, "--run_dir=training", "--resume=auto"], "holds another run"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(tune, tmp_path, arguments, message):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("")
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "config.json").write_text('{"recipe": "tabular_classification", "epochs": 3}')
+    status, out, err = tune(*arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1, err
+    assert message in err
+    assert not (tmp_path / "a").exists()
+
+
+def test_help_names_the_flags(tune):
+    status, out, _ = tune("--help")
+    assert status == 0
+    for name in ("algorithm", "max_trials", "parallel", "resume", "pruning", "objective", "search_seconds", "retrain"):
+        assert f"--{name}\n" in out
+
+
+@pytest.mark.slow
+def test_a_recipe_is_searched_and_its_best_model_kept(tmp_path):
+    def run(*more):
+        flag = [RECIPE, f"--run_dir={tmp_path}/run", "--epochs=2", "--parallel=2", "--retrain", "--optimizer=adamw"]
+        return subprocess.run([sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag, *more], timeout=300,
+                              capture_output=True, text=True, check=False)  # fmt: skip
+
+    done = run("--max_trials=3")
+    assert done.returncode == 0, done.stderr
+    assert "3 trials, random; highest val_accuracy" in done.stdout
+    assert done.stderr.count(" completed, score ") == 3
+    for name in ("search.json", "trials.jsonl", "parallel_coordinates.png", "best/model.keras", "best/result.json"):
+        assert (tmp_path / "run" / name).exists(), name
+    before = (tmp_path / "run" / "trials.jsonl").read_text()
+    again = run("--max_trials=4", "--resume=auto", "--json")
+    assert again.returncode == 0, again.stderr
+    data = json.loads(again.stdout)
+    assert len(data["rows"]) == 4
+    assert (tmp_path / "run" / "trials.jsonl").read_text().startswith(before)
+    assert all("optimizer" not in row["hyperparameters"] for row in data["rows"])
+    assert set(data["best_final"]) == {"accuracy", "loss"}
+    other = run("--max_trials=4", "--resume=auto", "--algorithm=bayesian")
+    assert other.returncode == 2
+    assert "holds another run: algorithm is 'random' there and 'bayesian' here" in other.stderr
+    wrong = run("--max_trials=4", "--objective=val_acuracy", "--run_dir=none")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "No trial has the metric 'val_acuracy'. Did you mean 'val_accuracy'?" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_trials_are_those_of_plain_keras_tuner(tmp_path):
+    task = {"recipe": "tabular_classification", "max_trials": 4, "epochs": 3, "seed": 5, "objective": "val_accuracy",
+            "direction": "max"}  # fmt: skip
+    command = [sys.executable, "-m", "tfaccel.tuning.plain_program", json.dumps(task)]
+    plain = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+    flag = [RECIPE, f"--run_dir={tmp_path}/run", "--epochs=3", "--parallel=2", "--max_trials=4", "--seed=5", "--json",
+            "--dtype_policy=float32"]  # fmt: skip
+    command = [sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag]
+    data = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+    assert {row["trial_id"]: row["hyperparameters"] for row in data["rows"]} == plain["trials"]
+    assert data["best"]["score"] == pytest.approx(plain["best"], abs=0.02)

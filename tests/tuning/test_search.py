@@ -1,0 +1,217 @@
+"""Searches with real processes: every way in which a trial can end, and what is left; goes on after any kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import search_cases
+
+from tfaccel.errors import RunDirError, SearchError
+from tfaccel.tuning.search import search
+from tfaccel.tuning.search_result import SearchResult
+from tfaccel.tuning.trial_row import read_rows
+
+HERE = Path(__file__).parent
+FLOAT32 = {"dtype_policy": "float32"}
+WORKER = "tfaccel.tuning.worker_program"
+
+
+@pytest.fixture(autouse=True)
+def where_workers_find_the_cases(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def lines(run_dir):
+    return [json.loads(line) for line in (run_dir / "trials.jsonl").read_text().splitlines()]
+
+
+def by_ending(result):
+    return {row.hyperparameters["ending"]: row for row in result.rows}
+
+
+def processes(program, of=None):
+    found = psutil.Process(of).children(recursive=True)
+    return [process for process in found if program in " ".join(process.cmdline())]
+
+
+def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
+    seen = []
+    run_dir = tmp_path / "run"
+    result = search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid",
+                    plan_fields={"dtype_policy": "mixed_bfloat16"}, on_row=seen.append)  # fmt: skip
+    rows = by_ending(result)
+    assert {ending: row.status for ending, row in rows.items()} == {
+        "well": "completed", "raises": "failed", "nan": "failed", "well again": "completed"
+    }  # fmt: skip
+    assert rows["raises"].cause == "ValueError: this one is broken"
+    assert "NaN or infinite" in rows["nan"].cause
+    assert rows["well"].score == rows["well again"].score == rows["well"].metrics["val_mae"]  # the same seed
+    assert result.objective.name == "val_mae"
+    assert result.best == rows["well"]
+    assert result.best_hyperparameters == {"ending": "well"}
+    assert seen == list(result.rows)
+    assert [line["trial_id"] for line in lines(run_dir)] == [row.trial_id for row in result.rows]
+    assert SearchResult.from_json(json.loads((run_dir / "search.json").read_text())) == result
+    names = {path.name for path in run_dir.iterdir()}
+    assert names == {"config.json", "logs", "parallel_coordinates.png", "search.json", "tensorboard", "trials.jsonl",
+                     "tuner"}  # fmt: skip
+    assert {path.name for path in (run_dir / "tensorboard").iterdir() if path.is_dir()} == {r.trial_id for r in seen}
+    with pytest.raises(RunDirError, match=r"holds a run already"):
+        search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid")
+    with pytest.raises(RunDirError, match=r"holds another run: algorithm is 'grid' there and 'random' here"):
+        search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, resume="auto",
+               plan_fields={"dtype_policy": "mixed_bfloat16"})  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_ending_is_a_row_with_its_cause(tmp_path):
+    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", parallel=2,
+                    trial_seconds=20.0, plan_fields=FLOAT32)  # fmt: skip
+    rows = by_ending(result)
+    assert len(result.rows) == len(rows) == 8
+    assert {ending for ending, row in rows.items() if row.status == "completed"} == {"well", "well again"}
+    assert rows["killed"].cause == "Its process was killed by SIGKILL."
+    assert rows["exits"].cause == "Its process ended with status 3."
+    assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
+    assert rows["memory"].cause == "Out of memory"
+    assert sorted(line["trial_id"] for line in lines(tmp_path)) == [row.trial_id for row in result.rows]
+    assert processes("tfaccel.tuning") == []
+
+
+@pytest.mark.slow
+def test_a_trial_without_a_sign_of_life_is_ended(tmp_path):
+    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", max_trials=6,
+                    stall_seconds=15.0, plan_fields=FLOAT32)  # fmt: skip
+    assert by_ending(result)["hangs"].cause == "It gave no sign of life for 15 seconds (stall_seconds)."
+
+
+@pytest.mark.slow
+def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
+    killed = []
+
+    def kill_one(row):
+        if not killed:
+            killed.append(processes(WORKER)[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = search(search_cases.workload, search_cases.slow_arguments, run_dir=tmp_path, max_trials=6, parallel=2,
+                    plan_fields=FLOAT32, on_row=kill_one)  # fmt: skip
+    assert len(result.rows) == 6
+    failed = [row for row in result.rows if row.status == "failed"]
+    assert [row.cause for row in failed] in ([], ["Its process was killed by SIGKILL."])  # none, between two trials
+
+
+PROGRAM = """
+import search_cases, sys
+from tfaccel.tuning.search import search
+
+if __name__ == "__main__":
+    algorithm, run_dir = sys.argv[1:]
+    space = search_cases.slow_grid if algorithm == "grid" else search_cases.slow_arguments
+    search(search_cases.workload, space, run_dir=run_dir, algorithm=algorithm, max_trials=8, parallel=2, resume="auto",
+           plan_fields={"dtype_policy": "float32"})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian"])
+def test_a_search_killed_again_and_again_loses_and_repeats_nothing(tmp_path, algorithm):
+    program, run_dir = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), algorithm, str(run_dir)]
+    finished = []
+    for fewest in (2, 5):
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, start_new_session=True) as process:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and len(read_rows(run_dir / "trials.jsonl")) < fewest:
+                time.sleep(0.02)
+            own = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+        _, alive = psutil.wait_procs(own, timeout=10)
+        assert alive == []  # chief and workers end with their parent
+        finished.append(lines(run_dir))
+        assert len(finished[-1]) >= fewest
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE)}, check=True, timeout=200)
+    last = lines(run_dir)
+    assert last[: len(finished[0])] == finished[0]
+    assert last[: len(finished[1])] == finished[1]
+    values = [json.dumps(line["hyperparameters"], sort_keys=True) for line in last]
+    assert len(last) == len({line["trial_id"] for line in last}) == len(set(values)) == 8
+    assert {line["status"] for line in last} == {"completed"}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow(tmp_path):
+    sizes = []
+
+    def weigh(row):
+        sizes.append(sum(process.memory_info().rss for process in processes(WORKER)))
+
+    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path, max_trials=50, plan_fields=FLOAT32,
+                    on_row=weigh)  # fmt: skip
+    assert len(result.rows) == 50
+    assert {row.status for row in result.rows} == {"completed"}
+    early, late = max(sizes[5:10]), max(sizes[45:])
+    assert late - early < 100 * 2**20, [size // 2**20 for size in sizes]
+    assert (tmp_path / "importance.png").exists()
+
+
+@pytest.mark.slow
+def test_hyperband_goes_on_with_its_best_and_several_objectives_have_a_front(tmp_path):
+    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "a", algorithm="hyperband",
+                    epochs=4, parallel=2, objective=("val_loss", "size", "latency"), plan_fields=FLOAT32,
+                    retrain=True)  # fmt: skip
+    rows = {row.trial_id: row for row in result.rows}
+    assert {row.status for row in result.rows} == {"completed"}
+    went_on = [row for row in result.rows if "tuner/trial_id" in row.hyperparameters]
+    assert went_on
+    for row in went_on:
+        before = rows[row.hyperparameters["tuner/trial_id"]]
+        assert row.epochs == row.hyperparameters["tuner/epochs"] - row.hyperparameters["tuner/initial_epoch"]
+        assert row.hyperparameters["width"] == before.hyperparameters["width"]
+        assert row.metrics["val_loss"] < before.metrics["val_loss"]  # it did not begin anew
+    assert 0 < len(result.pareto) <= len(rows)
+    smallest = min(result.rows, key=lambda row: row.metrics["model_bytes"])
+    assert smallest.metrics["model_bytes"] in {row.metrics["model_bytes"] for row in result.pareto}
+    assert all(row.metrics["latency_seconds"] > 0 for row in result.rows)
+    assert Path(result.best_run_dir, "model.keras").exists()
+
+
+@pytest.mark.slow
+def test_pruned_and_oversized_trials_and_a_fit_of_ones_own(tmp_path):
+    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "a", epochs=6, max_trials=12,
+                    pruning="median", max_parameters=40, objective="val_loss", plan_fields=FLOAT32)  # fmt: skip
+    statuses = {row.status for row in result.rows}
+    assert statuses == {"completed", "pruned", "failed"}
+    for row in result.rows:
+        if row.status == "pruned":
+            assert row.epochs < 6
+            assert row.cause.startswith("At epoch ")
+        if row.status == "failed":
+            assert "parameters; the limit (max_parameters) is 40" in row.cause
+            assert 3 * row.hyperparameters["width"] + 1 > 40
+    own = search(search_cases.workload, "own_fit_case:OwnFit", run_dir=tmp_path / "b", max_trials=2,
+                 objective="half_loss:min", plan_fields=FLOAT32)  # fmt: skip
+    assert [row.metrics for row in own.rows] == [{"half_loss": row.score, "twice": 2.0} for row in own.rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("space", "options", "message"),
+    [
+        (search_cases.nothing_free, {}, "The space has no free parameter"),
+        (search_cases.build, {"objective": "val_los"}, "No trial has the metric 'val_los'. Did you mean 'val_loss'"),
+        (search_cases.uncompiled, {}, "returned a model that is not compiled"),
+        (search_cases.wrong_argument, {}, "cannot be called like this|unexpected keyword argument 'lerning_rate'"),
+    ],
+)
+def test_bad_spaces_leave_nothing(tmp_path, space, options, message):
+    with pytest.raises(SearchError, match=message):
+        search(search_cases.workload, space, run_dir=tmp_path / "run", **options)
+    assert list(tmp_path.iterdir()) == []

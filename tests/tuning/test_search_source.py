@@ -1,0 +1,101 @@
+"""Where workload and space come from, what worker processes can get, and what a recipe offers to search."""
+
+import importlib
+
+import pytest
+
+from tfaccel import Workload
+from tfaccel.errors import SearchError
+from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.tuning.recipe_space import recipe_space
+from tfaccel.tuning.source import Reference, SearchSource
+
+
+def made_up(*, epochs: int = 3, width: int = 8):
+    return Workload(f"width {width}", object, dict, lambda *args, **kwargs: None, global_batch_size=4)
+
+
+def not_a_workload():
+    return 3
+
+
+class Defaults:
+    """Takes the place of Keras Tuner's hyperparameters, and answers with the defaults."""
+
+    def __init__(self):
+        self.asked = {}
+
+    def Choice(self, name, values, *, default):
+        assert default in values
+        assert len(set(values)) > 1
+        self.asked[name] = values
+        return default
+
+    def Float(self, name, low, high, *, default, sampling="linear"):
+        assert low <= default <= high
+        self.asked[name] = (low, high)
+        return default
+
+
+def test_functions_travel_by_reference():
+    source = SearchSource.of(made_up, "some_module:build")
+    again = SearchSource.from_json(source.to_json())
+    assert again == source
+    assert again.make_workload({"width": 5}).name == "width 5"
+    assert again.parameters() == {"epochs": 3, "width": 8}
+    assert again.space == Reference(kind="import", text="some_module:build", name="some_module:build")
+    assert SearchSource.of("gan", None).workload.kind == "recipe"
+    assert SearchSource.of("gan", None).space.load() is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "space", "message"),
+    [
+        (made_up(), None, "Give the function that makes the workload, or its import path, not the workload"),
+        (made_up, "build", "A space is written package.module:name. Received: 'build'"),
+        (made_up, lambda hp: None, "cannot be sent to worker processes.*Define it at the top level of a module"),
+        (made_up, 7, "A space must be a function or its import path. Received: 7"),
+    ],
+)
+def test_what_cannot_travel_is_refused(workload, space, message):
+    with pytest.raises(SearchError, match=message):
+        SearchSource.of(workload, space)
+
+
+def test_what_cannot_be_loaded_is_said():
+    with pytest.raises(SearchError, match=r"must return a tfaccel.Workload. Received: int"):
+        SearchSource.of(not_a_workload, None).make_workload({})
+    with pytest.raises(SearchError, match=r"Importing no_such_module failed: ModuleNotFoundError"):
+        Reference(kind="import", text="no_such_module:build").load()
+    with pytest.raises(SearchError, match=r"has no 'dump_s'. Did you mean 'dumps'"):
+        Reference(kind="import", text="json:dump_s").load()
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
+def test_every_recipe_has_a_space_of_its_own(name):
+    function = importlib.import_module(f"tfaccel.recipes.{name}").workload
+    hp = Defaults()
+    workload = function()
+    arguments = recipe_space(function, workload)(hp)
+    assert {"optimizer", "learning_rate", "schedule", "weight_decay", "global_batch_size"} <= set(arguments)
+    assert arguments["optimizer"] == workload.options["optimizer"]
+    assert arguments["global_batch_size"] == workload.global_batch_size
+    again = function(**arguments)
+    assert again.name == workload.name
+    assert again.options["learning_rate"] == arguments["learning_rate"]
+
+
+def test_what_is_fixed_is_not_searched():
+    from tfaccel.recipes import text_classification
+
+    function = text_classification.workload
+    arguments = recipe_space(function, function(), fixed=["model", "optimizer", "dropout"])(Defaults())
+    assert not {"model", "optimizer", "dropout"} & set(arguments)
+    assert {"label_smoothing", "token_dropout"} <= set(arguments)
+    searched = recipe_space(made_up, made_up())
+    assert searched(Defaults()) == {"width": 8}
+
+
+def test_a_function_without_parameters_has_no_space():
+    with pytest.raises(SearchError, match=r"has no parameter that can be searched by itself. Give a space"):
+        recipe_space(not_a_workload, made_up())

@@ -1,0 +1,138 @@
+"""The benchmark of searches: `tfaccel tune` with two workers and, by turns, plain Keras Tuner, on the same trials."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import TfaccelError
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.measurement import Measurement, Window
+from tfaccel.measuring.report import Report
+from tfaccel.measuring.suite_options import SuiteOptions
+
+# Recipe -> epochs of a trial, which then takes plain Keras about ten seconds on one of two cores' time, and the metric
+# with how far the best scores may be apart: a few of the test images, since sums are rounded differently.
+SEARCHES = {"image_classification": (16, "val_accuracy", 0.01)}
+NUM_TRIALS, PARALLEL = 16, 2
+MOST_TIME = 0.6  # of plain Keras Tuner's
+MOST_OVERHEAD = 0.15  # of the time that the epochs alone take
+_SEED = 1
+
+
+def run_search_suite(names: Sequence[str], options: SuiteOptions) -> Report:
+    """Measures searches of the named recipes.
+
+    Args:
+        names: recipes.
+        options: `scale` multiplies the epochs of a trial.
+
+    Raises:
+        TfaccelError: if a search fails, or the two had other trials.
+    """
+    figures: list[Figure] = []
+    measurements: dict[str, tuple[Measurement, ...]] = {}
+    for name in names:
+        epochs, metric, tolerance = SEARCHES[name]
+        epochs = max(3, round(epochs * options.scale))
+        windows: dict[str, list[Window]] = {"Keras Tuner": [], "tfaccel tune": []}
+        found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for repetition in range(options.repetitions):
+            options.progress(f"{name}: Keras Tuner, {repetition + 1} of {options.repetitions}")
+            plain, plain_window = _plain(name, epochs, metric)
+            options.progress(f"{name}: tfaccel tune, {repetition + 1} of {options.repetitions}")
+            ours, our_window = _ours(name, epochs, metric)
+            windows["Keras Tuner"].append(plain_window)
+            windows["tfaccel tune"].append(our_window)
+            found.append((plain, ours))
+            _check_same_trials(plain, ours)
+        steps = NUM_TRIALS * epochs
+        measurements[name] = tuple(
+            Measurement(name=program, num_steps=steps, windows=tuple(own), warm_up_loss=own[0].loss)
+            for program, own in windows.items()
+        )
+        figures += _figures(name, windows, found, tolerance)
+    return Report(suite="search", machine=options.machine(), measurements=measurements, figures=tuple(figures))
+
+
+def _figures(name: str, windows: dict[str, list[Window]], found: list[tuple[dict[str, Any], dict[str, Any]]],
+             tolerance: float) -> list[Figure]:  # fmt: skip
+    pairs = list(zip(windows["tfaccel tune"], windows["Keras Tuner"], strict=True))
+    ratios = tuple(own.wall_seconds / plain.wall_seconds for own, plain in pairs)
+    apart = max(abs(plain["best"] - ours["best"]["score"]) for plain, ours in found)
+    overheads = tuple(trial_overhead(ours["rows"]) for _, ours in found)
+    whole = tuple(_whole_overhead(window, ours["rows"]) for (window, _), (_, ours) in zip(pairs, found, strict=True))
+    trial_seconds = tuple(sum(r["train_seconds"] for r in ours["rows"]) / NUM_TRIALS for _, ours in found)
+    return [
+        Figure(name=name, quantity=f"time tfaccel tune --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
+               values=ratios, at_most=MOST_TIME, loss_difference=apart, loss_tolerance=tolerance),
+        Figure(name=name, quantity="a trial beside its epochs / its epochs", values=overheads, at_most=MOST_OVERHEAD),
+        Figure(name=name, quantity="the same with the processes' start, shared by all trials", values=whole),
+        Figure(name=name, quantity="seconds of a trial's epochs", values=trial_seconds),
+        Figure(name=name, quantity="best score, Keras Tuner", values=tuple(plain["best"] for plain, _ in found)),
+        Figure(name=name, quantity="best score, tfaccel tune",
+               values=tuple(ours["best"]["score"] for _, ours in found)),
+    ]  # fmt: skip
+
+
+def trial_overhead(rows: Sequence[dict[str, Any]]) -> float:
+    """What trials took beside their epochs, as a part of what the epochs took without tracing.
+
+    Example:
+        >>> trial_overhead([{"seconds": 11.0, "train_seconds": 10.0}, {"seconds": 12.0, "train_seconds": 10.0}])
+        0.15
+    """
+    trained = sum(row["train_seconds"] for row in rows)
+    return float((sum(row["seconds"] for row in rows) - trained) / trained)
+
+
+def _whole_overhead(window: Window, rows: Sequence[dict[str, Any]]) -> float:
+    trained = sum(row["train_seconds"] for row in rows)
+    return float((PARALLEL * window.wall_seconds - trained) / trained)
+
+
+def _plain(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]:
+    task = {"recipe": name, "max_trials": NUM_TRIALS, "epochs": epochs, "seed": _SEED, "objective": metric,
+            "direction": "max"}  # fmt: skip
+    output, wall_seconds, cpu_seconds = _timed(["-m", "tfaccel.tuning.plain_program", json.dumps(task)])
+    found = json.loads(output)
+    return found, _window(wall_seconds, cpu_seconds, found["best"])
+
+
+def _ours(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"recipe": name, "max_trials": NUM_TRIALS, "epochs": epochs, "seed": _SEED, "objective": metric,
+                 "parallel": PARALLEL, "algorithm": "random", "run_dir": Path(folder, "run")}  # fmt: skip
+        arguments = [f"--{flag}={value}" for flag, value in flags.items()]
+        output, wall, cpu = _timed(["-m", "tfaccel.scripts.main", "tune", "--json", "--quiet", *arguments])
+    found = json.loads(output)
+    return found, _window(wall, cpu, found["best"]["score"])
+
+
+def _window(wall_seconds: float, cpu_seconds: float, best: float) -> Window:
+    return Window(wall_seconds=wall_seconds, cpu_seconds=cpu_seconds, epoch_seconds=(wall_seconds,),
+                  tail_seconds=(0.0,), loss=best)  # fmt: skip
+
+
+def _timed(arguments: Sequence[str]) -> tuple[str, float, float]:
+    """What a Python program wrote, its wall time, and the processor time of it and all that it started."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    wall_seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != 0:
+        raise TfaccelError(f"The search {arguments[1]} ended with status {done.returncode}: {done.stderr[-1000:]}")
+    return done.stdout, wall_seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _check_same_trials(plain: dict[str, Any], ours: dict[str, Any]) -> None:
+    own = {row["trial_id"]: row["hyperparameters"] for row in ours["rows"]}
+    if own != plain["trials"]:
+        odd = next(trial_id for trial_id in sorted(own) if own[trial_id] != plain["trials"].get(trial_id))
+        raise TfaccelError(f"Trial {odd} is {own[odd]} here and {plain['trials'].get(odd)} with Keras Tuner.")

@@ -1,0 +1,99 @@
+"""A device group for each worker of a search: GPUs of its own, or a share of the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tfaccel.errors import SearchError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.hardware.machine import Machine
+
+_USABLE_GPU_MEMORY = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """What one worker may use.
+
+    Arguments:
+        cores: logical CPUs that it is bound to; empty for no binding.
+        visible_gpus: the value of CUDA_VISIBLE_DEVICES; None to leave it alone.
+        plan_fields: fields of the plan that follow from sharing a device.
+    """
+
+    cores: tuple[int, ...] = ()
+    visible_gpus: str | None = None
+    plan_fields: tuple[tuple[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The group that `to_json` gave."""
+        fields = tuple((name, value) for name, value in data["plan_fields"])
+        return cls(cores=tuple(data["cores"]), visible_gpus=data["visible_gpus"], plan_fields=fields)
+
+
+def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[DeviceGroup]:
+    """The device groups of so many workers.
+
+    GPUs are shared out evenly; where there are fewer than workers, several workers share one, each with a part of its
+    memory. Cores are shared out as well; a worker without a core of its own shares one.
+
+    Raises:
+        SearchError: for several workers on a TPU, which only one process can use.
+
+    Example:
+        >>> here = Machine(root="", environ={}, cpu_affinity=frozenset(range(8)))
+        >>> [group.cores for group in device_groups(2, Hardware(num_usable_cores=8), here)]
+        [(0, 1, 2, 3), (4, 5, 6, 7)]
+    """
+    if hardware.tpus and parallel > 1:
+        raise SearchError(f"One process at a time can use a TPU. Received: parallel={parallel}. Use parallel=1.")
+    allowed = sorted(machine.cpu_affinity)
+    threads = max(1, hardware.num_usable_cores // parallel)
+    groups = []
+    for index in range(parallel):
+        fields: dict[str, Any] = {}
+        cores: tuple[int, ...] = ()
+        if parallel > 1 and len(allowed) == hardware.num_usable_cores:
+            cores = _share(allowed, index, parallel)
+        elif parallel > 1:  # a quota of time, not of cores: any of them may be used, but not all at once
+            fields["intra_op_threads"] = threads
+        gpus, memory = _gpus(index, parallel, hardware)
+        if memory is not None:
+            fields["gpu_memory_limit_bytes"] = memory
+        visible = None if gpus is None else _names(gpus, machine)
+        groups.append(DeviceGroup(cores=cores, visible_gpus=visible, plan_fields=tuple(fields.items())))
+    return groups
+
+
+def _share(things: list[int], index: int, parallel: int) -> tuple[int, ...]:
+    """The part of one worker; where there are fewer things than workers, one of them."""
+    if parallel >= len(things):
+        return (things[index % len(things)],)
+    first, last = len(things) * index // parallel, len(things) * (index + 1) // parallel
+    return tuple(things[first:last])
+
+
+def _gpus(index: int, parallel: int, hardware: Hardware) -> tuple[tuple[int, ...] | None, int | None]:
+    """A worker's GPUs, and how much memory of each it may use where others share it."""
+    if not hardware.gpus or parallel == 1:
+        return None, None
+    own = _share([gpu.index for gpu in hardware.gpus], index, parallel)
+    sharers = -(-parallel // len(hardware.gpus))
+    memory = hardware.gpus[own[0]].memory_bytes
+    if sharers == 1 or memory is None:
+        return own, None
+    return own, int(memory * _USABLE_GPU_MEMORY / sharers)
+
+
+def _names(indices: tuple[int, ...], machine: Machine) -> str:
+    """CUDA's names of the GPUs that this process calls by these numbers."""
+    visible = machine.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")] if visible else None
+    return ",".join(str(index) if names is None else names[index] for index in indices)

@@ -1,0 +1,164 @@
+"""The noun `Objective`: what a search betters: one metric, or several with a Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tfaccel.errors import SearchError
+from tfaccel.planning.near_name import near_name
+
+# What every trial can be measured by beside its metrics; short names stand for them.
+MEASURED = ("latency_seconds", "model_bytes")
+_SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
+_RISING = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "psnr", "ssim", "r2", "bleu", "rouge", "map",
+           "positives", "similarity")  # fmt: skip
+_FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy", "entropy", "perplexity", "pinball",
+            "divergence", "distance", "hinge", "poisson", "negatives")  # fmt: skip
+_WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The metrics that a search betters.
+
+    Several are made into one number to be kept low, for the algorithm: the sum of those that fall and of those that
+    rise with the sign turned; of seconds and bytes a tenth of the logarithm. The Pareto front takes them one by one.
+
+    Arguments:
+        parts: pairs of a metric's name and "max" or "min".
+
+    Example:
+        >>> Objective((("val_accuracy", "max"),)).value({"val_accuracy": 0.9})
+        0.9
+        >>> both = Objective((("val_accuracy", "max"), ("model_bytes", "min")))
+        >>> both.value({"val_accuracy": 0.9, "model_bytes": 1e6})
+        -0.3
+    """
+
+    parts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, wanted: str | Sequence[str]) -> Self:
+        """The objective that was written as "NAME", "NAME:max" or several of them, also with commas between.
+
+        Raises:
+            SearchError: if a name does not tell whether more or less of it is better.
+
+        Example:
+            >>> Objective.of("val_accuracy,size").parts
+            (('val_accuracy', 'max'), ('model_bytes', 'min'))
+        """
+        texts = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+        parts = []
+        for text in texts:
+            name, _, direction = str(text).strip().partition(":")
+            name = _SHORT.get(name, name)
+            parts.append((name, direction or direction_of(name)))
+        odd = next((f"{name}:{direction}" for name, direction in parts if direction not in ("max", "min")), None)
+        if not parts or odd is not None or not all(name for name, _ in parts):
+            raise SearchError(
+                "An objective is written NAME, NAME:max or NAME:min, with commas between several. "
+                f"Received: {wanted!r}."
+            )
+        return cls(tuple(parts))
+
+    @property
+    def name(self) -> str:
+        """The metric's name, or what Keras Tuner calls several."""
+        return self.parts[0][0] if len(self.parts) == 1 else "multi_objective"
+
+    @property
+    def direction(self) -> str:
+        """Whether the value is to be high ("max") or low ("min")."""
+        return self.parts[0][1] if len(self.parts) == 1 else "min"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all metrics in it."""
+        return tuple(name for name, _ in self.parts)
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """The number to better, from the metrics of an epoch."""
+        if len(self.parts) == 1:
+            return float(metrics[self.name])
+        total = 0.0
+        for name, direction in self.parts:
+            value = float(metrics[name])
+            if name in MEASURED:
+                value = _WEIGHT_OF_TEN_TIMES * math.log10(max(value, 1e-12))
+            total += value if direction == "min" else -value
+        return round(total, 9)
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value is better than another."""
+        return value > other if self.direction == "max" else value < other
+
+    def to_json(self) -> list[list[str]]:
+        """The parts as JSON values."""
+        return [list(part) for part in self.parts]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Sequence[str]]) -> Self:
+        """The objective that `to_json` gave."""
+        return cls(tuple((name, direction) for name, direction in data))
+
+
+def direction_of(name: str) -> str:
+    """ "max" or "min", as a metric's name tells.
+
+    Raises:
+        SearchError: if it does not tell.
+
+    Example:
+        >>> direction_of("val_sparse_categorical_accuracy"), direction_of("val_loss")
+        ('max', 'min')
+    """
+    if name in MEASURED:
+        return "min"
+    words = name.lower().split("_")
+    for known, direction in ((_FALLING, "min"), (_RISING, "max")):
+        if any(word in known or word.rstrip("0123456789") in known for word in words):
+            return direction
+    raise SearchError(
+        f"Is more of {name!r} better, or less? Write the objective as {name}:max or {name}:min, or choose another one."
+    )
+
+
+def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
+    """The objective that was asked for, or the one that is taken where none was.
+
+    Arguments:
+        wanted: as in `SearchOptions`.
+        names: the names of all metrics that a trial has, `val_` before those of validation.
+
+    Raises:
+        SearchError: for a metric that no trial has, with the nearest name.
+
+    Example:
+        >>> checked_objective(None, ["loss", "accuracy", "val_loss", "val_accuracy"]).name
+        'val_accuracy'
+    """
+    if wanted is None:
+        return _default_objective(names)
+    known = [*names, *MEASURED]
+    texts = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+    for text in texts:
+        name = str(text).strip().partition(":")[0]
+        if _SHORT.get(name, name) not in known:
+            hint = near_name(name, known)
+            raise SearchError(f"No trial has the metric {name!r}.{hint} Metrics: {', '.join(known)}.")
+    return Objective.of(wanted)
+
+
+def _default_objective(names: Collection[str]) -> Objective:
+    held_out = [name for name in names if name.startswith("val_") and name != "val_loss"]
+    for name in [*held_out, "val_loss", "loss"]:
+        if name in names:
+            try:
+                return Objective.of(name)
+            except SearchError:
+                continue
+    raise SearchError(f"Say what to better: --objective=NAME:max or NAME:min. Metrics: {', '.join(names) or 'none'}.")

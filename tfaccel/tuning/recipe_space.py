@@ -1,0 +1,106 @@
+"""The search space that a workload's function has by itself: from its parameters and the training options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from tfaccel.errors import SearchError
+from tfaccel.planning.workload import Workload
+from tfaccel.training.training_options import SCHEDULES, TrainingOptions
+
+# Architecture: whole numbers, tried at half, as they are, and doubled.
+SIZES = ("width", "latent_size", "num_filters", "units")
+# Architecture: whole numbers, tried one lower, as they are, and one higher.
+DEPTHS = ("num_blocks", "num_layers")
+# Architecture and augmentation: parameters whose type names the choices.
+CHOICES = ("model", "augmentation")
+# Regularisation: parts from 0 to 1, with the highest that is tried.
+PARTS = {"dropout": 0.6, "token_dropout": 0.6, "label_smoothing": 0.2}
+_OPTIMIZERS = ("adamw", "lion", "rmsprop", "sgd")
+_SPAN = (1 / 30, 10.0)  # learning rates and weight decays that are tried, under and over the workload's own
+_USUAL_DECAY = 0.01
+
+Space = Callable[[Any], dict[str, Any]]
+
+
+def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Collection[str] = ()) -> Space:
+    """The space of a workload's function: `space(hp)` returns arguments for it.
+
+    Searched are, as far as the function takes them: architecture (`model`, `width`, `num_blocks` ...), augmentation,
+    regularisation (`dropout`, `label_smoothing` ..., `weight_decay`), `global_batch_size`, and of the training options
+    `optimizer`, `learning_rate` and `schedule`. Defaults are those of the function.
+
+    Arguments:
+        function: makes the workload from its arguments.
+        workload: made by it with the arguments that are the same in all trials.
+        fixed: names of those arguments, which are not searched.
+
+    Raises:
+        SearchError: if none of these parameters is there.
+    """
+    parameters = inspect.signature(function).parameters
+    hints = get_type_hints(function)
+    taken = {name: p.default for name, p in parameters.items() if name not in fixed}
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    training = {entry.name for entry in fields(TrainingOptions)} - set(fixed) if takes_any else set(taken)
+    makers = _own_parameters(taken, hints) + _training_options(training, workload)
+    if not makers:
+        raise SearchError(
+            f"The function of workload {workload.name!r} has no parameter that can be searched by itself. Give a "
+            "space: a function space(hp) that returns arguments for it, or build(hp) that returns a compiled model."
+        )
+
+    def space(hp: Any) -> dict[str, Any]:
+        return {name: make(hp) for name, make in makers}
+
+    return space
+
+
+_Maker = tuple[str, Callable[[Any], Any]]
+
+
+def _choice(name: str, values: list[Any], default: Any) -> _Maker:
+    return name, lambda hp: hp.Choice(name, values, default=default)
+
+
+def _own_parameters(taken: dict[str, Any], hints: dict[str, Any]) -> list[_Maker]:
+    makers: list[_Maker] = []
+    for name, default in taken.items():
+        values = list(get_args(hints.get(name))) if get_origin(hints.get(name)) is Literal else []
+        if name in CHOICES and values:
+            makers.append(_choice(name, values, default))
+        elif (name in SIZES or name == "global_batch_size") and type(default) is int:
+            makers.append(_choice(name, sorted({max(1, default // 2), default, default * 2}), default))
+        elif name in DEPTHS and type(default) is int:
+            makers.append(_choice(name, list(range(max(1, default - 1), default + 2)), default))
+        elif name in PARTS and isinstance(default, float):
+            makers.append(_part(name, max(PARTS[name], default), default))
+    return makers
+
+
+def _part(name: str, most: float, default: float) -> _Maker:
+    return name, lambda hp: hp.Float(name, 0.0, most, default=default)
+
+
+def _training_options(names: Collection[str], workload: Workload) -> list[_Maker]:
+    own = {name: workload.options[name] for name in names if name in workload.options}
+    makers: list[_Maker] = []
+    usual = own.get("optimizer") or TrainingOptions().optimizer
+    if "optimizer" in own:
+        makers.append(_choice("optimizer", sorted({*_OPTIMIZERS, usual}), usual))
+    if "learning_rate" in own:
+        rate = own["learning_rate"] or TrainingOptions(optimizer=usual).peak_learning_rate
+        makers.append(_around("learning_rate", rate))
+    if "schedule" in own:
+        makers.append(_choice("schedule", list(SCHEDULES), own["schedule"] or SCHEDULES[0]))
+    if "weight_decay" in own:
+        makers.append(_around("weight_decay", own["weight_decay"] or _USUAL_DECAY))
+    return makers
+
+
+def _around(name: str, default: float) -> _Maker:
+    least, most = (float(f"{default * factor:.1e}") for factor in _SPAN)
+    return name, lambda hp: hp.Float(name, least, most, sampling="log", default=default)

@@ -1,0 +1,50 @@
+"""The best trial of a search, trained once more to keep its model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import keras_tuner
+
+from tfaccel.errors import TfaccelError
+from tfaccel.training.files import write_json
+from tfaccel.training.train import train
+from tfaccel.tuning.trial_run import TrialRunner
+
+FOLDER = "best"
+
+
+def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
+    """Trains with the hyperparameters of a trial; leaves `best/` in the search's run directory.
+
+    Where the space gives arguments of the workload's function, `best` is a run directory as `tfaccel.train` leaves it;
+    where it builds models, it holds `model.keras` and `result.json`.
+
+    Args:
+        runner: of the search.
+        config: Keras Tuner's of the hyperparameters.
+
+    Returns:
+        "run_dir" and "final", the metrics.
+    """
+    folder, written = runner.run_dir / FOLDER, runner.run_dir / f"{FOLDER}.json"
+    if not written.exists() or json.loads(written.read_text()) != config:  # another trial was the best before
+        shutil.rmtree(folder, ignore_errors=True)
+        write_json(written, config)
+    hp = keras_tuner.HyperParameters.from_config(config)
+    for name in [name for name in hp.values if name.startswith("tuner/")]:
+        del hp.values[name]  # Hyperband's: now all epochs are trained, from the start
+    if not runner.builds_models:
+        workload = runner.maker.workload(runner.maker.space(hp))
+        seed = runner.maker.options.seed
+        result = train(workload, runner.maker.plan(workload), run_dir=folder, epochs=runner.maker.epochs, seed=seed,
+                       resume="auto", verbose=0)  # fmt: skip
+        return {"run_dir": str(folder), "final": result.final}
+    folder.mkdir(exist_ok=True)
+    row = runner.run(FOLDER, hp, save_to=folder / "model.keras")
+    if not row.has_score:
+        raise TfaccelError(f"The best trial could not be trained again: {row.cause}")
+    write_json(folder / "result.json", row.to_json())
+    return {"run_dir": str(folder), "final": dict(row.metrics)}

@@ -1,0 +1,151 @@
+"""`search`: the best hyperparameters of a workload, by trials side by side."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import SearchError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.machine import Machine
+from tfaccel.planning.load_workload import load_recipe
+from tfaccel.reporting.importance_picture import save_importance_picture
+from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
+from tfaccel.training.files import write_json
+from tfaccel.training.run_dir import RunDir
+from tfaccel.tuning.device_groups import device_groups
+from tfaccel.tuning.importance import importances
+from tfaccel.tuning.objective import Objective, checked_objective
+from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search_result import SearchResult
+from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.supervisor import Supervisor
+from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_rows
+
+logger = logging.getLogger("tfaccel")
+
+OnRow = Callable[[TrialRow], None]
+
+
+def search(
+    workload: Any,
+    space: Any = None,
+    *,
+    run_dir: str | os.PathLike[str],
+    resume: str = "never",
+    on_row: OnRow = lambda row: None,
+    **options: Any,
+) -> SearchResult:
+    """Searches for the best hyperparameters, with Keras Tuner's algorithms, trials side by side.
+
+    Each trial runs in one of `parallel` worker processes, each with its own GPUs or its share of the cores, inside the
+    runtime: its strategy, dtype policy and XLA are the plan's. A trial that fails, crashes, hangs, runs out of memory
+    or becomes NaN is a failed trial with its cause; the search goes on. A search that was killed goes on with
+    `resume="auto"`; no finished trial is lost or done again.
+
+    With one seed, a random or grid search has the trials that Keras Tuner has with that seed, in the same order,
+    however many run side by side. What Bayesian optimization and Hyperband try next depends on what has finished by
+    then, and so on timing where several run side by side.
+
+    The directory holds `trials.jsonl` (one line for each finished trial), `search.json` (the result), `config.json`,
+    `parallel_coordinates.png`, `importance.png`, `tensorboard/` with the view of hyperparameters, `tuner/` (what Keras
+    Tuner keeps), `logs/`, and with `retrain=True` `best/`.
+
+    Args:
+        workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
+            or such a function, defined at the top level of a module.
+        space: what is searched, as a function or its import path: `build(hp)` that returns a compiled model, a
+            `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: what the
+            workload's function takes itself; see `tfaccel.tuning.recipe_space`. Data come from the workload.
+        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very search.
+        resume: "never" or "auto". `max_trials`, `parallel` and limits on time may differ from before.
+        on_row: called with each trial that has finished.
+        **options: the fields of `tfaccel.tuning.options.SearchOptions`: `algorithm`, `max_trials`, `objective`,
+            `parallel`, `seed`, `epochs`, `pruning`, `early_stopping`, limits, and more.
+
+    Returns:
+        The `SearchResult`, which is also in `search.json`.
+
+    Raises:
+        SearchError: for an option that does not exist, a space without a free parameter, or an objective that no metric
+            has; nothing has been written then. Also if the processes of the search cannot run.
+        RunDirError: if the directory holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = search("tabular_classification", run_dir=folder, max_trials=2, epochs=1)
+        >>> len(found.rows)
+        2
+    """
+    started = time.perf_counter()
+    chosen = SearchOptions.of(options)
+    if isinstance(workload, str) and ":" not in workload:
+        load_recipe(workload, **chosen.workload_options)  # a wrong name or value is told of at once
+    source = SearchSource.of(workload, space)
+    config = {"search": source.workload.name, "space": source.space.name, **chosen.identity()}
+    directory = RunDir(run_dir, _flat(config), resume=resume)
+    groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
+    with Supervisor(source, chosen, groups, on_row) as supervisor:
+        found = supervisor.discovered()
+        objective = _checked(found, chosen)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        write_json(directory.path / "config.json", directory.config)
+        supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
+        rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
+        result = SearchResult.of(directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started)
+        if chosen.retrain and result.best is not None:
+            best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
+            result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
+    write_json(directory.path / "search.json", result.to_json())
+    _draw(directory.path, result, found)
+    return result
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the fixed fields of the plan beside the others, so that a difference is named."""
+    own = {name: value for name, value in config.items() if name not in ("workload_options", "plan_fields")}
+    return {**own, "options": {**config["workload_options"], **config["plan_fields"]}}
+
+
+def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
+    """The objective, where there is something to search."""
+    free = [entry for entry in found["space"]["space"] if not _is_fixed(entry)]
+    if not free:
+        raise SearchError(
+            "The space has no free parameter, so that there is nothing to search. Ask hp for at least one with several "
+            "values, such as hp.Float('learning_rate', 1e-4, 1e-1, sampling='log')."
+        )
+    if found["metrics"] is not None:
+        return checked_objective(options.objective, found["metrics"])
+    if options.objective is None:
+        raise SearchError("A HyperModel with a fit of its own does not say what to better. Give objective=NAME:max.")
+    return Objective.of(options.objective)
+
+
+def _is_fixed(entry: dict[str, Any]) -> bool:
+    config = entry["config"]
+    values = config.get("values")
+    same = "min_value" in config and config["min_value"] == config["max_value"]
+    return entry["class_name"] == "Fixed" or same or (values is not None and len(set(values)) == 1)
+
+
+def _draw(folder: Path, result: SearchResult, found: dict[str, Any]) -> None:
+    """The pictures, of the trials that have a score."""
+    scored = [row for row in result.rows if row.has_score]
+    if not scored:
+        return
+    logarithmic = {e["config"]["name"] for e in found["space"]["space"] if e["config"].get("sampling") == "log"}
+    names = list(dict.fromkeys(entry["config"]["name"] for entry in found["space"]["space"] if not _is_fixed(entry)))
+    values = [{name: row.hyperparameters[name] for name in names if name in row.hyperparameters} for row in scored]
+    scores = [float(row.score or 0.0) for row in scored]
+    save_parallel_coordinates(folder / "parallel_coordinates.png", values, scores, names=names,
+                              logarithmic=logarithmic, objective=result.objective.name,
+                              rising=result.objective.direction == "max")  # fmt: skip
+    shares = importances(values, scores, names=names, logarithmic=logarithmic)
+    if shares is not None:
+        save_importance_picture(folder / "importance.png", shares, objective=result.objective.name)

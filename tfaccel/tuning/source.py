@@ -1,0 +1,172 @@
+"""Where a search's workload and space come from, written so that worker processes can get them too."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any, Self
+
+from tfaccel.errors import SearchError
+from tfaccel.planning.load_workload import load_recipe, load_workload
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.workload import Workload
+
+# What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
+_MAIN_IN_CHILD = "__mp_main__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A function, class or object that another process can get: by its import path, or pickled.
+
+    Arguments:
+        kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
+        text: the name, the import path, or the pickle in base64.
+        name: what to call it.
+    """
+
+    kind: str
+    text: str = ""
+    name: str = ""
+
+    def load(self) -> Any:
+        """What it refers to; None for "none".
+
+        Raises:
+            SearchError: if it cannot be imported, or does not exist.
+        """
+        if self.kind == "none":
+            return None
+        if self.kind == "pickle":
+            return pickle.loads(base64.b64decode(self.text))
+        module_name, _, name = self._import_path().partition(":")
+        try:
+            module = import_module(module_name)
+        except Exception as error:
+            raise SearchError(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
+        if not hasattr(module, name):
+            raise SearchError(f"Module {module_name!r} has no {name!r}.{near_name(name, vars(module))}")
+        return getattr(module, name)
+
+    def _import_path(self) -> str:
+        return f"{RECIPES_PACKAGE}.{self.text}:workload" if self.kind == "recipe" else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSource:
+    """The workload and the space of a search.
+
+    Arguments:
+        workload: a recipe, or a function that returns a `Workload`.
+        space: `build(hp)` (a compiled model), a `HyperModel`, or `space(hp)` (arguments of the workload's function);
+            "none" for the space that the workload's function has by itself.
+        folder: the folder that modules are imported from besides the installed ones.
+        main_file: the script that runs, where something pickled is defined there.
+    """
+
+    workload: Reference
+    space: Reference
+    folder: str
+    main_file: str | None = None
+
+    @classmethod
+    def of(cls, workload: Any, space: Any) -> Self:
+        """The source from what `search` is given.
+
+        Raises:
+            SearchError: for what another process cannot get.
+        """
+        main = sys.modules["__main__"]
+        given = (workload, space)
+        in_main = any(getattr(thing, "__module__", None) == "__main__" for thing in given if not isinstance(thing, str))
+        main_file = getattr(main, "__file__", None) if in_main else None
+        if in_main and main_file is None:
+            raise SearchError(
+                "The search's worker processes cannot see what is defined in a notebook or at a prompt. Write the "
+                "workload and the space into a module, and import them."
+            )
+        if isinstance(workload, Workload):
+            raise SearchError(
+                "Give the function that makes the workload, or its import path, not the workload: worker processes "
+                "make it themselves, one for each trial."
+            )
+        return cls(
+            workload=_reference(workload, "workload", plain_name="recipe"), space=_reference(space, "space"),
+            folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file),
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Makes this process, a worker, able to load the source."""
+        if self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        if self.main_file is not None:
+            content = runpy.run_path(self.main_file, run_name=_MAIN_IN_CHILD)
+            module = types.ModuleType(_MAIN_IN_CHILD)
+            module.__dict__.update(content)
+            sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
+
+    def make_workload(self, options: Mapping[str, Any]) -> Workload:
+        """The workload, made with these arguments.
+
+        Raises:
+            WorkloadError: if there is none of that name, or it does not take these arguments.
+            SearchError: if the function returns something else.
+        """
+        if self.workload.kind == "recipe":
+            return load_recipe(self.workload.text, **options)
+        if self.workload.kind == "import":
+            return load_workload(self.workload.text, **options)
+        made = self.workload_function()(**options)
+        if not isinstance(made, Workload):
+            raise SearchError(f"{self.workload.name} must return a tfaccel.Workload. Received: {type(made).__name__}.")
+        return made
+
+    def workload_function(self) -> Callable[..., Any]:
+        """The function that makes the workload."""
+        function: Callable[..., Any] = self.workload.load()
+        return function
+
+    def parameters(self) -> dict[str, Any]:
+        """Parameter -> default value of the workload's function."""
+        found = inspect.signature(self.workload_function()).parameters.values()
+        return {parameter.name: parameter.default for parameter in found}
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The source that `to_json` gave."""
+        return cls(**{**data, "workload": Reference(**data["workload"]), "space": Reference(**data["space"])})
+
+
+def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Reference:
+    if thing is None:
+        return Reference(kind="none")
+    if isinstance(thing, str):
+        if ":" in thing or plain_name is None:
+            module_name, colon, name = thing.partition(":")
+            if not colon or not name.isidentifier() or not all(map(str.isidentifier, module_name.split("."))):
+                raise SearchError(f"A {what} is written package.module:name. Received: {thing!r}.")
+            return Reference(kind="import", text=thing, name=thing)
+        return Reference(kind=plain_name, text=thing, name=thing)
+    if not callable(thing) and not hasattr(thing, "build"):
+        raise SearchError(f"A {what} must be a function or its import path. Received: {thing!r:.200}.")
+    label = getattr(thing, "__qualname__", type(thing).__qualname__)
+    try:
+        text = base64.b64encode(pickle.dumps(thing)).decode()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise SearchError(
+            f"The {what} {label} cannot be sent to worker processes: {error}. Define it at the top level of a module."
+        ) from error
+    return Reference(kind="pickle", text=text, name=f"{getattr(thing, '__module__', '')}:{label}")

@@ -1,0 +1,229 @@
+"""Starts a search's chief and workers, watches them, and ends them; a worker that dies is a trial that failed."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import SearchError
+from tfaccel.tuning.children import Child, Inbox
+from tfaccel.tuning.device_groups import DeviceGroup
+from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
+
+CHIEF = "tfaccel.tuning.chief_program"
+WORKER = "tfaccel.tuning.worker_program"
+START_ANEW = 75  # as in the worker's program
+_POLL_SECONDS = 0.2
+_MOST_FAILED_STARTS = 3
+
+OnRow = Callable[[TrialRow], None]
+
+
+@dataclass
+class _Slot:
+    """A place for a worker, and what its worker does."""
+
+    index: int
+    child: Child
+    trial_id: str | None = None
+    began: float = 0.0
+    last_sign: float = 0.0
+    ended_because: str | None = None
+    failed_starts: int = 0
+    done: bool = False
+
+
+class Supervisor:
+    """The processes of one search; a context in which they live.
+
+    Args:
+        source, options: what is searched, and how.
+        groups: a device group for each worker.
+        on_row: called with each trial that has finished.
+    """
+
+    def __init__(self, source: SearchSource, options: SearchOptions, groups: list[DeviceGroup], on_row: OnRow) -> None:
+        self._options = options
+        self._on_row = on_row
+        self._task = {"source": source.to_json(), "options": options.to_json(),
+                      "groups": [group.to_json() for group in groups]}  # fmt: skip
+        self._groups = groups
+        self._inbox: Inbox = queue.Queue()
+        self._order: dict[str, Any] = {}
+        self._slots: list[_Slot] = []
+        self._run_dir = Path()
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        # A socket's path must be short; the folder is this user's alone, so that nobody else can reach the chief.
+        self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
+        (self.folder / "task.json").write_text(json.dumps(self._task), encoding="utf-8")
+        self._chief = Child([sys.executable, "-m", CHIEF], {**self._address("chief"), "CUDA_VISIBLE_DEVICES": "-1"},
+                            self.folder / "chief.log", self._inbox)  # fmt: skip
+        self._slots = [_Slot(index, self._worker(index, discovers=index == 0)) for index in range(len(self._groups))]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for slot in self._slots:
+            slot.child.end(at_once=True)
+        self._chief.end(at_once=True)
+        if self._order:
+            (self._run_dir / "logs").mkdir(exist_ok=True)
+            for log in self.folder.glob("*.log"):
+                shutil.copy(log, self._run_dir / "logs" / log.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def discovered(self) -> dict[str, Any]:
+        """What there is to search, once the first worker knows; see `tfaccel.tuning.discovery`.
+
+        Raises:
+            SearchError: if the workload or the space cannot be used.
+        """
+        deadline = time.monotonic() + self._options.stall_seconds
+        while True:
+            child, message = self._next()
+            if message is not None and message["event"] == "discovered":
+                return dict(message["found"])
+            if message is not None and message["event"] == "refused":
+                raise SearchError(message["message"])
+            if message is None and child is not None:
+                raise SearchError(f"A process of the search {child.how_it_ended()}. {child.end_of_log()}")
+            if time.monotonic() > deadline:
+                raise SearchError(
+                    f"The space was not built within {self._options.stall_seconds:g} seconds (stall_seconds)."
+                )
+
+    def run(self, run_dir: Path, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
+        """Runs all trials.
+
+        Raises:
+            SearchError: if the chief ends, or workers end before they have begun a trial.
+        """
+        self._run_dir = run_dir
+        self._order = {"run_dir": str(run_dir), "objective": objective.to_json(),
+                       "builds_models": found["builds_models"]}  # fmt: skip
+        self._chief.send(**self._order, space=found["space"], options=self._options.to_json(), epochs=epochs)
+        for slot in self._slots:
+            slot.child.send(**self._order)
+        started = time.monotonic()
+        while not all(slot.done for slot in self._slots):
+            child, message = self._next()
+            if child is self._chief:
+                self._chief_said(message)
+            elif child is not None:
+                for slot in self._slots:
+                    if slot.child is child:
+                        self._worker_said(slot, message)
+            self._watch(started)
+        self._chief.end()
+        while not self._inbox.empty():
+            child, message = self._inbox.get()
+            if child is self._chief and message is not None:
+                self._chief_said(message)
+
+    def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Trains with Keras Tuner's config of hyperparameters, in a fresh worker; says where, and the metrics."""
+        slot = _Slot(0, self._worker(0))
+        self._slots.append(slot)
+        slot.child.send(**self._order, retrain=config)
+        while True:
+            child, message = self._next()
+            if child is slot.child and message is None:
+                raise SearchError(f"Training the best trial again {child.how_it_ended()}. {child.end_of_log()}")
+            if message is not None and message["event"] == "retrained":
+                return message
+
+    def _worker(self, index: int, *, discovers: bool = False) -> Child:
+        command = [sys.executable, "-m", WORKER, str(self.folder / "task.json"), str(index)]
+        environment = self._address(f"worker-{index}")
+        if self._groups[index].visible_gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self._groups[index].visible_gpus
+        log = self.folder / f"worker-{index}.log"
+        return Child([*command, "discover"] if discovers else command, environment, log, self._inbox)
+
+    def _address(self, tuner_id: str) -> dict[str, str | None]:
+        """Keras Tuner's own variables; it makes "unix:PATH" of the two, which gRPC takes for a socket."""
+        return {"KERASTUNER_TUNER_ID": tuner_id, "KERASTUNER_ORACLE_IP": "unix", "TF_CONFIG": None,
+                "KERASTUNER_ORACLE_PORT": str(self.folder / "chief.sock"), "KERAS_BACKEND": "tensorflow"}  # fmt: skip
+
+    def _next(self) -> tuple[Child | None, dict[str, Any] | None]:
+        try:
+            return self._inbox.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return None, None
+
+    def _chief_said(self, message: dict[str, Any] | None) -> None:
+        if message is None:
+            if self._chief.process.wait() != 0:
+                raise SearchError(
+                    f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Go on with "
+                    f"resume='auto' (--resume=auto). {self._chief.end_of_log()}"
+                )
+            for slot in self._slots:  # all trials are done; a worker that had not asked for one yet would wait for ever
+                slot.child.end(at_once=True)
+                slot.done = True
+        elif message["event"] == "row":
+            self._on_row(TrialRow.from_json(message["row"]))
+
+    def _worker_said(self, slot: _Slot, message: dict[str, Any] | None) -> None:
+        slot.last_sign = time.monotonic()
+        if message is None:
+            self._worker_ended(slot)
+        elif message["event"] == "begin":
+            slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
+        elif message["event"] == "end":
+            slot.trial_id = None
+
+    def _worker_ended(self, slot: _Slot) -> None:
+        """Makes a failed trial of what the worker was doing, and puts another one into its place."""
+        status = slot.child.process.wait()
+        how = slot.ended_because or f"Its process {slot.child.how_it_ended()}."
+        slot.child.end(at_once=True)
+        if slot.trial_id is not None:
+            self._finish_failed(slot, how)
+        elif status == 0:
+            slot.done = True
+            return
+        elif status != START_ANEW:
+            slot.failed_starts += 1
+            if slot.failed_starts >= _MOST_FAILED_STARTS:
+                raise SearchError(f"A worker cannot begin: its process {how} {slot.child.end_of_log()}")
+        slot.trial_id = slot.ended_because = None
+        slot.child = self._worker(slot.index)
+        slot.child.send(**self._order)
+
+    def _finish_failed(self, slot: _Slot, how: str) -> None:
+        trial_id = slot.trial_id or ""
+        if read_outcome(self._run_dir, trial_id) is None:
+            values = read_hyperparameters(self._run_dir, trial_id)["values"]
+            seconds = round(time.monotonic() - slot.began, 3)
+            write_outcome(self._run_dir, TrialRow(trial_id=trial_id, hyperparameters=values, status="failed",
+                                                  score=None, seconds=seconds, cause=how))  # fmt: skip
+        self._chief.send(finish=trial_id)
+
+    def _watch(self, started: float) -> None:
+        """Ends trials that take too long or hang, and lets none begin when the search's time is up."""
+        now, options = time.monotonic(), self._options
+        if options.search_seconds is not None and now - started > options.search_seconds and not self._stopped:
+            self._stopped = True
+            self._chief.send(stop=True)
+        for slot in self._slots:
+            if slot.trial_id is None or slot.ended_because is not None:
+                continue
+            if options.trial_seconds is not None and now - slot.began > options.trial_seconds:
+                slot.ended_because = f"It took longer than {options.trial_seconds:g} seconds (trial_seconds)."
+            elif now - max(slot.last_sign, slot.began) > options.stall_seconds:
+                slot.ended_because = f"It gave no sign of life for {options.stall_seconds:g} seconds (stall_seconds)."
+            if slot.ended_because is not None:
+                slot.child.process.kill()

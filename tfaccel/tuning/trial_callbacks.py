@@ -1,0 +1,104 @@
+"""The callback of a trial: it says that the trial is alive, keeps the objective of each epoch, and ends it early."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfaccel.training.files import write_json
+from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.pruning import prune_cause
+
+_SIGN_EVERY_SECONDS = 1.0
+_FILE = "epochs.json"
+_FEWEST_EPOCHS = 3
+
+
+class TrialReport(keras.callbacks.Callback):
+    """Watches a trial.
+
+    Args:
+        folder: the trial's, beside those of the others.
+        objective: what the search betters.
+        extras: what does not change with the epochs, such as the model's size; added to the logs.
+        pruning, patience: as `pruning` and `early_stopping` of `SearchOptions`.
+        sign: called every second or so while the trial is alive.
+    """
+
+    tfaccel_windows = True
+
+    def __init__(self, folder: Path, objective: Objective, extras: Mapping[str, float], *, pruning: str,
+                 patience: int | None, sign: Callable[[], None]) -> None:  # fmt: skip
+        super().__init__()
+        self._folder = folder
+        self._objective = objective
+        self._extras = extras
+        self._pruning = pruning
+        self._patience = patience
+        self._sign = sign
+        self._signed = 0.0
+        self.values: list[float] = []
+        self.best_metrics: dict[str, float] = {}
+        self.best_epoch = 0
+        self.prune_cause: str | None = None
+        self._epoch_ends: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Gives a sign of life."""
+        now = time.perf_counter()
+        if now - self._signed > _SIGN_EVERY_SECONDS:
+            self._signed = now
+            self._sign()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Gives a sign of life."""
+        self.on_train_batch_end(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes the objective, and ends the trial where the rules say so."""
+        self._epoch_ends.append(time.perf_counter())
+        metrics = {**{name: float(value) for name, value in (logs or {}).items()}, **self._extras}
+        if not all(name in metrics for name in self._objective.names):
+            return  # Only some epochs end with validation, or a HyperModel's own fit returns the objective.
+        value = self._objective.value(metrics)
+        if not self.values or self._objective.better(value, max_or_min(self.values, self._objective)):
+            self.best_metrics, self.best_epoch = metrics, len(self.values)
+        self.values.append(value)
+        if self._pruning != "none":
+            write_json(self._folder / _FILE, self.values)
+            others = _other_values(self._folder)
+            self.prune_cause = prune_cause(self._pruning, self.values, others, direction=self._objective.direction)
+        waited = len(self.values) - 1 - self.best_epoch
+        if self.prune_cause is not None or (self._patience is not None and waited >= self._patience):
+            self.model.stop_training = True
+
+    @property
+    def train_seconds(self) -> float | None:
+        """What the epochs took without tracing; None for fewer than three."""
+        if len(self._epoch_ends) < _FEWEST_EPOCHS:
+            return None
+        epochs = [end - start for start, end in itertools.pairwise(self._epoch_ends)]
+        return round(statistics.median(epochs) * len(self._epoch_ends), 3)
+
+
+def max_or_min(values: list[float], objective: Objective) -> float:
+    """The best of some values."""
+    return max(values) if objective.direction == "max" else min(values)
+
+
+def _other_values(folder: Path) -> list[list[float]]:
+    """The values of the other trials; one that became NaN counts for nothing."""
+    found = []
+    for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")):
+        if path.parent != folder:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if None not in values:
+                found.append(values)
+    return found

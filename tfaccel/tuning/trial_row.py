@@ -1,0 +1,136 @@
+"""The noun `TrialRow`: a finished trial, as it stands in `trials.jsonl`; and the files of a search that hold them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.training.files import write_json, write_json_lines
+from tfaccel.tuning.objective import Objective
+
+STATUSES = ("completed", "pruned", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """A finished trial.
+
+    Attributes:
+        trial_id: Keras Tuner's, the number of the trial with zeros before it.
+        hyperparameters: name -> value.
+        status: "completed", "pruned" (ended early, since others were better) or "failed".
+        score: the objective's best value over the epochs; None for a trial that failed.
+        seconds: how long it took in all.
+        cause: why it failed or was pruned; None for a completed trial.
+        metrics: all metrics of the best epoch.
+        epochs: how many epochs were trained.
+        train_seconds: what its epochs took without tracing: their number times the median of all but the first; None
+            for fewer than three.
+    """
+
+    trial_id: str
+    hyperparameters: Mapping[str, Any]
+    status: str
+    score: float | None
+    seconds: float
+    cause: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    epochs: int = 0
+    train_seconds: float | None = None
+
+    @property
+    def has_score(self) -> bool:
+        """Whether it can be compared with others."""
+        return self.status != "failed" and self.score is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The row that `to_json` gave."""
+        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
+
+
+class TrialRows:
+    """The file `trials.jsonl`: one line for each finished trial, written whole each time.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: list[TrialRow] = read_rows(path)
+
+    def add(self, row: TrialRow) -> bool:
+        """Adds a trial; False if its line stands there already."""
+        if any(row.trial_id == other.trial_id for other in self.rows):
+            return False
+        self.rows.append(row)
+        write_json_lines(self._path, [other.to_json() for other in self.rows])
+        return True
+
+
+def read_rows(path: Path) -> list[TrialRow]:
+    """The trials in a file; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [TrialRow.from_json(json.loads(line)) for line in lines]
+
+
+def trial_folder(run_dir: Path, trial_id: str) -> Path:
+    """Where Keras Tuner, and this package, keep what belongs to a trial."""
+    return run_dir / "tuner" / f"trial_{trial_id}"
+
+
+def write_outcome(run_dir: Path, row: TrialRow) -> None:
+    """Writes down, before anybody is told, that a trial is finished: from then on it is never done again."""
+    write_json(trial_folder(run_dir, row.trial_id) / "outcome.json", row.to_json())
+
+
+def read_outcome(run_dir: Path, trial_id: str) -> TrialRow | None:
+    """How a trial ended; None while it has not."""
+    path = trial_folder(run_dir, trial_id) / "outcome.json"
+    return TrialRow.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def read_hyperparameters(run_dir: Path, trial_id: str) -> dict[str, Any]:
+    """Keras Tuner's config of a trial's hyperparameters: their space and values."""
+    state = json.loads((trial_folder(run_dir, trial_id) / "trial.json").read_text(encoding="utf-8"))
+    return dict(state["hyperparameters"])
+
+
+def best_row(rows: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
+    """The trial with the best score, the earliest of several; None where none has one."""
+    best: TrialRow | None = None
+    for row in sorted(rows, key=lambda row: row.trial_id):
+        if row.has_score and (best is None or objective.better(row.score or 0.0, best.score or 0.0)):
+            best = row
+    return best
+
+
+def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRow]:
+    """The trials that no other one matches in all metrics of the objective and beats in one.
+
+    Example:
+        >>> def row(name, **metrics):
+        ...     return TrialRow(trial_id=name, hyperparameters={}, status="completed", score=0.0, seconds=1.0,
+        ...                     metrics=metrics)
+        >>> rows = [row("a", acc=0.9, size=2.0), row("b", acc=0.8, size=1.0), row("c", acc=0.8, size=2.0)]
+        >>> [row.trial_id for row in pareto_front(rows, Objective((("acc", "max"), ("size", "min"))))]
+        ['a', 'b']
+    """
+
+    def costs(row: TrialRow) -> list[float]:
+        return [row.metrics[name] * (1 if direction == "min" else -1) for name, direction in objective.parts]
+
+    usable = [row for row in rows if row.has_score and all(name in row.metrics for name in objective.names)]
+    points = [(row, costs(row)) for row in usable]
+    return [
+        row for row, own in points
+        if not any(other != own and all(o <= m for o, m in zip(other, own, strict=True)) for _, other in points)
+    ]  # fmt: skip
