@@ -1,0 +1,199 @@
+"""Knowledge distillation: a small model learns from the labels and from what a larger one makes of the same examples.
+
+The teacher runs inside the loss of the student, on the examples as they are trained on, augmentation included, and on
+the devices of the student. Nothing but `Model.compute_loss` is changed, so that every strategy trains it, and the model
+that is saved is the student alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.workload import Workload
+
+if TYPE_CHECKING:
+    import keras
+
+TEMPERATURE, ALPHA = 4.0, 0.5
+_LEAST_PROBABILITY = 1e-7
+
+
+def distilled(
+    workload: Workload,
+    teacher: str | os.PathLike[str],
+    *,
+    temperature: float = TEMPERATURE,
+    alpha: float = ALPHA,
+) -> Workload:
+    r"""The workload, with a loss that mixes its own with what a teacher says.
+
+    With the teacher's logits $t$, the student's $s$, temperature $T$ and the workload's own loss $L$, the loss is
+
+    $(1 - \alpha) L + \alpha T^2 \mathrm{KL}(\mathrm{softmax}(t / T) \,\|\, \mathrm{softmax}(s / T))$.
+
+    Outputs may be logits or, where the last layer ends in a softmax, probabilities. Metrics stay those of the workload.
+
+    Arguments:
+        workload: what to train: a model that tells classes apart, with one output.
+        teacher: a run directory, or a `.keras` file; a model for the same inputs and classes.
+        temperature: above 0; a higher one lets the teacher's doubts count for more.
+        alpha: part of the loss that is the teacher's, above 0 and at most 1.
+
+    Raises:
+        WorkloadError: if a number cannot be used, or there is no such teacher. When the model is built, also if teacher
+            and student do not have outputs of one shape, or the workload's loss is no cross-entropy.
+
+    Reference:
+        Hinton et al., Distilling the knowledge in a neural network, 2015, https://arxiv.org/abs/1503.02531
+
+    Example:
+        >>> from tfaccel.recipes import image_classification
+        >>> distilled(image_classification.workload(), "runs/nothing_here")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: There is no teacher runs/nothing_here. Give a run directory or a .keras file.
+    """
+    _check_numbers(temperature, alpha)
+    path = teacher_file(teacher)
+
+    def build_model() -> Any:
+        import keras
+
+        student = workload.build_model()
+        with _naming(path):
+            model = keras.models.load_model(path, compile=False)
+        model.trainable = False
+        return taught(student, model, temperature=temperature, alpha=alpha)
+
+    def compile_args() -> dict[str, Any]:
+        arguments = dict(workload.compile_args())
+        _check_loss(arguments.get("loss"), workload.name)
+        factor = arguments.get("loss_weights")
+        return {**arguments, "loss_weights": (1.0 - alpha) * (1.0 if factor is None else float(factor))}
+
+    options = {"teacher_sha256": _digest(path), "distill_temperature": temperature, "distill_alpha": alpha}
+    return replace(
+        workload, build_model=build_model, compile_args=compile_args, options={**workload.options, **options}
+    )
+
+
+def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, alpha: float) -> keras.Model:
+    """The student, whose `compute_loss` adds `alpha` times the teacher's part to its own.
+
+    Arguments:
+        student: not compiled yet; its own loss is to be weighted by `loss_weights=1 - alpha`.
+        teacher: is not trained.
+        temperature, alpha: see `distilled`.
+
+    Raises:
+        WorkloadError: if the outputs are not one tensor of the same shape each.
+
+    Example:
+        >>> import keras
+        >>> small, large = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]) for _ in range(2))
+        >>> taught(small, large, temperature=2.0, alpha=0.5) is small
+        True
+    """
+    import keras
+
+    _check_outputs(student, teacher)
+    own_loss = student.compute_loss
+    teachers_logits, students_logits = _logits_of(teacher), _logits_of(student)
+
+    class SoftTargets(keras.losses.Loss):
+        """The teacher's part of the loss, of each example."""
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            ops = keras.ops
+            wanted = ops.log_softmax(ops.cast(y_true, "float32") / temperature)
+            given = ops.log_softmax(ops.cast(y_pred, "float32") / temperature)
+            return temperature**2 * ops.sum(ops.exp(wanted) * (wanted - given), axis=-1)
+
+    soft_targets = SoftTargets(name="soft_targets")
+
+    def compute_loss(x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+                     training: bool = True) -> Any:  # fmt: skip
+        own = own_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        said = keras.ops.stop_gradient(teachers_logits(teacher(x, training=False)))
+        return own + alpha * soft_targets(said, students_logits(y_pred), sample_weight)
+
+    student.compute_loss = compute_loss
+    return student
+
+
+def teacher_file(teacher: str | os.PathLike[str]) -> Path:
+    """The `.keras` file of a teacher.
+
+    Raises:
+        WorkloadError: if there is none.
+    """
+    path = Path(teacher)
+    path = path / "model.keras" if path.is_dir() else path
+    if not path.is_file():
+        raise WorkloadError(f"There is no teacher {teacher}. Give a run directory or a .keras file.")
+    return path
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of loading a teacher say which."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise WorkloadError(f"The teacher {path} cannot be loaded: {text}") from error
+
+
+def _check_numbers(temperature: float, alpha: float) -> None:
+    if type(temperature) not in (int, float) or not 0 < temperature < float("inf"):
+        raise WorkloadError(f"distill_temperature must be a number above 0. Received: {temperature!r}.")
+    if type(alpha) not in (int, float) or not 0 < alpha <= 1:
+        raise WorkloadError(f"distill_alpha must be above 0 and at most 1. Received: {alpha!r}.")
+
+
+def _check_loss(loss: Any, name: str) -> None:
+    text = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
+    if "crossentropy" not in str(text) or "binary" in str(text):
+        raise WorkloadError(
+            f"Workload {name!r} cannot learn from a teacher: its loss is {text or loss!r}. Distillation needs a model "
+            "that tells classes apart, trained by a categorical cross-entropy."
+        )
+
+
+def _check_outputs(student: keras.Model, teacher: keras.Model) -> None:
+    for attribute, what in (("inputs", "takes"), ("outputs", "gives")):
+        shapes = []
+        for model in (student, teacher):
+            tensors = getattr(model, attribute, None) or []
+            shapes.append([tuple(tensor.shape[1:]) for tensor in tensors])
+        known = all(shapes)
+        if (known and shapes[0] != shapes[1]) or (attribute == "outputs" and len(shapes[0]) > 1):
+            raise WorkloadError(
+                f"The teacher {what} {shapes[1]}, the student {shapes[0]} (shapes of one example). A teacher needs the "
+                "same inputs and classes as the student, and both one output."
+            )
+
+
+def _logits_of(model: keras.Model) -> Callable[[Any], Any]:
+    """From a model's outputs to logits: logarithms, if it ends in a softmax."""
+    import keras
+
+    last = model.layers[-1] if model.layers else None
+    is_softmax = (
+        isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax
+    )
+    if not is_softmax:
+        return lambda outputs: outputs
+    return lambda outputs: keras.ops.log(keras.ops.maximum(keras.ops.cast(outputs, "float32"), _LEAST_PROBABILITY))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

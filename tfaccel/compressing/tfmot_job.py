@@ -1,0 +1,221 @@
+"""What a child process with TFMOT is told: the model, how to train it, and the batches to do so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.compressing.call_signature import CallSignature
+from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot_stream import named_arrays
+from tfaccel.compressing.tfmot_training import TrainingJob
+from tfaccel.compressing.translation_source import TakenApart
+from tfaccel.errors import CompressionError
+from tfaccel.planning.workload import Workload
+from tfaccel.training.model_parts import inner_optimizer
+
+# Part of the workload's highest learning rate that a trained model is trained on with.
+_RATE_PARTS = {
+    "prune": 0.5,
+    "prune_2_4": 0.3,
+    "prune_block": 0.5,
+    "cluster": 0.05,
+    "qat": 0.1,
+    "pqat": 0.1,
+    "cqat": 0.05,
+}
+_LOOKS = 200  # at the schedule, to find its highest rate
+
+
+class TrainingBatches:
+    """The training data of a workload as lists of arrays: inputs, targets, sample weights.
+
+    Arguments:
+        workload: whose data.
+        taken: the model, which says the order.
+        seed: decides their order.
+    """
+
+    def __init__(self, workload: Workload, taken: TakenApart, *, seed: int) -> None:
+        self._workload = workload
+        self._taken = taken
+        self._seed = seed
+        first = next(iter(self._dataset(0).take(1).as_numpy_iterator()), None)
+        if first is None:
+            raise CompressionError(f"The training data of workload {workload.name!r} are empty.")
+        self.first_x = keras.utils.unpack_x_y_sample_weight(first)[0]
+        self.first = self._leaves(first)
+        num_inputs, num_outputs = len(taken.graph.inputs), len(taken.graph.outputs)
+        self.num_sample_weights = len(self.first) - num_inputs - num_outputs
+        if self.num_sample_weights not in (0, 1, num_outputs):
+            raise CompressionError(
+                f"Workload {workload.name!r} gives {self.num_sample_weights} more arrays than the {num_inputs} inputs "
+                f"and {num_outputs} outputs of the model. Give targets for each output, and weights for all or none."
+            )
+        self.steps_per_epoch = self._count()
+
+    def steps(self, num_steps: int, first_epoch: int) -> Iterator[list[np.ndarray]]:
+        """So many batches, over as many epochs as that takes."""
+        epoch = first_epoch
+        while num_steps > 0:
+            for batch in self._epoch(epoch):
+                yield batch
+                num_steps -= 1
+                if num_steps == 0:
+                    return
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> Iterator[list[np.ndarray]]:
+        return map(self._leaves, self._dataset(epoch).as_numpy_iterator())
+
+    def _dataset(self, epoch: int) -> Any:
+        return self._workload.train_data(self._workload.global_batch_size, seed=self._seed, epoch=epoch)
+
+    def _leaves(self, batch: Any) -> list[np.ndarray]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        leaves = self._taken.inputs_of(x)
+        for part in (y, sample_weight):
+            leaves = leaves + (self._taken.outputs_of(part) if part is not None else [])
+        return [sendable(leaf, f"workload {self._workload.name!r}") for leaf in leaves]
+
+    def _count(self) -> int:
+        count = int(self._dataset(0).cardinality())
+        return count if count > 0 else sum(1 for _ in self._epoch(0))
+
+
+def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, method: str, workload: Workload,
+              options: TfmotOptions, signature: CallSignature) -> dict[str, TrainingJob]:  # fmt: skip
+    """Writes what the child has to know; returns how each stage is trained.
+
+    Arguments:
+        folder: an empty folder.
+        taken: the model.
+        batches: its training data.
+        method: one of `TRAINED_METHODS`.
+        workload: what it is trained on; says loss and optimizer.
+        options: how.
+        signature: how the model is called.
+    """
+    arguments = workload.compile_args()
+    losses, weights = _losses(arguments, taken)
+    optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
+    training = {
+        stage: TrainingJob(
+            losses=losses, loss_weights=weights,
+            optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
+            learning_rate=options.learning_rate or _RATE_PARTS[stage] * _highest_rate(optimizer, workload),
+            steps_per_epoch=batches.steps_per_epoch, epochs=options.epochs_of(stage),
+            num_sample_weights=batches.num_sample_weights,
+        )
+        for stage in stages_of(method)
+    }  # fmt: skip
+    inputs = batches.first[: len(taken.graph.inputs)]
+    outputs = keras.tree.flatten(taken.model(batches.first_x, training=False))
+    arrays = {f"in{n}": array for n, array in enumerate(inputs)}
+    np.savez(folder / "check.npz", **arrays, **{f"out{n}": np.asarray(one) for n, one in enumerate(outputs)})
+    np.savez(folder / "weights.npz", **named_arrays(taken.weights()))
+    modules = {*taken.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
+    job = {
+        "method": method, "graph": taken.graph.to_json(), "options": options.to_json(), "sys_path": sys.path,
+        "modules": sorted(modules), "training": {stage: asdict(one) for stage, one in training.items()},
+        "signature": {"inputs": taken.inputs_of(signature.input_nest), "outputs": signature.output_names},
+    }  # fmt: skip
+    (folder / "job.json").write_text(json.dumps(job))
+    return training
+
+
+def saved_loss(loss: Any) -> Any:
+    """A loss as JSON that another process can make it from: a name, or where its class or function stands.
+
+    Raises:
+        CompressionError: if that is not possible; the message names the loss.
+
+    Example:
+        >>> saved_loss(keras.losses.Huber())["import"][1]
+        'Huber'
+    """
+    if loss is None or isinstance(loss, str):
+        return loss
+    is_object = isinstance(loss, keras.losses.Loss)
+    target = type(loss) if is_object else loss
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    try:
+        found = getattr(import_module(str(module)), name, None)
+        saved: dict[str, Any] = {"import": [module, name]}
+        if is_object:
+            saved["config"] = json.loads(json.dumps(loss.get_config()))
+    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
+        raise _no_loss(name or repr(loss), str(error)) from error
+    if module == "__main__" or found is not target:
+        raise _no_loss(name or repr(loss), f"it is not found as {module}.{name}")
+    return saved
+
+
+def _no_loss(name: str, why: str) -> CompressionError:
+    return CompressionError(
+        f"The loss {name} cannot be handed to another process: {why}. Define it at the top level of a module (a class "
+        "with get_config), or use a post-training method."
+    )
+
+
+def _losses(arguments: Mapping[str, Any], taken: TakenApart) -> tuple[list[Any], list[float]]:
+    """For each output of the model its loss, and the factor that it counts with."""
+    names = taken.graph.output_names
+    loss, factors = arguments.get("loss"), arguments.get("loss_weights")
+    if loss is None:
+        raise CompressionError("The workload has no loss to train on with (`compile_args` gives none).")
+    of_outputs = _spread(loss, names)
+    of_factors = [1.0] * len(names) if factors is None else _spread(factors, names)
+    return [saved_loss(one) for one in of_outputs], [1.0 if one is None else float(one) for one in of_factors]
+
+
+def _spread(given: Any, names: tuple[str, ...]) -> list[Any]:
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise CompressionError(f"There is no output {unknown[0]!r}. Outputs: {', '.join(names)}.")
+        return [given.get(name) for name in names]
+    if isinstance(given, (list, tuple)):
+        if len(given) != len(names):
+            raise CompressionError(f"{len(given)} losses or factors for {len(names)} outputs ({', '.join(names)}).")
+        return list(given)
+    return [given] * len(names)
+
+
+def _plain_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The settings of an optimizer that are numbers, texts or switches."""
+    config = optimizer.get_config()
+    return {name: value for name, value in config.items() if isinstance(value, (int, float, str, bool))}
+
+
+def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> float:
+    """The highest learning rate of the workload's schedule."""
+    rate = optimizer.get_config().get("learning_rate")
+    if not isinstance(rate, Mapping):
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    schedule = keras.optimizers.schedules.deserialize(dict(rate))
+    examples = workload.num_train_examples or workload.global_batch_size * 1000
+    num_steps = max(_LOOKS, 100 * -(-examples // workload.global_batch_size))
+    return max(float(schedule(step)) for step in np.unique(np.geomspace(1, num_steps, _LOOKS).astype(int)))
+
+
+def sendable(leaf: Any, what: str) -> np.ndarray:
+    """An array that can be sent to another process.
+
+    Raises:
+        CompressionError: for anything else than numbers.
+    """
+    array = np.asarray(leaf)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        raise CompressionError(f"Batches of {what} are of {array.dtype}, which TFMOT cannot train on. Give numbers.")
+    return array

@@ -1,0 +1,192 @@
+"""Methods that train a model on by TFMOT: quantization-aware training, pruning, clustering, and both together.
+
+TFMOT knows Keras 2 only and changes the process that imports it. It runs in a child process, to which the model is
+handed translated to `tf_keras`; what comes back are weights, or a LiteRT file.
+
+Sources:
+    Jacob et al., Quantization and training of neural networks for efficient integer-arithmetic-only inference, 2018,
+        https://arxiv.org/abs/1712.05877
+    Zhu and Gupta, To prune, or not to prune, 2017, https://arxiv.org/abs/1710.01878
+    Han et al., Deep compression, 2016, https://arxiv.org/abs/1510.00149 (clustering)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.compressing.call_signature import CallSignature, signature_of
+from tfaccel.compressing.examples import Batches
+from tfaccel.compressing.tfmot_child import Parts, run_child
+from tfaccel.compressing.tfmot_job import TrainingBatches, sendable, write_job
+from tfaccel.compressing.tfmot_options import TRAINED_METHODS, TfmotOptions, stages_of
+from tfaccel.compressing.tfmot_stream import arrays_by_path
+from tfaccel.compressing.tfmot_training import TrainingJob
+from tfaccel.compressing.translation_source import TakenApart, take_apart
+from tfaccel.errors import CompressionError
+from tfaccel.planning.near_name import near_name
+from tfaccel.planning.workload import Workload
+
+_PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}
+_SPARSE = 0.05  # part of zeros from which on weights were pruned, not clustered
+_DOING = {"qat": "training with imitated int8", "pqat": "training with imitated int8, zeros kept",
+          "cqat": "training with imitated int8, clusters kept", "prune": "pruning", "prune_2_4": "pruning 2 of 4",
+          "prune_block": "pruning blocks", "cluster": "clustering", "convert": "converting"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TfmotOutcome:
+    """What a method gave.
+
+    Attributes:
+        model: the Keras 3 model in float32 with the changed weights (prune, cluster); None otherwise.
+        litert: the LiteRT file (qat, pqat, cqat); None otherwise.
+        predictions: what the model that imitates int8 gives for each batch of held-out data, in the nest in which the
+            Keras model gives it (qat, pqat, cqat).
+        changed: layers that were pruned or clustered, by path.
+        sparsity: part of those layers' kernels that is zero.
+        notes: one line each of what has to be known.
+    """
+
+    model: keras.Model | None = None
+    litert: bytes | None = None
+    predictions: list[Any] = field(default_factory=list)
+    changed: tuple[str, ...] = ()
+    sparsity: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Reports:
+    """What the child reported."""
+
+    say: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+    changed: tuple[str, ...] = ()
+    stage: str = ""
+
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        if "stage" in report:
+            self.stage = _DOING[report["stage"]]
+            self.say(f"{self.stage} ...")
+        elif "epoch" in report:
+            place = f"epoch {report['epoch']}/{report['epochs']}, step {report['step']}/{report['steps']}"
+            self.say(f"{self.stage}: {place}, loss {report['loss']:.4g}")
+        elif "note" in report:
+            if report["note"] not in self.notes:
+                self.notes.append(report["note"])
+        elif "changed" in report:
+            self.changed = tuple(report["changed"])
+        elif report.get("kept"):
+            names = [f"{path} ({why})" for path, why in report["kept"].items()]
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            self.notes.append(f"taken along as Keras 3 has it: {'; '.join(names[:4])}{more}")
+
+
+def tfmot_variant(
+    model: keras.Model,
+    method: str,
+    *,
+    workload: Workload,
+    signature: CallSignature | None = None,
+    held_out: Batches | None = None,
+    options: TfmotOptions | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> TfmotOutcome:
+    """Trains a model on by a method of TFMOT, in a child process, and gives back what became of it.
+
+    The model that is given stays as it is.
+
+    Arguments:
+        model: a built functional or sequential Keras 3 model, of any dtype policy; it is trained on in float32.
+        method: one of `TRAINED_METHODS`.
+        workload: training data, loss and optimizer.
+        signature: how the model is called, which the LiteRT file keeps to; None to find out.
+        held_out: passes over examples to predict by the model that imitates int8; None for none.
+        options: how it is trained on; None for what suits the method.
+        say: called with a line of progress now and then.
+
+    Raises:
+        CompressionError: if TFMOT is not installed, the model cannot be translated (the message names the layer and
+            what can be done), the loss cannot be handed over, or training fails.
+
+    Example:
+        >>> from tfaccel.recipes import image_classification
+        >>> work = image_classification.workload(epochs=1)
+        >>> outcome = tfmot_variant(work.build_model(), "prune", workload=work, options=TfmotOptions(epochs=1))
+        >>> round(outcome.sparsity, 2)
+        0.8
+    """
+    check_method(method)
+    options = options or TfmotOptions()
+    taken = take_apart(model)
+    batches = TrainingBatches(workload, taken, seed=options.seed)
+    signature = signature or signature_of(taken.model, batches.first_x)
+    reports = _Reports(say)
+    with tempfile.TemporaryDirectory(prefix="tfaccel-tfmot-") as name:
+        folder = Path(name)
+        training = write_job(folder, taken, batches, method=method, workload=workload, options=options,
+                             signature=signature)  # fmt: skip
+        run_child(folder, _parts(method, training, batches, taken, held_out), reports)
+        return _outcome(folder, taken, signature, reports)
+
+
+def check_method(method: str) -> None:
+    """Raises CompressionError for an unknown method, or where TFMOT is not installed.
+
+    Example:
+        >>> check_method("qat")
+    """
+    if method not in TRAINED_METHODS:
+        hint = near_name(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
+        raise CompressionError(f"There is no method with training called {method!r}.{hint}")
+    missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise CompressionError(
+            f"Method {method} needs {' and '.join(missing)}. Install the extra: pip install 'tfaccel[compress]'."
+        )
+
+
+def _parts(method: str, training: Mapping[str, TrainingJob], batches: TrainingBatches, taken: TakenApart,
+           held_out: Batches | None) -> Parts:  # fmt: skip
+    """What is sent to the child: training batches for each stage, then held-out inputs."""
+    parts: list[Callable[[], Iterator[Sequence[np.ndarray]]]] = []
+    first_epoch = 0
+    for stage in stages_of(method):
+        job = training[stage]
+        parts.append(lambda job=job, first=first_epoch: batches.steps(job.num_steps, first))  # type: ignore[misc]
+        first_epoch += job.epochs
+
+    def inputs() -> Iterator[list[np.ndarray]]:
+        for x, _, _ in held_out() if held_out is not None else ():
+            yield [sendable(leaf, "the held-out data") for leaf in taken.inputs_of(x)]
+
+    return [*parts, inputs]
+
+
+def _outcome(folder: Path, taken: TakenApart, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
+    """Reads what the child left in the folder."""
+    notes, weights = list(reports.notes), {}
+    sparsity = 0.0
+    if (folder / "weights_out.npz").exists():
+        with np.load(folder / "weights_out.npz") as saved:
+            weights = arrays_by_path(saved)
+        kernels = [array for path in reports.changed for array in weights[path] if array.ndim >= 2]
+        sparsity = float(sum((kernel == 0).sum() for kernel in kernels) / sum(kernel.size for kernel in kernels))
+        most = max(len(np.unique(kernel)) for kernel in kernels)
+        said = f"{sparsity:.1%} of the weights are zero" if sparsity > _SPARSE else f"at most {most} values in a kernel"
+        notes.insert(0, f"{said} in {len(reports.changed)} layers")
+    if not (folder / "model.tflite").exists():
+        return TfmotOutcome(taken.with_weights(weights), None, [], reports.changed, sparsity, tuple(notes))
+    with np.load(folder / "predictions.npz") as saved:
+        rows = arrays_by_path(saved)
+    predictions = [keras.tree.pack_sequence_as(signature.output_nest, rows[str(number)]) for number in range(len(rows))]
+    litert = (folder / "model.tflite").read_bytes()
+    return TfmotOutcome(None, litert, predictions, reports.changed, sparsity, tuple(notes))

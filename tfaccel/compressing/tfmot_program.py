@@ -1,0 +1,164 @@
+"""The program of a child process in which TFMOT trains a model: TFMOT knows Keras 2 only, and changes its process.
+
+`tfmot_child` starts it with a folder and the numbers of two pipes: batches come from the first, and reports go to the
+second, a line of JSON each. The folder holds what to do (`job.json`, `weights.npz`, `check.npz`), and takes what is
+made of it (`weights_out.npz`, `predictions.npz`, `model.tflite`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot_stream import arrays_by_path, named_arrays, read_part
+from tfaccel.compressing.translation_graph import FlatGraph
+from tfaccel.errors import TfaccelError
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Program:
+    """One job.
+
+    Arguments:
+        folder: where it is described, and where results go.
+        batches: the pipe of batches.
+        reports: the file descriptor for reports.
+    """
+
+    def __init__(self, folder: Path, batches: IO[bytes], reports: int) -> None:
+        self._folder = folder
+        self._batches = batches
+        self._reports = reports
+        self._job: dict[str, Any] = json.loads((folder / "job.json").read_text())
+        self._graph = FlatGraph.from_json(self._job["graph"])
+        self._options = TfmotOptions.from_json(self._job["options"])
+        with np.load(folder / "check.npz") as check:
+            self._check = {name: check[name] for name in check.files}
+
+    def report(self, **message: Any) -> None:
+        """Sends a report."""
+        os.write(self._reports, json.dumps(message).encode() + b"\n")
+
+    def run(self) -> None:
+        """Translates the model, compares it, and goes through the stages of the method."""
+        import tf_keras
+
+        tf_keras.utils.set_random_seed(self._options.seed)
+        with np.load(self._folder / "weights.npz") as saved:
+            weights = arrays_by_path(saved)
+        stages = stages_of(self._job["method"])
+        for stage in stages:
+            self.report(stage=stage)
+            weights = self._stage(stage, weights, is_first=stage == stages[0])
+
+    def _stage(self, stage: str, weights: dict[str, list[np.ndarray]], *, is_first: bool) -> Any:
+        from tfaccel.compressing.tfmot_quantizing import quantized_model
+        from tfaccel.compressing.tfmot_sparsity import clustered_model, pruned_model
+        from tfaccel.compressing.tfmot_training import TrainingJob, tf_optimizer, train
+        from tfaccel.compressing.translation_model import assemble, check_outputs, translate
+
+        layers = translate(self._graph, weights, [self._check[f"in{n}"] for n in range(len(self._graph.inputs))])
+        if is_first:
+            expected = [self._check[f"out{n}"] for n in range(len(self._graph.outputs))]
+            inputs = [self._check[f"in{n}"] for n in range(len(self._graph.inputs))]
+            difference = check_outputs(assemble(self._graph, layers), self._graph, inputs, expected)
+            self.report(difference=difference, kept=layers.kept)
+        job = TrainingJob(**self._job["training"][stage])
+        if is_first and tf_optimizer(job)[1]:
+            self.report(note=tf_optimizer(job)[1])
+        batches = read_part(self._batches)
+        if stage in ("qat", "pqat", "cqat"):
+            quantized = quantized_model(self._graph, layers, stage)
+            self._notes(quantized.notes)
+            train(quantized.model, job, self._graph, batches, report=lambda message: self.report(**message))
+            self._finish_quantized(quantized.model)
+            return weights
+        if stage == "cluster":
+            wrapped = clustered_model(self._graph, layers, self._options)
+        else:
+            wrapped = pruned_model(self._graph, layers, stage, self._options, job.num_steps)
+        self._notes(wrapped.notes)
+        train(wrapped.model, job, self._graph, batches, callbacks=wrapped.callbacks,
+              report=lambda message: self.report(**message))  # fmt: skip
+        weights = wrapped.weights()
+        np.savez(self._folder / "weights_out.npz", **named_arrays(weights))
+        self.report(changed=sorted(wrapped.wrappers))
+        return weights
+
+    def _finish_quantized(self, model: Any) -> None:
+        """Predicts for what has been held out, and converts the model."""
+        from tfaccel.compressing.tfmot_quantizing import litert_file
+
+        num_inputs = len(self._graph.inputs)
+        rows = [_outputs(model, batch[:num_inputs]) for batch in read_part(self._batches)]
+        merged = (
+            {f"out{n}": np.concatenate([row[n] for row in rows]) for n in range(len(self._graph.outputs))}
+            if rows
+            else {}
+        )
+        np.savez(self._folder / "predictions.npz", **merged)
+        self.report(stage="convert")
+        (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
+
+    def _notes(self, notes: list[str]) -> None:
+        for note in notes:
+            self.report(note=note)
+
+
+def _outputs(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    outputs = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
+    return [np.asarray(output) for output in tf.nest.flatten(outputs)]
+
+
+def _end_with_parent(folder: Path) -> None:
+    """Ends this process when its parent is gone, which could not remove the folder either."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def main(argv: list[str]) -> None:
+    """Runs the job, and reports how it ended."""
+    folder, reports = Path(argv[1]), int(argv[3])
+    _end_with_parent(folder)
+    settings = json.loads((folder / "job.json").read_text())
+    sys.path.extend(path for path in settings["sys_path"] if path not in sys.path)
+    with os.fdopen(int(argv[2]), "rb") as batches:
+        program = Program(folder, batches, reports)
+        try:
+            for module in settings["modules"]:
+                import_module(module)
+            program.run()
+            program.report(done=True)
+        except TfaccelError as error:
+            program.report(error=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            program.report(error=f"{type(error).__name__}: {' '.join(str(error).split())[:600]}", unexpected=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever libraries do when a program ends is of no interest, and may hang
+
+
+if __name__ == "__main__":
+    main(sys.argv)

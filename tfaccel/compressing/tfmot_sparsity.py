@@ -1,0 +1,180 @@
+"""Pruning and clustering by TFMOT: which layers are wrapped, and their weights afterwards. In a child process only."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.translation_graph import FlatGraph
+from tfaccel.compressing.translation_model import TranslatedLayers, assemble
+from tfaccel.errors import CompressionError
+
+_M_BY_N = (2, 4)
+_PART_OF_STEPS = 0.5  # in which the zeros become more; in the rest they stay
+_MASK_UPDATES = 40
+_KERNELS = ("kernel", "recurrent_kernel", "embeddings", "pointwise_kernel")
+
+
+@dataclass
+class Wrapped:
+    """A model whose layers are wrapped, and what is needed to read its weights.
+
+    Arguments:
+        model: the `tf_keras` model to train.
+        callbacks: to train with.
+        variables: path -> the layer's variables, in Keras 3's order, for each layer that has some.
+        wrappers: path -> what was wrapped around the layer.
+        notes: what has to be said.
+    """
+
+    model: Any
+    callbacks: list[Any]
+    variables: dict[str, list[Any]]
+    wrappers: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def weights(self) -> dict[str, list[np.ndarray]]:
+        """Each layer's weights as they are now, without what was wrapped around it."""
+        replacements: dict[int, Any] = {}
+        for wrapper in self.wrappers.values():
+            clustered = getattr(wrapper, "original_clusterable_weights", {})
+            if clustered:
+                wrapper.update_clustered_weights_associations()
+            for name, variable in clustered.items():
+                replacements[id(variable)] = wrapper.get_weight_from_layer(name)
+        return {
+            path: [np.asarray(replacements.get(id(variable), variable)) for variable in variables]
+            for path, variables in self.variables.items()
+        }
+
+
+def pruned_model(graph: FlatGraph, layers: TranslatedLayers, method: str, options: TfmotOptions,
+                 num_steps: int) -> Wrapped:  # fmt: skip
+    """A model whose kernels lose more and more of their smallest weights while it is trained.
+
+    Raises:
+        CompressionError: if no layer can be pruned.
+    """
+    import tensorflow_model_optimization as tfmot
+
+    end = max(1, int(num_steps * _PART_OF_STEPS))
+    frequency = max(1, end // _MASK_UPDATES)
+    schedule = tfmot.sparsity.keras.PolynomialDecay(
+        initial_sparsity=0.0, final_sparsity=options.sparsity, begin_step=0, end_step=-(-end // frequency) * frequency,
+        frequency=frequency,
+    )  # fmt: skip
+    singly: list[str] = []
+
+    def wrap(path: str, layer: Any) -> Any:
+        kernels = _prunable(layer)
+        if not kernels or not layer.trainable:
+            return layer
+        arguments: dict[str, Any] = {"pruning_schedule": schedule}
+        if method == "prune_2_4":
+            if any(len(kernel.shape) not in (2, 4) for kernel in kernels):
+                return layer
+            arguments["sparsity_m_by_n"] = _M_BY_N
+        elif method == "prune_block":
+            if any(sum(size > 1 for size in kernel.shape) > 2 or min(kernel.shape) < 1 for kernel in kernels):
+                singly.append(path)
+            else:
+                arguments |= {"block_size": options.block_size, "block_pooling_type": "AVG"}
+        return tfmot.sparsity.keras.prune_low_magnitude(layer, **arguments)
+
+    wrapped = _wrapped(graph, layers, wrap, "pruned")
+    wrapped.callbacks = [tfmot.sparsity.keras.UpdatePruningStep()]
+    if singly:
+        wrapped.notes.append(f"TFMOT prunes blocks of matrices only; weight by weight it pruned {_listed(singly)}")
+    return wrapped
+
+
+def clustered_model(graph: FlatGraph, layers: TranslatedLayers, options: TfmotOptions) -> Wrapped:
+    """A model whose kernels hold few different values, which are trained.
+
+    Raises:
+        CompressionError: if no layer can be clustered.
+    """
+    import tensorflow_model_optimization as tfmot
+
+    centroids = tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS
+
+    def wrap(path: str, layer: Any) -> Any:
+        if path in layers.kept or not layer.trainable or not _clusterable(layer, options.num_clusters):
+            return layer
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tfmot.clustering.keras.cluster_weights(
+                layer, number_of_clusters=options.num_clusters, cluster_centroids_init=centroids
+            )
+
+    return _wrapped(graph, layers, wrap, "clustered")
+
+
+def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, Any], Any], done: str) -> Wrapped:
+    wrappers: dict[str, Any] = {}
+    variables = {path: _variables(layers, path) for path in layers.by_path}
+    unwrapped = []
+
+    def kept_wrap(path: str, layer: Any) -> Any:
+        result = wrap(path, layer)
+        if result is not layer:
+            wrappers[path] = result
+        elif any(len(variable.shape) >= 2 for variable in layer.trainable_variables):
+            unwrapped.append(path)
+        return result
+
+    model = assemble(graph, layers, kept_wrap)
+    if not wrappers:
+        kinds = sorted({type(layer).__name__ for layer in layers.by_path.values()})
+        raise CompressionError(
+            f"No layer of the model can be {done} by TFMOT. Received layers: {', '.join(kinds)}. Use a post-training "
+            "method (float16, dynamic, int8)."
+        )
+    notes = [f"not {done}: {_listed(unwrapped)}"] if unwrapped else []
+    return Wrapped(model, [], {path: found for path, found in variables.items() if found}, wrappers, notes)
+
+
+def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
+    layer = layers.by_path[path]
+    if path in layers.kept:
+        return [v.value for v in layer.keras_layer.weights] if hasattr(layer.keras_layer, "weights") else []
+    return list(layer.weights)
+
+
+def _prunable(layer: Any) -> list[Any]:
+    """The variables of a layer that are pruned; the layer is given the method by which TFMOT asks for them."""
+    from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
+
+    if not hasattr(layer, "get_prunable_weights"):
+        if prune_registry.PruneRegistry.supports(layer):
+            prune_registry.PruneRegistry.make_prunable(layer)
+        else:
+            layer.get_prunable_weights = lambda: [
+                variable for variable in layer.trainable_weights if _short_name(variable) in _KERNELS
+            ]
+    return list(layer.get_prunable_weights())
+
+
+def _clusterable(layer: Any, num_clusters: int) -> bool:
+    from tensorflow_model_optimization.python.core.clustering.keras import clustering_registry
+
+    kernels = [v for v in layer.trainable_weights if _short_name(v) in _KERNELS]
+    enough = bool(kernels) and all(int(np.prod(v.shape)) > num_clusters for v in kernels)
+    try:
+        return enough and bool(clustering_registry.ClusteringRegistry.supports(layer))
+    except AttributeError:  # a layer without cells that TFMOT takes for a recurrent one
+        return False
+
+
+def _short_name(variable: Any) -> str:
+    return str(variable.name.split(":")[0].split("/")[-1])
+
+
+def _listed(paths: list[str]) -> str:
+    shown = ", ".join(paths[:6])
+    return shown + (f" and {len(paths) - 6} more" if len(paths) > 6 else "")

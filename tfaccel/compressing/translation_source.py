@@ -1,0 +1,147 @@
+"""A Keras 3 model taken apart for another process: its flat graph in float32, and its weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32
+from tfaccel.errors import CompressionError
+
+_KNOWN = ("keras", "builtins", "")  # modules that need not be imported
+_POST_TRAINING = "or use a post-training method (float16, dynamic, int8)"
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """A model as what another process can build it from.
+
+    Attributes:
+        model: a copy that calculates in float32.
+        graph: its calls.
+        modules: that define its layers, and have to be imported to build it.
+    """
+
+    model: keras.Model
+    graph: FlatGraph
+    modules: tuple[str, ...]
+
+    def weights(self) -> dict[str, list[np.ndarray]]:
+        """The weights of each layer that has some, by path."""
+        return {
+            path: [np.asarray(array) for array in layer.get_weights()]
+            for path, layer in leaf_layers(self.model)
+            if path in self.graph.layers and layer.get_weights()
+        }
+
+    def with_weights(self, weights: Mapping[str, Sequence[np.ndarray]]) -> keras.Model:
+        """The copy, with these weights."""
+        for path, layer in leaf_layers(self.model):
+            if path in weights:
+                layer.set_weights(list(weights[path]))
+        return self.model
+
+    def inputs_of(self, x: Any) -> list[Any]:
+        """The leaves of a batch's inputs, in the order of the graph's inputs.
+
+        Raises:
+            CompressionError: if there are others than the model takes.
+        """
+        names = [one.name for one in self.graph.inputs]
+        if isinstance(x, Mapping) and all(name in x for name in names):
+            return [x[name] for name in names]
+        leaves = keras.tree.flatten(x)
+        if len(leaves) != len(names):
+            raise CompressionError(
+                f"The model takes {len(names)} inputs ({', '.join(names)}). Received: a batch with {len(leaves)}."
+            )
+        return leaves
+
+    def outputs_of(self, structure: Any) -> list[Any]:
+        """The leaves of targets or outputs, in the order of the graph's outputs."""
+        names = self.graph.output_names
+        if isinstance(structure, Mapping) and set(structure) == set(names):
+            return [structure[name] for name in names]
+        return list(keras.tree.flatten(structure))
+
+
+def take_apart(model: keras.Model) -> TakenApart:
+    """The flat graph of a model, and a copy of it that calculates in float32.
+
+    Raises:
+        CompressionError: for a subclassed model, one that is not built, or a layer that cannot be saved; the message
+            names it.
+
+    Example:
+        >>> layers = [keras.Input((4,)), keras.layers.Dense(2, name="scores", dtype="mixed_bfloat16")]
+        >>> taken = take_apart(keras.Sequential(layers))
+        >>> list(taken.graph.layers), taken.model.dtype_policy.name
+        (['scores'], 'float32')
+    """
+    if not model.built:
+        raise CompressionError(f"Model {model.name!r} is not built: it has no weights yet. Train it, or call it once.")
+    _check_classes(model)
+    try:
+        saved = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise CompressionError(
+            f"Model {model.name!r} cannot be saved, and so not be translated: {' '.join(str(error).split())[:300]}. "
+            f"Give its layers a get_config, {_POST_TRAINING}."
+        ) from error
+    saved.pop("compile_config", None)
+    serialized = in_float32(saved)
+    graph = flat_graph(serialized)
+    rebuilt: keras.Model = keras.saving.deserialize_keras_object(copy.deepcopy(serialized), safe_mode=False)
+    rebuilt.set_weights(model.get_weights())
+    return TakenApart(rebuilt, graph, tuple(sorted(_modules(serialized))))
+
+
+def leaf_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
+    """The layers of a model by path; functional and sequential models inside it are opened.
+
+    Example:
+        >>> inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="dense")], name="inner")
+        >>> [path for path, _ in leaf_layers(keras.Sequential([keras.Input((4,)), inner]))]
+        ['inner/dense']
+    """
+    for layer in model.layers:
+        if type(layer).__name__ in ("Functional", "Sequential") and isinstance(layer, keras.Model):
+            yield from leaf_layers(layer, f"{prefix}{layer.name}/")
+        elif not isinstance(layer, keras.layers.InputLayer):
+            yield f"{prefix}{layer.name}", layer
+
+
+def _check_classes(model: keras.Model) -> None:
+    """Raises CompressionError for layers that another process could not make again; the message names them."""
+    if type(model).__name__ not in ("Functional", "Sequential", "Model"):
+        flat_graph({"class_name": type(model).__name__, "config": {}})  # refuses it by name
+    paths: dict[int, str] = {}
+    for path, layer in leaf_layers(model):
+        if paths.setdefault(id(layer), path) != path:
+            raise CompressionError(
+                f"Layer {path!r} is the same as {paths[id(layer)]!r} in another model inside this one; what Keras saves "
+                f"does not tell that. Call the layer in one model only, {_POST_TRAINING}."
+            )
+        if type(layer).__module__ == "__main__":
+            raise CompressionError(
+                f"Layer {path!r} is of class {type(layer).__name__}, which is defined in the program itself and cannot "
+                f"be imported by another process. Move the class to a module, {_POST_TRAINING}."
+            )
+
+
+def _modules(structure: Any) -> set[str]:
+    """Modules, other than Keras's, in what Keras saved."""
+    if isinstance(structure, Mapping):
+        found = {name for value in structure.values() for name in _modules(value)}
+        module = structure.get("module")
+        is_own = isinstance(module, str) and "class_name" in structure and module.split(".")[0] not in _KNOWN
+        return found | ({str(module)} if is_own else set())
+    if isinstance(structure, (list, tuple)):
+        return {name for value in structure for name in _modules(value)}
+    return set()

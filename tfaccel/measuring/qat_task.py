@@ -1,0 +1,102 @@
+"""A model that int8 after training costs a few points, for the benchmark of quantization-aware training.
+
+A depthwise network without normalization learns the digits. Then the channels of each layer are spread: the output of
+channel c is multiplied by a factor and what the next layer does with it is divided by the same factor, which changes
+nothing in float32, since a ReLU keeps positive factors. Such spread ranges are what trained mobile networks are found
+to have, and why int8 costs them accuracy: all channels of a layer share one scale.
+
+Source: Nagel et al., Data-free quantization through weight equalization and bias correction, 2019,
+    https://arxiv.org/abs/1906.04721 (which goes the other way, from spread channels to even ones)
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.digits import digits
+from tfaccel.data.image_batches import ImageBatches
+from tfaccel.data.image_moves import ImageMoves
+from tfaccel.planning.workload import Workload
+
+EPOCHS = 30
+GLOBAL_BATCH_SIZE = 64
+FILTERS = (16, 24, 32)
+SPREAD = 2.0  # standard deviation of the factors' natural logarithms
+_LEARNING_RATE = 3e-3
+
+
+def build_model() -> keras.Model:
+    """A fresh network: raw pixel values in, a logit for each of ten digits out.
+
+    Example:
+        >>> build_model().output_shape
+        (None, 10)
+    """
+    layers = keras.layers
+    parts: list[Any] = [keras.Input((8, 8, 1), name="pixels"), layers.Rescaling(1 / 127.5, -1.0, name="scaled")]
+    parts.append(layers.Conv2D(FILTERS[0], 3, padding="same", activation="relu", name="first"))
+    for number, filters in enumerate(FILTERS):
+        depthwise: dict[str, Any] = {"padding": "same", "activation": "relu", "name": f"depthwise_{number}"}
+        parts.append(layers.DepthwiseConv2D(3, 2 if number == 1 else 1, **depthwise))
+        parts.append(layers.Conv2D(filters, 1, activation="relu", name=f"pointwise_{number}"))
+    parts += [layers.GlobalAveragePooling2D(name="pooled"), layers.Dense(10, name="logits")]
+    return keras.Sequential(parts, name="depthwise_digits")
+
+
+def workload(*, epochs: int = EPOCHS) -> Workload:
+    """What the network learns: the digits, moved about a little.
+
+    Arguments:
+        epochs: for the learning rate's schedule.
+    """
+    images = digits()
+    batches = ImageBatches(images, ImageMoves(rotation=0.2, zoom=0.1, shift=0.1))
+    num_steps = epochs * (images.num_train_images // GLOBAL_BATCH_SIZE)
+
+    def compile_args() -> dict[str, Any]:
+        rate = keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, num_steps)
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+        return {"optimizer": keras.optimizers.Adam(rate), "loss": loss, "metrics": ["accuracy"]}
+
+    def train_data(global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+        return batches.train(global_batch_size, seed=seed, epoch=epoch)
+
+    return Workload(
+        name="depthwise_digits", build_model=build_model, compile_args=compile_args, train_data=train_data,
+        validation_data=batches.test, global_batch_size=GLOBAL_BATCH_SIZE, num_train_examples=images.num_train_images,
+        options={"epochs": epochs},
+    )  # fmt: skip
+
+
+def spread_channels(model: keras.Model, *, spread: float = SPREAD, seed: int = 0) -> None:
+    """Gives the channels of the network's layers different ranges, in place; what it calculates stays the same.
+
+    Arguments:
+        model: from `build_model`.
+        spread: standard deviation of the natural logarithms of the factors.
+        seed: of the factors.
+
+    Example:
+        >>> model = build_model()
+        >>> images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1))
+        >>> before = model(images)
+        >>> spread_channels(model)
+        >>> bool(np.allclose(before, model(images), rtol=1e-3, atol=1e-3))
+        True
+    """
+    generator = np.random.default_rng(seed)
+    convolutions = [
+        layer for layer in model.layers if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D))
+    ]
+    for layer, following in itertools.pairwise(convolutions):
+        kernel, bias = layer.get_weights()
+        factors = np.exp(generator.normal(0.0, spread, bias.shape)).astype(np.float32)
+        depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+        layer.set_weights([kernel * (factors[:, None] if depthwise else factors), bias * factors])
+        kernel, bias = following.get_weights()
+        following.set_weights([kernel / factors[:, None], bias])
