@@ -35,6 +35,7 @@ from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
+from tfaccel.data.raw_input import ImageInput
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.classifier_compile_args import classifier_compile_args
@@ -153,6 +154,7 @@ def workload(
         callbacks=options.callbacks,
         augment=None if augmentation == "none" else augment,
         augment_mixes_rows=mixes_rows,
+        raw_input=ImageInput.of(images),
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,

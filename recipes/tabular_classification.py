@@ -32,6 +32,7 @@ import numpy as np
 
 from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
+from tfaccel.data.raw_input import TableInput
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
@@ -138,6 +139,7 @@ def workload(
         train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
+        raw_input=TableInput.of(table.encoding),
         global_batch_size=global_batch_size,
         num_train_examples=len(table.train.targets),
         flops_per_example=cost.flops_per_example,

@@ -39,6 +39,7 @@ import numpy as np
 
 from tfaccel.data.data_place import data_place
 from tfaccel.data.full_batch import check_one_batch
+from tfaccel.data.raw_input import TextInput
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
 from tfaccel.data.train_data import train_data_of
@@ -159,6 +160,7 @@ def workload(
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
+        raw_input=TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),
         global_batch_size=global_batch_size,
         num_train_examples=len(texts.train_texts),
         flops_per_example=costs.flops_per_example,

@@ -47,6 +47,7 @@ from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
+from tfaccel.data.raw_input import ImageInput
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
@@ -173,6 +174,7 @@ def workload(
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
+        raw_input=ImageInput.of(images),
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=None if costs is None else costs.flops_per_example,

@@ -38,6 +38,9 @@ class Workload:
             (MixUp), or their random numbers are drawn for the batch; `train_data(..., augmented=False)` is then never
             asked for a shard. False: of some rows it makes those rows.
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
+        raw_input: what the model's tensors are made of (image files, texts, rows of a table), and the names of its
+            classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
+            takes raw inputs. None where only tensors are taken.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
         num_train_examples: examples in one epoch; None if it is not known.
         flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
@@ -63,6 +66,7 @@ class Workload:
     callbacks: Callable[[], Sequence[Any]] | None = None
     augment: Callable[[Any], Any] | None = None
     augment_mixes_rows: bool = False
+    raw_input: Any = None
     global_batch_size: int
     num_train_examples: int | None = None
     flops_per_example: float | None = None
@@ -80,6 +84,11 @@ class Workload:
             raise WorkloadError(
                 "A workload with `augment` has a train_data that takes `augmented`, for batches before augmentation: "
                 "train_data(global_batch_size, *, seed, epoch, augmented=True). Received one that does not take it."
+            )
+        if self.raw_input is not None and not callable(getattr(self.raw_input, "to_json", None)):
+            raise WorkloadError(
+                "A workload's raw_input must be an ImageInput, TextInput or TableInput of `tfaccel.data.raw_input`, or "
+                f"None. Received: raw_input={self.raw_input!r:.200}."
             )
         for name in ("global_batch_size", "num_train_examples", "num_parameters"):
             value = getattr(self, name)

@@ -87,6 +87,11 @@ class RunDir:
         file = self.path / "result.json"
         return dict(json.loads(file.read_text())) if self.resumes and file.exists() else None
 
+    def write_raw_input(self, raw_input: Any) -> None:
+        """Writes what raw inputs are, if that is known."""
+        if self.writes and raw_input is not None:
+            write_json(self.path / "raw_input.json", raw_input.to_json())
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the outcome of the run."""
         if self.writes:

@@ -35,7 +35,8 @@ def train(
     """Trains a workload as a plan says, and leaves a run directory.
 
     The directory holds `config.json`, `plan.json`, `metrics.jsonl` (one line an epoch), `checkpoints/`, `tensorboard/`,
-    `model.keras` and `result.json`. Files are written by the chief only, each whole or not at all.
+    `model.keras` and `result.json`; `raw_input.json` too, where the workload says what raw inputs are. Files are
+    written by the chief only, each whole or not at all.
 
     Args:
         workload: what to train.
@@ -93,6 +94,7 @@ def train(
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
     result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
+    directory.write_raw_input(workload.raw_input)
     directory.write_result(result.to_json())
     return result
 

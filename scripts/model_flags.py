@@ -1,0 +1,74 @@
+"""The flags that name a trained model, shared by the commands that use one."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfaccel.errors import ExportError
+from tfaccel.exporting.load_model import ModelPlace, place_of_run, url_name
+from tfaccel.scripts.scoped_flags import Flag, value
+
+MODEL_FLAGS: dict[str, Flag] = {
+    "run_dir": (str, "the folder of a run that `tfaccel train` left"),
+    "model": (str, "in place of --run_dir: a .keras file, a SavedModel, or a folder of its versions or of an export"),
+    "modules": ([], "modules of your own that define layers of a .keras file; only name those that you trust"),
+    "name": (str, "the model's name; by default that of the recipe, of the export or of the file"),
+}
+
+
+def chosen_place() -> ModelPlace:
+    """The model that --run_dir or --model names.
+
+    Raises:
+        ExportError: if none or both are given, or what is named is no model.
+    """
+    run_dir, model = value("run_dir"), value("model")
+    if (run_dir is None) == (model is None):
+        received = "neither" if run_dir is None else "both"
+        raise ExportError(f"Give --run_dir=DIR or --model=PATH. Received: {received}.")
+    place = place_of_run(run_dir) if run_dir is not None else _place_of_model(Path(model))
+    name = value("name")
+    if name is not None and url_name(name) != name:
+        raise ExportError(f"--name must have letters, digits, '-', '_' and '.' only. Received: --name={name}.")
+    return ModelPlace(place.path, name or place.name, place.raw_input)
+
+
+def _place_of_model(path: Path) -> ModelPlace:
+    if not path.exists():
+        raise ExportError(f"There is no file or folder {path} (--model).")
+    if path.is_file():
+        return ModelPlace(path, url_name(path.stem))
+    if (path / "config.json").is_file() and (path / "model.keras").is_file():
+        return place_of_run(path)
+    from tfaccel.exporting.saved_model_files import read_notes, version_folders
+
+    folder = path / "saved_model" if (path / "export.json").is_file() else path
+    places = [*reversed(version_folders(folder).values()), folder]
+    noted = next(filter(None, (read_notes(place)[0] for place in places)), None)
+    return ModelPlace(folder, url_name(noted or path.resolve().name))
+
+
+def quiet_tensorflow() -> None:
+    """What TensorFlow tells of itself is left out, unless the user asks for it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@contextlib.contextmanager
+def shown_log(*, program: str) -> Iterator[None]:
+    """Shows tfaccel's messages on standard error."""
+    logger = logging.getLogger("tfaccel")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"{program}: %(message)s"))
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -1,0 +1,91 @@
+"""Predicts files and folders with a trained model, and writes a line for each.
+
+tfaccel predict --run_dir=runs/digits --input=photos --output=classes.csv
+tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.jsonl
+tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
+
+Images (PNG, JPEG), texts (.txt: a line each; a folder: a file each; a table with a column of texts), tables (.csv,
+.parquet) and arrays (.npy, .npz) are read, as the model takes them. Files that cannot be read are named and passed
+over; the exit status is then 1.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from tfaccel.errors import DataError
+from tfaccel.scripts.command import run_command
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, quiet_tensorflow
+from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
+
+_FLAGS: dict[str, Flag] = {
+    **MODEL_FLAGS,
+    "input": (str, "a file or folder to predict"),
+    "output": (str, "a file that ends in .csv or .jsonl"),
+    "text_column": ("text", "the column of a table that holds the texts"),
+    "rows_at_once": (64, "rows of a batch"),
+    "json": (False, "print what was done as JSON"),
+    "quiet": (False, "no progress"),
+}
+_QUIET_SECONDS = 2.0  # before progress is shown
+_MOST_NAMED = 20  # files that cannot be read
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    with scoped_flags(_FLAGS, __name__):
+        return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    for name in ("input", "output"):
+        if not value(name):
+            raise DataError(f"Give --{name}={_FLAGS[name][1]}.")
+    if value("rows_at_once") < 1:
+        raise DataError(f"--rows_at_once must be at least 1. Received: --rows_at_once={value('rows_at_once')}.")
+    if not Path(value("input")).exists():
+        raise DataError(f"There is no file or folder {value('input')} (--input).")
+    place, output = chosen_place(), Path(value("output"))
+    quiet_tensorflow()
+    from tfaccel.exporting.file_rows import read_rows
+    from tfaccel.exporting.predict_files import check_output, predict_files
+    from tfaccel.exporting.predictor import Predictor
+
+    check_output(output)
+    predictor = Predictor(place, modules=value("modules"))
+    rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, text_column=value("text_column"))
+    progress = _Progress()
+    found = predict_files(predictor, rows, output, rows_at_once=value("rows_at_once"), progress=progress)
+    progress.close()
+    for name, reason in list(found.unreadable.items())[:_MOST_NAMED]:
+        print(f"predict: cannot read {name}: {reason}", file=sys.stderr)
+    if len(found.unreadable) > _MOST_NAMED:
+        print(f"predict: and {len(found.unreadable) - _MOST_NAMED} more", file=sys.stderr)
+    if value("json"):
+        print(json.dumps({"output": str(output), "num_rows": found.num_rows, "unreadable": dict(found.unreadable),
+                          "counts": dict(found.counts)}, indent=2))  # fmt: skip
+    else:
+        classes = ", ".join(f"{name}: {count}" for name, count in found.counts.items())
+        print(f"{found.num_rows} rows in {output}{f' ({classes})' if classes else ''}")
+    return 1 if found.unreadable else 0
+
+
+class _Progress:
+    """One line on standard error, from two seconds on."""
+
+    def __init__(self) -> None:
+        self._start, self._is_shown = time.monotonic(), False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not value("quiet") and time.monotonic() - self._start >= _QUIET_SECONDS and sys.stderr.isatty():
+            print(f"\rpredicted {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
+            self._is_shown = True
+
+    def close(self) -> None:
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(["predict", *sys.argv[1:]]))

@@ -1,0 +1,85 @@
+"""Serves a model over HTTP, with TensorFlow Serving's REST protocol.
+
+tfaccel serve --run_dir=runs/digits
+tfaccel serve --model=digits --port=8501                  # a folder that `tfaccel export` wrote, or of versions
+
+POST /v1/models/NAME[/versions/N]:predict and :classify; GET /v1/models/NAME[/versions/N], .../metadata, /healthz,
+/readyz and /metrics. A folder of versions is watched: a new version is served once it is loaded, and no request is
+dropped. SIGTERM ends the server when the requests that it took are answered. Needs pip install 'tfaccel[serve]'.
+"""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import VersionError
+from tfaccel.exporting.load_model import ModelPlace
+from tfaccel.scripts.command import run_command
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, quiet_tensorflow, shown_log
+from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
+from tfaccel.serving.options import ServeOptions
+
+_OPTIONS: dict[str, Flag] = {
+    "host": ("127.0.0.1", "the address to listen on; 0.0.0.0 is reached from other machines, and asks for no password"),
+    "port": (8501, "the port; 0 for any that is free"),
+    "max_batch_size": (32, "rows that are given to the model at once, at most; 1 for no batching"),
+    "batch_wait_ms": (2.0, "milliseconds that a request waits for others to share a batch with"),
+    "max_queue": (256, "requests that wait for the model, at most; others are answered with 429"),
+    "max_request_bytes": (32 * 2**20, "the largest body of a request; larger ones are answered with 413"),
+    "poll_seconds": (1.0, "how often the folder of versions is looked at"),
+    "max_versions": (0, "the newest so many versions are served; 0 for all that are there"),
+    "stop_seconds": (30.0, "how long requests that are being answered may take after SIGTERM"),
+}
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "orjson")
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    with scoped_flags({**MODEL_FLAGS, **_OPTIONS}, __name__):
+        return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
+    options = ServeOptions(**{name: value(name) for name in _OPTIONS})
+    place = chosen_place()
+    from tfaccel.serving.address import check_address
+
+    check_address(options.host, options.port)
+    quiet_tensorflow()
+    with shown_log(program="serve"), _saved_model(place) as folder:
+        from tfaccel.serving.server import serve
+
+        serve(folder, place.name, options, on_ready=_say(place.name))
+    return 0
+
+
+def _say(name: str) -> Any:
+    def say(url: str, versions: Any) -> None:
+        numbers = ", ".join(str(version) for version in sorted(versions.states()))
+        print(f"Serving {name} (version {numbers}) at {url}/v1/models/{name}", flush=True)
+
+    return say
+
+
+@contextlib.contextmanager
+def _saved_model(place: ModelPlace) -> Iterator[Path]:
+    """The folder of the SavedModel; one is made for the time being of a `.keras` file."""
+    if place.path.is_dir():
+        yield place.path
+        return
+    from tfaccel.exporting.served_copy import write_served_copy
+
+    with tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
+        write_served_copy(place, Path(folder), modules=value("modules"))
+        yield Path(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run(["serve", *sys.argv[1:]]))

@@ -1,0 +1,157 @@
+"""Signatures have the model's names, and raw ones make of images and texts what training made of them."""
+
+import io
+
+import numpy as np
+import pytest
+from export_models import IMAGES, TEXTS, image_model, pixels, several_model, text_model
+from PIL import Image
+
+from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.data.text_vocabulary import Vocabulary, padded
+from tfaccel.errors import ExportError
+
+ODD_TEXTS = [
+    "It's 3,5 \u2014 is it nice?", "", "\u00c4RGER\u00a0na\u00efve\u3000\u4f60\u597d", "a_b-c d\te\nf\u2028g\x1ch\x85i",
+    "\u0130stanbul \u03a3\u03a3 \u00df\u1e9e", "x\u0301y \U0001f600!! \u0663\u00b2\u2167\u0e33", "...",
+    "don\u2019t \u201cquote\u201d",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u0939\u093f\u0928\u094d\u0926\u0940",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tensorflow(logical_devices):
+    """TensorFlow, started as the tests want it."""
+
+
+def specs_of(function):
+    from tfaccel.exporting.signatures import input_specs
+
+    return {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in input_specs(function).items()}
+
+
+def test_names_are_those_of_the_model():
+    from tfaccel.exporting.signatures import output_specs, signatures_of
+
+    functions = signatures_of(image_model(), IMAGES).functions
+    assert specs_of(functions["serving_default"]) == {"pixels": ([None, 8, 8, 1], "float32")}
+    assert list(output_specs(functions["serving_default"])) == ["logits"]
+    assert specs_of(functions["serving_raw"]) == {"image_bytes": ([None], "string")}
+    assert sorted(output_specs(functions["serving_raw"])) == ["label", "probabilities"]
+    ((name, function),) = signatures_of(several_model()).functions.items()
+    assert name == "serving_default"
+    assert specs_of(function) == {"past": ([None, None, 2], "float32"), "kind": ([None, 1], "int32")}
+    outputs = {name: spec.dtype.name for name, spec in output_specs(function).items()}
+    assert outputs == {"level": "float32", "trend": "float32"}
+
+
+def test_names_that_keras_made_up_are_left_out():
+    import keras
+
+    from tfaccel.exporting.signatures import signatures_of
+
+    one = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert list(signatures_of(one).inputs) == ["inputs"]
+    pair = [keras.Input((2,)), keras.Input((3,))]
+    two = keras.Model(pair, keras.layers.Concatenate()(pair))
+    assert list(signatures_of(two).inputs) == ["inputs_0", "inputs_1"]
+
+
+def test_class_of_its_own_needs_a_sample():
+    import keras
+
+    from tfaccel.exporting.signatures import signatures_of
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return {"y": self.dense(x["a"])}
+
+    model, sample = Own(), {"a": np.zeros((4, 3))}
+    model(sample)
+    with pytest.raises(ExportError, match=r"Own does not say what it takes.*Give a batch: export\(\.\.\., sample=x\)"):
+        signatures_of(model)
+    assert specs_of(signatures_of(model, sample=sample).functions["serving_default"]) == {"a": ([None, 3], "float32")}
+
+
+def test_words_in_the_graph_are_those_of_training():
+    import tensorflow as tf
+
+    from tfaccel.exporting.preprocessing import preprocessing
+
+    vocabulary = Vocabulary.of(ODD_TEXTS, unit="words")
+    encode, spec, _ = preprocessing(TextInput(vocabulary=vocabulary, num_tokens=12))
+    found = tf.function(encode, input_signature=[spec])(tf.constant(ODD_TEXTS)).numpy()
+    wanted = padded([vocabulary.encode(text) for text in ODD_TEXTS], 12)
+    assert found.tolist() == wanted.tolist()
+    assert (found > 1).sum() > 30
+
+
+def test_characters_in_the_graph_are_those_of_training():
+    import tensorflow as tf
+
+    from tfaccel.exporting.preprocessing import preprocessing
+
+    vocabulary = Vocabulary.of(ODD_TEXTS[:4], unit="characters")
+    encode, _, _ = preprocessing(TextInput(vocabulary=vocabulary, num_tokens=20))
+    wanted = padded([vocabulary.encode(text) for text in ODD_TEXTS], 20)
+    assert encode(tf.constant(ODD_TEXTS)).numpy().tolist() == wanted.tolist()
+
+
+def test_images_in_the_graph_are_those_of_training(tmp_path):
+    import tensorflow as tf
+
+    from tfaccel.data.image_decoding import decoder
+    from tfaccel.data.image_set import ImageSet
+    from tfaccel.exporting.preprocessing import preprocessing
+
+    rng, contents = np.random.default_rng(0), []
+    for number, (size, mode) in enumerate([((9, 13), "RGB"), ((8, 8), "L"), ((40, 31), "RGBA")]):
+        shape = (*size[::-1], len(mode)) if len(mode) > 1 else size[::-1]
+        picture = Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8), mode)
+        kind = "JPEG" if number == 0 else "PNG"
+        picture.save(tmp_path / f"{number}", kind)
+        contents.append((tmp_path / f"{number}").read_bytes())
+    of = ImageSet(
+        class_names=("a", "b"), image_size=8, num_channels=3, num_train_images=3, num_test_images=0, load=tuple
+    )
+    trained_on = decoder(tuple(str(tmp_path / f"{number}") for number in range(3)), of)(tf.range(3)).numpy()
+    decode, _, _ = preprocessing(ImageInput(image_size=8, num_channels=3))
+    assert np.array_equal(decode(tf.constant(contents)).numpy(), trained_on.astype(np.float32))
+
+
+def test_raw_rows_give_what_their_tensors_give():
+    import tensorflow as tf
+
+    from tfaccel.exporting.signatures import signatures_of
+
+    model = image_model()
+    content = io.BytesIO()
+    Image.fromarray(pixels(1)[0, ..., 0].astype(np.uint8)).save(content, "PNG")
+    outputs = signatures_of(model, IMAGES).functions["serving_raw"](image_bytes=tf.constant([content.getvalue()]))
+    logits = model(pixels(1)).numpy()
+    wanted = np.exp(logits) / np.exp(logits).sum()
+    assert np.allclose(outputs["probabilities"], wanted, atol=1e-6)
+    assert outputs["label"].numpy().tolist() == [IMAGES.class_names[logits.argmax()].encode()]
+    texts = signatures_of(text_model(), TEXTS).functions["serving_raw"](text=tf.constant(["It's nice", ""]))
+    assert texts["probabilities"].shape == (2, 2)
+
+
+def test_raw_inputs_that_do_not_fit_are_refused():
+    from tfaccel.exporting.signatures import signatures_of
+
+    with pytest.raises(ExportError, match=r"takes tensors of shape .*8, 8, 1.*raw inputs give .*9, 9, 1"):
+        signatures_of(image_model(), ImageInput(image_size=9, num_channels=1))
+    with pytest.raises(ExportError, match=r"Raw inputs are known for models of one input\. Received a model of 2"):
+        signatures_of(several_model(), IMAGES)
+
+
+def test_outputs_that_are_no_classes_keep_their_names():
+    from tfaccel.exporting.signatures import output_specs, signatures_of
+
+    raw = ImageInput(image_size=8, num_channels=1)
+    assert list(output_specs(signatures_of(image_model(), raw).functions["serving_raw"])) == ["logits"]
+    assert list(signatures_of(image_model(), RawInput(class_names=("a",))).functions) == ["serving_default"]

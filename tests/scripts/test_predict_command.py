@@ -1,0 +1,205 @@
+"""`tfaccel predict`: files and folders of every kind, what cannot be read, and one clear line for bad input."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.data.raw_input import ImageInput, TableInput, TextInput
+from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.scripts import predict as predict_command
+
+IMAGES = ImageInput(image_size=8, num_channels=1, class_names=("dark", "light"))
+TEXTS = TextInput(vocabulary=Vocabulary(unit="words", tokens=("good", "bad")), num_tokens=4, class_names=("yes", "no"))
+TABLE = TableInput.of(
+    TableEncoding(numeric=(NumericColumn("age", 4.0, 1.0, True),), categorical=(CategoricalColumn("kind", ("cat",)),),
+                  target="stays", class_names=("no", "yes"))
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, logical_devices):
+    """Run directories of three models, and a SavedModel without a signature."""
+    import keras
+
+    folder = tmp_path_factory.mktemp("runs")
+
+    def save(name, model, raw_input):
+        (folder / name).mkdir()
+        model.save(folder / name / "model.keras")
+        (folder / name / "config.json").write_text(json.dumps({"recipe": name}))
+        if raw_input is not None:
+            (folder / name / "raw_input.json").write_text(json.dumps(raw_input.to_json()))
+
+    constant = keras.initializers.Constant
+    layers = keras.layers
+    light = layers.Dense(2, kernel_initializer=constant([[-1.0, 1.0]]), bias_initializer=constant([127.0, -127.0]))
+    save(
+        "images",
+        keras.Sequential([keras.Input((8, 8, 1), name="pixels"), layers.GlobalAveragePooling2D(), light]),
+        IMAGES,
+    )
+    table = [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [9.0, 0.0], [0.0, 9.0]]
+    embedding = layers.Embedding(6, 2, embeddings_initializer=constant(table))
+    words = keras.Input((4,), dtype="int32", name="words")
+    save("texts", keras.Model(words, layers.GlobalAveragePooling1D()(embedding(words))), TEXTS)
+    inputs = {
+        "numbers": keras.Input((1,), name="numbers"),
+        "categories": keras.Input((1,), dtype="int32", name="categories"),
+    }
+    both = layers.Concatenate()(
+        [keras.ops.nan_to_num(inputs["numbers"]), keras.ops.cast(inputs["categories"], "float32")]
+    )
+    save(
+        "table",
+        keras.Model(inputs, layers.Dense(2, kernel_initializer=constant([[1.0, 0.0], [0.0, 1.0]]))(both)),
+        TABLE,
+    )
+    save("numbers", keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_initializer="ones", name="sum")]), None)
+    return folder
+
+
+@pytest.fixture
+def predict(tmp_path, monkeypatch, capsys):
+    """A function that runs the command in an empty folder: status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    def run(*arguments):
+        status = predict_command.run(["tfaccel predict", *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
+    (tmp_path / "photos/sub").mkdir(parents=True)
+    for number in range(5):
+        Image.new("L", (12, 9), 255 * (number % 2)).save(tmp_path / f"photos/{number}.png")
+    Image.new("RGB", (30, 30), (9, 9, 9)).save(tmp_path / "photos/sub/x.jpg")
+    (tmp_path / "photos/2.png").write_text("no image")
+    status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv", "--rows_at_once=2")
+    assert status == 1
+    assert "predict: cannot read photos/2.png: Cannot read the image photos/2.png: it is no image" in err
+    rows = rows_of(tmp_path / "out.csv")
+    assert [row["input"] for row in rows] == [
+        f"photos/{name}" for name in ("0.png", "1.png", "3.png", "4.png", "sub/x.jpg")
+    ]
+    assert [row["class"] for row in rows] == ["dark", "light", "light", "dark", "dark"]
+    assert float(rows[0]["probability"]) == pytest.approx(1.0)
+    assert list(rows[0]) == ["input", "class", "probability", "p(dark)", "p(light)"]
+    assert out == "5 rows in out.csv (dark: 3, light: 2)\n"
+
+
+def test_arrays_and_a_single_image_as_json_lines(predict, runs, tmp_path):
+    np.save(tmp_path / "x.npy", np.full((3, 8, 8, 1), 255, np.uint8))
+    status, out, _ = predict(f"--run_dir={runs}/images", "--input=x.npy", "--output=out.jsonl", "--json")
+    assert (status, json.loads(out)["counts"]) == (0, {"light": 3})
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["input"] for line in lines] == ["0", "1", "2"]
+    assert lines[0]["probabilities"]["light"] == pytest.approx(1.0)
+    Image.new("L", (8, 8), 0).save(tmp_path / "one.png")
+    assert predict(f"--run_dir={runs}/images", "--input=one.png", "--output=one.jsonl")[0] == 0
+    assert json.loads((tmp_path / "one.jsonl").read_text())["class"] == "dark"
+
+
+def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
+    (tmp_path / "texts.txt").write_text("Good.\n\nBad, bad!\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.txt").write_text("bad")
+    (tmp_path / "folder/b.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "table.csv").write_text("id,review\n1,good good\n2,bad\n")
+    run = f"--run_dir={runs}/texts"
+    assert predict(run, "--input=texts.txt", "--output=1.csv")[0] == 0
+    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+        ("texts.txt:1", "yes"), ("texts.txt:3", "no"),
+    ]  # fmt: skip
+    status, _, err = predict(run, "--input=folder", "--output=2.csv")
+    assert (status, "cannot read folder/b.txt" in err) == (1, True)
+    assert [row["class"] for row in rows_of(tmp_path / "2.csv")] == ["no"]
+    assert predict(run, "--input=table.csv", "--text_column=review", "--output=3.csv")[0] == 0
+    assert [row["class"] for row in rows_of(tmp_path / "3.csv")] == ["yes", "no"]
+
+
+def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
+    (tmp_path / "rows.csv").write_text("kind;age;more\ncat;9;x\ndog;0.5;y\ncat;;z\n")
+    assert predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")[0] == 0
+    assert [row["class"] for row in rows_of(tmp_path / "out.csv")] == ["no", "yes", "yes"]
+
+
+def test_numbers_without_classes_keep_the_names_of_the_outputs(predict, runs, tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
+    assert predict(f"--run_dir={runs}/numbers", "--input=rows.csv", "--output=out.csv")[0] == 0
+    assert rows_of(tmp_path / "out.csv")[1] == {"input": "1", "sum_0": "15", "sum_1": "15"}
+
+
+def test_saved_model_predicts_as_its_run(predict, runs, tmp_path):
+    from tfaccel.exporting.load_model import place_of_run
+    from tfaccel.exporting.served_copy import write_served_copy
+
+    write_served_copy(place_of_run(runs / "images"), tmp_path)
+    Image.new("L", (8, 8), 255).save(tmp_path / "one.png")
+    assert predict(f"--model={tmp_path}", "--input=one.png", "--output=one.csv")[0] == 0
+    assert rows_of(tmp_path / "one.csv")[0]["class"] == "light"
+
+
+def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_devices):
+    import tensorflow as tf
+
+    tf.saved_model.save(tf.Module(), str(tmp_path / "1"))
+    np.save(tmp_path / "x.npy", np.zeros((1, 2)))
+    status, _, err = predict(f"--model={tmp_path}", "--input=x.npy", "--output=o.csv")
+    assert (status, "has no signature 'serving_default'. It has: no signature." in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "message"),
+    [
+        ("images", ["--output=o.csv"], "Give --input="),
+        ("images", ["--input=x.npy"], "Give --output="),
+        ("images", ["--input=nowhere", "--output=o.csv"], "There is no file or folder nowhere (--input)."),
+        ("images", ["--input=x.npy", "--output=o.txt"], "The output must end in .csv or .jsonl. Received: o.txt."),
+        (
+            "images",
+            ["--input=x.npy", "--output=no/o.csv"],
+            "Cannot write no/o.csv: name a file in a folder that exists.",
+        ),
+        ("images", ["--input=x.npy", "--output=o.csv", "--rows_at_once=0"], "--rows_at_once must be at least 1."),
+        ("images", ["--input=x.npy", "--output=o.csv"], "pixels in x.npy must hold rows of shape (8, 8, 1), float32."),
+        ("images", ["--input=bad.npy", "--output=o.csv"], "Cannot read bad.npy"),
+        ("images", ["--input=empty", "--output=o.csv"], "empty holds no file that ends in .png, .jpg, .jpeg."),
+        ("images", ["--input=none", "--output=o.csv"], "Nothing could be read. First: none/a.png"),
+        (
+            "images",
+            ["--input=a.txt", "--output=o.csv"],
+            "This model takes PNG and JPEG files, folders of them, or arrays",
+        ),
+        ("texts", ["--input=a.csv", "--output=o.csv"], "has no column 'text'"),
+        ("numbers", ["--input=empty", "--output=o.csv"], "This model takes neither images nor texts"),
+        ("numbers", ["--input=a.csv", "--output=o.csv"], "a.csv has 1 columns. This model takes tables of numbers"),
+        ("table", ["--input=two.npz", "--output=o.csv"], "two.npz has no array 'categories'."),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(predict, runs, tmp_path, run, arguments, message):
+    for name in ("empty", "none"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "none/a.png").write_text("")
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "bad.npy").write_text("bad")
+    np.save(tmp_path / "x.npy", np.zeros((2, 3)))
+    np.savez(tmp_path / "two.npz", numbers=np.zeros((2, 1)), other=np.zeros((2, 1)))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    status, out, err = predict(f"--run_dir={runs}/{run}", *arguments, "--quiet")
+    assert (status, out) == (2, "")
+    assert message in err and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before

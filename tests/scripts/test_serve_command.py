@@ -1,0 +1,72 @@
+"""`tfaccel serve`: one clear line for every bad input; tests/serving has the server itself."""
+
+import json
+import socket
+import zipfile
+
+import pytest
+
+from tfaccel.scripts import serve as serve_command
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch, capsys):
+    """A function that runs the command in an empty folder: status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    def run(*arguments):
+        status = serve_command.run(["tfaccel serve", *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_port_that_is_taken_is_named_before_a_model_is_loaded(serve, tmp_path):
+    (tmp_path / "model.keras").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = serve("--model=model.keras", f"--port={port}")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"tfaccel serve: Port {port} of 127.0.0.1 is taken. Choose another with --port, or --port=0 for a free one.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Give --run_dir=DIR or --model=PATH. Received: neither."),
+        (["--model=nowhere"], "There is no file or folder nowhere (--model)."),
+        (["--model=evil.keras"], "evil.keras is refused: it holds a Lambda layer"),
+        (["--model=empty"], "empty holds no SavedModel, and no folders of versions (1, 2 ...) with one."),
+        (["--model=empty", "--host=no.such.host.invalid"], "There is no address 'no.such.host.invalid' to listen on"),
+        (["--model=empty", "--max_batch_size=0"], "`max_batch_size` must be a whole number of at least 1."),
+        (["--model=empty", "--port=70000"], "`port` must be at most 65535. Received: port=70000."),
+        (["--model=empty", "--batch_wait_ms=-1"], "`batch_wait_ms` must be a number from 0"),
+    ],
+)
+def test_bad_input_gets_one_line(serve, tmp_path, logical_devices, arguments, message):
+    (tmp_path / "empty").mkdir()
+    layer = {"module": "keras.layers", "class_name": "Lambda", "config": {"name": "evil"}, "registered_name": None}
+    with zipfile.ZipFile(tmp_path / "evil.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"module": "keras", "class_name": "Sequential", "config": layer}))
+    port = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
+    status, out, err = serve(*arguments, *port)
+    last = err.splitlines()[-1]
+    assert (status, out) == (2, "")
+    assert message in last and last.startswith("tfaccel serve: ")
+
+
+def test_model_without_a_signature_is_named(serve, tmp_path, logical_devices):
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.f = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec((None,), tf.float32)])
+    tf.saved_model.save(module, str(tmp_path / "none" / "1"))
+    tf.saved_model.save(module, str(tmp_path / "other" / "1"), signatures={"mine": module.f})
+    for name, found in (("none", "It has: no signature."), ("other", "It has: mine.")):
+        status, _, err = serve(f"--model={name}", "--port=0")
+        last = err.splitlines()[-1]
+        assert (status, "has no signature 'serving_default'" in last, found in last) == (2, True, True)

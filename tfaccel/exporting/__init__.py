@@ -1,0 +1,1 @@
+"""Models written for those who deploy them, and used on files."""

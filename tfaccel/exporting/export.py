@@ -1,0 +1,128 @@
+"""`export`: a trained model in, files that can be deployed out, each proven equal to it in a fresh process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfaccel.errors import ExportError
+from tfaccel.exporting.export_folder import export_folder, next_version
+from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
+from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, url_name
+from tfaccel.planning.near_name import near_name
+
+if TYPE_CHECKING:
+    import keras
+
+logger = logging.getLogger("tfaccel")
+
+
+def export(
+    run_or_model: str | os.PathLike[str] | keras.Model,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    *,
+    out: str | os.PathLike[str],
+    name: str | None = None,
+    version: int | None = None,
+    sample: Any = None,
+    modules: Sequence[str] = (),
+) -> ExportResult:
+    """Writes a model in several formats, and compares each, loaded again in a fresh process, with the Keras model.
+
+    `out` gets `model.keras`; `saved_model/VERSION`, in TensorFlow Serving's layout, with the signatures
+    `serving_default` and, where the run knows what raw inputs are, `serving_raw`, and warm-up requests; `model.tflite`
+    with `run_litert.py`, which runs it on a device; `model.onnx`; `tensorflow_serving.sh`, which runs TensorFlow
+    Serving's image on the SavedModel; and `export.json`, the result. A folder that was exported to before gets another
+    version, and its other files anew. Everything is written beside it first: it appears whole, or not at all.
+
+    All but `model.keras` calculate in float32: where they are deployed, 16 bits may be slow or missing.
+
+    Args:
+        run_or_model: a run directory, a `.keras` file, or a built Keras model.
+        formats: of "keras", "saved_model", "litert" and "onnx".
+        out: a new folder, or one that was exported to before.
+        name: by which clients ask for the model; None for that of the recipe, or of the file.
+        version: of the SavedModel; None for 1, or one more than the highest in `out`.
+        sample: a batch as the model takes it, of four rows or more, to compare with; None for random numbers. Models
+            of a class of their own need one.
+        modules: modules of your own that define layers of the model in a file.
+
+    Returns:
+        What was written, with the largest difference of each format.
+
+    Raises:
+        ExportError: if the model cannot be loaded or written (layers that LiteRT cannot take are named), a file does
+            not do what the Keras model does, or `out` holds something else.
+        VersionError: if a package is missing.
+
+    Example:
+        >>> import keras, tempfile
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = export(model, ["litert"], out=folder + "/out", name="line")
+        >>> result.files[0].max_difference < 1e-5
+        True
+    """
+    chosen = check_formats(formats)
+    place = _place(run_or_model, name)
+    folder = Path(out)
+    number = next_version(folder, version)
+    if "onnx" in chosen:
+        from tfaccel.exporting.onnx_files import check_onnx_packages
+
+        check_onnx_packages()
+    if isinstance(run_or_model, (str, os.PathLike)):
+        logger.info("Loading %s", place.path)
+        model = load_keras_model(place.path, modules=modules)
+    else:
+        model = run_or_model
+    from tfaccel.exporting.exporter import Exporter
+
+    with export_folder(folder) as unfinished:
+        exporter = Exporter(model, place, unfinished, sample=sample, modules=modules)
+        result = exporter.write(chosen, folder=folder, version=number)
+    logger.info("Exported to %s", folder)
+    return result
+
+
+def check_formats(formats: Sequence[str]) -> list[str]:
+    """The formats, each once.
+
+    Raises:
+        ExportError: for none, or one that does not exist.
+
+    Example:
+        >>> check_formats(["tflite"])
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.ExportError: There is no format 'tflite'. Formats: keras, saved_model, litert, onnx.
+    """
+    if not formats:
+        raise ExportError(f"Name at least one format. Formats: {', '.join(FORMATS)}.")
+    for name in formats:
+        if name not in FORMATS:
+            raise ExportError(f"There is no format {name!r}.{near_name(name, FORMATS)} Formats: {', '.join(FORMATS)}.")
+    return [name for name in FORMATS if name in formats]
+
+
+def _place(run_or_model: Any, name: str | None) -> ModelPlace:
+    """Where the model lies, with the name that was chosen."""
+    if isinstance(run_or_model, (str, os.PathLike)):
+        path = Path(run_or_model)
+        found = place_of_run(path) if path.is_dir() else ModelPlace(path, url_name(path.stem))
+    else:
+        import keras
+
+        if not isinstance(run_or_model, keras.Model) or not run_or_model.built:
+            raise ExportError(
+                f"Give a run directory, a .keras file, or a built Keras model. Received: {run_or_model!r:.200}"
+            )
+        found = ModelPlace(Path(), url_name(str(run_or_model.name)))
+    if name is None:
+        return found
+    if url_name(name) != name:
+        raise ExportError(f"A model's name has letters, digits, '-', '_' and '.' only. Received: {name!r}.")
+    return ModelPlace(found.path, name, found.raw_input)

@@ -1,0 +1,207 @@
+"""One model, written format by format; each is compared with it before the next one is begun."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.data.raw_input import RawInput
+from tfaccel.errors import ExportError
+from tfaccel.exporting.comparison import Comparison, differences
+from tfaccel.exporting.export_folder import RESULT_FILE, SAVED_MODEL_FOLDER
+from tfaccel.exporting.export_result import ExportedFile, ExportResult
+from tfaccel.exporting.float32_model import float32_model
+from tfaccel.exporting.fresh_process import NEST, RAW_MARK
+from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
+from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw, sample_rows
+from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
+from tfaccel.exporting.signatures import DEFAULT, RAW, output_specs, signatures_of
+from tfaccel.training.private_api import call_model
+
+logger = logging.getLogger("tfaccel")
+
+LITERT_FILE, ONNX_FILE, LITERT_PROGRAM = "model.tflite", "model.onnx", "run_litert.py"
+SERVING_PROGRAM = "tensorflow_serving.sh"
+_NAMES = {"keras": "Keras's own file", "saved_model": "a SavedModel", "litert": "a LiteRT file", "onnx": "an ONNX file"}
+
+
+class Exporter:
+    """Writes one model into a folder.
+
+    Arguments:
+        model: a built Keras model.
+        place: its file, name and raw inputs.
+        folder: an empty folder.
+        sample: a batch as the model takes it, or None.
+        modules: the user's modules that define its layers.
+
+    Raises:
+        ExportError: if it is not known what the model takes, or it cannot be called.
+    """
+
+    def __init__(self, model: keras.Model, place: ModelPlace, folder: Path, *, sample: Any = None,
+                 modules: Sequence[str] = ()) -> None:  # fmt: skip
+        self._model, self._exact = model, float32_model(model)
+        self._place, self._folder, self._modules = place, folder, modules
+        self._signatures = signatures_of(self._exact, place.raw_input, sample=sample)
+        self._rows = self._rows_of(sample)
+        self._names = list(output_specs_in_order(self._signatures.functions[DEFAULT]))
+        self._wanted = self._outputs(self._exact, self._rows)
+        self._version = 1
+
+    def write(self, formats: Sequence[str], *, folder: Path, version: int) -> ExportResult:
+        """Writes and compares; then what goes with the files.
+
+        Arguments:
+            formats: which.
+            folder: where everything will lie in the end.
+            version: of the SavedModel.
+        """
+        self._version = version
+        trained = self._outputs(self._model, self._rows) if self._model is not self._exact else self._wanted
+        apart = [np.abs(a - b) for a, b in zip(trained, self._wanted, strict=True) if b.dtype.kind == "f"]
+        changed = max((float(np.max(values, initial=0.0)) for values in apart), default=0.0)
+        written = []
+        for kind in formats:
+            logger.info("Writing %s", _NAMES[kind])
+            written.append(getattr(self, f"_write_{kind}")())
+        logger.info("Loading what was written in a fresh process, and comparing it with the Keras model")
+        pairs = zip(written, differences(written, self._modules), strict=True)
+        files = [self._file(file, *found) for file, found in pairs]
+        result = ExportResult(
+            name=self._place.name, version=version, folder=str(folder), files=tuple(files), float32_difference=changed,
+            commands=self._commands(formats, folder),
+        )  # fmt: skip
+        (self._folder / RESULT_FILE).write_text(json.dumps(result.to_json(), indent=2) + "\n")
+        return result
+
+    def _write_keras(self) -> Comparison:
+        path = self._folder / MODEL_FILE
+        if self._place.path.is_file():
+            shutil.copyfile(self._place.path, path)
+        else:
+            self._model.save(path)
+        rows = {**self._rows, NEST: np.array(json.dumps(self._signatures.input_nest))}
+        wanted = self._outputs(self._model, self._rows)
+        return Comparison("keras", path, rows, _numbered(wanted))
+
+    def _write_saved_model(self) -> Comparison:
+        raw_input = self._place.raw_input
+        path = self._folder / SAVED_MODEL_FOLDER / str(self._version)
+        has_raw = RAW in self._signatures.functions
+        raw = raw_rows(raw_input, self._rows) if has_raw else {}
+        requests = [(DEFAULT, _first(self._rows)), (DEFAULT, self._rows)]
+        requests += [(RAW, _first(raw)), (RAW, raw)] if raw else []
+        path.parent.mkdir()
+        write_saved_model(path, self._exact, self._signatures, name=self._place.name, raw_input=raw_input,
+                          requests=requests)  # fmt: skip
+        wanted = dict(zip(self._names, self._wanted, strict=True))
+        rows = dict(self._rows)
+        if raw and raw_input is not None:
+            rows |= {f"{RAW_MARK}{name}": array for name, array in raw.items()}
+            of_raw = self._outputs(self._exact, rows_of_raw(raw_input, raw, self._rows))
+            wanted |= {f"{RAW_MARK}{name}": value for name, value in self._raw_outputs(of_raw, raw_input).items()}
+        (self._folder / SERVING_PROGRAM).write_text(serving_command(self._place.name))
+        (self._folder / SERVING_PROGRAM).chmod(0o755)
+        return Comparison("saved_model", path, rows, wanted, tuple(self._signatures.functions))
+
+    def _write_litert(self) -> Comparison:
+        from tfaccel.exporting import litert_program
+        from tfaccel.exporting.litert_files import litert_content
+
+        path = self._folder / LITERT_FILE
+        path.write_bytes(
+            litert_content(self._exact, self._signatures, name=self._place.name, raw_input=self._place.raw_input,
+                           rows=self._rows)
+        )  # fmt: skip
+        shutil.copyfile(litert_program.__file__, self._folder / LITERT_PROGRAM)
+        return Comparison("litert", path, self._rows, dict(zip(self._names, self._wanted, strict=True)), (DEFAULT,))
+
+    def _write_onnx(self) -> Comparison:
+        from tfaccel.exporting.onnx_files import write_onnx
+
+        path = self._folder / ONNX_FILE
+        write_onnx(path, self._exact)
+        rows = {name: self._rows[name] for name in self._nest_order()}
+        return Comparison("onnx", path, rows, _numbered(self._wanted))
+
+    def _file(self, file: Comparison, difference: float, size: float) -> ExportedFile:
+        path = file.path
+        num_bytes = sum(entry.stat().st_size for entry in [path, *path.rglob("*")] if entry.is_file())
+        return ExportedFile(
+            format=file.kind, path=str(path.relative_to(self._folder)), num_bytes=num_bytes, max_difference=difference,
+            max_output=size, signatures=file.signatures,
+        )  # fmt: skip
+
+    def _rows_of(self, sample: Any) -> dict[str, np.ndarray]:
+        inputs = self._signatures.inputs
+        if sample is None:
+            return sample_rows(inputs, self._exact, self._place.raw_input)
+        leaves, names = keras.tree.flatten(sample), self._nest_order()
+        if len(leaves) != len(names):
+            raise ExportError(
+                f"The model takes {len(names)} inputs ({', '.join(names)}). Received a sample of {len(leaves)}."
+            )
+        return {
+            name: np.asarray(leaf)[:4].astype(inputs[name].dtype.as_numpy_dtype)
+            for name, leaf in zip(names, leaves, strict=True)
+        }
+
+    def _nest_order(self) -> list[str]:
+        """The inputs' names in the order of what the model takes."""
+        return list(keras.tree.flatten(self._signatures.input_nest))
+
+    def _outputs(self, model: keras.Model, rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """What a Keras model gives in this process, as float32 where it is of half precision."""
+        arguments = keras.tree.map_structure(lambda name: rows[name], self._signatures.input_nest)
+        outputs = [np.asarray(keras.ops.convert_to_numpy(value))
+                   for value in keras.tree.flatten(call_model(model, arguments, training=False))]  # fmt: skip
+        return [value if value.dtype.kind in "biufSO" else value.astype(np.float32) for value in outputs]
+
+    def _raw_outputs(self, outputs: list[np.ndarray], raw_input: RawInput) -> dict[str, np.ndarray]:
+        """What `serving_raw` has to give, calculated by numpy."""
+        if set(self._signatures.functions[RAW].structured_outputs) != {"label", "probabilities"}:
+            return dict(zip(self._names, outputs, strict=True))
+        values = outputs[0].astype(np.float64)
+        if raw_input.outputs == "logits":
+            powers = np.exp(values - values.max(axis=1, keepdims=True))
+            values = powers / powers.sum(axis=1, keepdims=True)
+        labels = np.array([raw_input.class_names[row].encode() for row in values.argmax(axis=1)])
+        return {"label": labels, "probabilities": values}
+
+    def _commands(self, formats: Sequence[str], folder: Path) -> dict[str, str]:
+        """What to do with the files, as shell commands."""
+        place, commands = folder.resolve(), {}
+        if "saved_model" in formats:
+            versions, name = place / SAVED_MODEL_FOLDER, self._place.name
+            mount = shlex.quote(f"type=bind,source={versions},target=/models/{name}")
+            commands["serve"] = f"tfaccel serve --model={shlex.quote(str(versions))} --name={name}"
+            commands["tensorflow_serving"] = (
+                f"docker run --rm -p 8501:8501 -e MODEL_NAME={name} --mount {mount} tensorflow/serving"
+            )
+        if "litert" in formats:
+            files = [shlex.quote(str(place / file)) for file in (LITERT_PROGRAM, LITERT_FILE)]
+            commands["litert"] = f"python {files[0]} {files[1]} examples.npy"
+        return commands
+
+
+def output_specs_in_order(function: Any) -> dict[str, Any]:
+    """What a function of `signatures_of` gives, in the order of the model's outputs."""
+    known = output_specs(function)
+    return {name: known[name] for name in function.structured_outputs}
+
+
+def _numbered(values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {str(place): value for place, value in enumerate(values)}
+
+
+def _first(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array[:1] for name, array in rows.items()}

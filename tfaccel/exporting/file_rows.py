@@ -1,0 +1,161 @@
+"""Rows to predict from what users have: images, texts, tables and arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.raw_input import RawInput, TableInput
+from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.errors import DataError
+from tfaccel.planning.near_name import near_name
+
+IMAGE_SUFFIXES, TEXT_SUFFIXES, ARRAY_SUFFIXES = (".png", ".jpg", ".jpeg"), (".txt",), (".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to predict.
+
+    Arguments:
+        names: of the rows, for the output.
+        files: a file for each row, to be read when it is needed; empty where rows are known already.
+        texts: a text for each row.
+        arrays: the model's own inputs, by name.
+    """
+
+    names: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+    texts: tuple[str, ...] = ()
+    arrays: Mapping[str, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pieces(self, size: int) -> Iterator[slice]:
+        """The rows in pieces of so many."""
+        return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+
+def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, *, text_column: str = "text") -> Rows:
+    """The rows in a file or folder.
+
+    A folder gives its PNG and JPEG files, or its `.txt` files, those in sub-folders too, in order of their names. A
+    `.txt` file gives a row for each line that is not empty; a table a row for each row; a `.npy` or `.npz` file a row
+    for each place of the first axis.
+
+    Arguments:
+        path: the file or folder.
+        inputs: what the model takes: name -> shape (with rows in front) and dtype.
+        raw_input: what its inputs are made of.
+        text_column: of a table with texts.
+
+    Raises:
+        DataError: if there is nothing to read, or it is not what the model takes.
+    """
+    kind = "tensors" if raw_input is None else raw_input.kind
+    if not path.exists():
+        raise DataError(f"There is no file or folder {path} (--input).")
+    if path.is_dir():
+        return _folder(path, kind)
+    suffix = path.suffix.lower()
+    if suffix in ARRAY_SUFFIXES:
+        return _arrays(path, inputs)
+    if suffix in CSV_SUFFIXES + PARQUET_SUFFIXES:
+        return _table(path, inputs, raw_input, text_column)
+    if suffix in IMAGE_SUFFIXES and kind == "image":
+        return Rows((str(path),), files=(path,))
+    if suffix in TEXT_SUFFIXES and kind == "text":
+        lines = _lines(path)
+        return Rows(tuple(f"{path}:{number}" for number, _ in lines), texts=tuple(text for _, text in lines))
+    raise DataError(f"This model takes {_taken(kind, inputs)}. Received: {path}.")
+
+
+def _taken(kind: str, inputs: Mapping[str, Any]) -> str:
+    arrays = f"arrays (.npy, .npz) of {', '.join(f'{name} {_row(spec)}' for name, spec in inputs.items())}"
+    of_kind = {
+        "image": "PNG and JPEG files, folders of them, or ",
+        "text": ".txt files, folders of them, tables with a column of texts, or ",
+        "table": "tables (.csv, .parquet), or ",
+    }
+    return of_kind.get(kind, "tables of numbers, or ") + arrays
+
+
+def _row(spec: Any) -> str:
+    return f"of shape {tuple(spec.shape[1:])}, {spec.dtype.name}"
+
+
+def _folder(folder: Path, kind: str) -> Rows:
+    suffixes = {"image": IMAGE_SUFFIXES, "text": TEXT_SUFFIXES}.get(kind)
+    if suffixes is None:
+        raise DataError(f"This model takes neither images nor texts, which a folder could hold. Received: {folder}.")
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    shown = tuple(path for path in files if not path.name.startswith("."))
+    if not shown:
+        raise DataError(f"{folder} holds no file that ends in {', '.join(suffixes)}.")
+    return Rows(tuple(map(str, shown)), files=shown)
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read {path} as a text in UTF-8: {error}.") from error
+    found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise DataError(f"{path} holds no text.")
+    return found
+
+
+def _table(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
+    table = read_table(path)
+    names = tuple(str(row) for row in range(table.num_rows))
+    if isinstance(raw_input, TableInput):
+        return Rows(names, arrays=raw_input.encoding.encode(table))
+    if raw_input is not None and raw_input.kind == "text":
+        texts = table.column(text_column).texts()
+        return Rows(names, texts=tuple("" if text is None else text for text in texts.tolist()))
+    numbers = [column.texts() for column in table.columns]
+    ((name, spec), *others) = inputs.items()
+    if others or len(spec.shape) != 2 or spec.shape[1] not in (None, len(numbers)):
+        raise DataError(f"{path} has {len(numbers)} columns. This model takes {_taken('tensors', inputs)}.")
+    try:
+        array = np.stack([np.array([float(text) for text in column.tolist()]) for column in numbers], axis=1)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} must hold a number in every field, for this model: {error}.") from error
+    return Rows(names, arrays={name: array})
+
+
+def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        found = {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.save or numpy.savez.") from error
+    if len(found) == 1 and len(inputs) == 1:
+        found = dict(zip(inputs, found.values(), strict=True))
+    arrays = {}
+    for name, spec in inputs.items():
+        if name not in found:
+            hint = near_name(name, found)
+            raise DataError(f"{path} has no array {name!r}.{hint} It has: {', '.join(filter(None, found)) or 'one'}.")
+        arrays[name] = _checked(found[name], spec, f"{name} in {path}")
+    lengths = {len(array) for array in arrays.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise DataError(f"The arrays in {path} must have rows, equally many. Received: {sorted(lengths)}.")
+    return Rows(tuple(str(row) for row in range(lengths.pop())), arrays=arrays)
+
+
+def _checked(array: np.ndarray, spec: Any, name: str) -> np.ndarray:
+    wanted: Sequence[int | None] = spec.shape[1:]
+    fits = array.ndim == len(wanted) + 1 and all(
+        b is None or a == b for a, b in zip(array.shape[1:], wanted, strict=True)
+    )
+    if not fits or array.dtype.kind not in "biuf":
+        raise DataError(f"{name} must hold rows {_row(spec)}. Received: {array.dtype}, shape {array.shape}.")
+    return array

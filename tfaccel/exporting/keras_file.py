@@ -1,0 +1,114 @@
+"""Whether a `.keras` file can be loaded without running what its author wrote."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import ExportError
+
+_CONFIG = "config.json"
+_MOST_CONFIG_BYTES = 256 * 2**20
+_MOST_MEMBERS = 10_000
+_MOST_RATIO = 1000  # of a member's size to what it takes in the file
+_SMALL_BYTES = 2**20  # members up to this size may be packed as tightly as they like
+# Classes that run what a file brings along: code, pickles, or a SavedModel from elsewhere.
+_RUNS_CODE = {
+    "Lambda": "a Lambda layer, which runs Python code from the file",
+    "__lambda__": "a Python lambda, which is code from the file",
+    "TFSMLayer": "a TFSMLayer, which runs a SavedModel from another place",
+    "TorchModuleWrapper": "a TorchModuleWrapper, which unpickles what is in the file",
+    "JaxLayer": "a JaxLayer, which runs code",
+    "FlaxLayer": "a FlaxLayer, which runs code",
+}
+_OWN_CLASSES = re.compile(r"tfaccel\.(data|models|parity|recipes|training)(\.\w+)+")
+_FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
+
+
+def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
+    """Reads what a `.keras` file says it is, and imports the modules of tfaccel that define its layers.
+
+    Arguments:
+        path: the file.
+        modules: modules of the user's own, already imported, whose classes the file may name.
+
+    Raises:
+        ExportError: if it is no `.keras` file, is made to overrun the machine or to write elsewhere, would run code, or
+            names a class that is neither Keras's, tfaccel's nor of `modules`.
+    """
+    entries = list(_entries(_config(path)))
+    for entry in entries:
+        reason = _RUNS_CODE.get(str(entry.get("class_name")))
+        if reason is not None:
+            name = entry["config"].get("name") if isinstance(entry.get("config"), dict) else None
+            where = f" (layer {name!r})" if name else ""
+            raise ExportError(
+                f"{path} is refused: it holds {reason}{where}. Nothing of it was run. Replace it by a layer with a "
+                "class of its own, and save the model again."
+            )
+    for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
+        _check_module(module, path, tuple(modules))
+
+
+def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
+    package = module.partition(".")[0]
+    if package in _FREE_PACKAGES or any(module == own or module.startswith(f"{own}.") for own in modules):
+        return
+    if _OWN_CLASSES.fullmatch(module):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ExportError(f"{path} needs {module}, which this version of tfaccel does not have: {error}") from error
+        return
+    raise ExportError(
+        f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
+        f"If you trust that module, name it: --modules={module}"
+    )
+
+
+def _config(path: Path) -> Any:
+    """What `config.json` in the file says."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_members(members, path)
+            return json.loads(archive.read(_CONFIG))
+    except FileNotFoundError as error:
+        raise ExportError(f"There is no file {path}.") from error
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, RecursionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ExportError(f"{path} is no model in Keras's format ({reason}). Save it with model.save().") from error
+
+
+def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
+    if len(members) > _MOST_MEMBERS:
+        raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MOST_MEMBERS} are the most.")
+    for member in members:
+        name = member.filename
+        if name.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", name) or ":" in name:
+            raise ExportError(f"{path} is refused: it holds {name!r}, which would be written outside of its folder.")
+        packed = max(1, member.compress_size)
+        if member.file_size > _SMALL_BYTES and member.file_size / packed > _MOST_RATIO:
+            raise ExportError(
+                f"{path} is refused: {name!r} in it grows from {packed:,} to {member.file_size:,} bytes when unpacked."
+            )
+        if name == _CONFIG and member.file_size > _MOST_CONFIG_BYTES:
+            raise ExportError(f"{path} is refused: its {_CONFIG} has {member.file_size:,} bytes.")
+
+
+def _entries(config: Any) -> Iterator[dict[str, Any]]:
+    """Everything in a configuration that names a class or a function."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if "class_name" in value or "module" in value:
+                yield value
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)

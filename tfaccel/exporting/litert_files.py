@@ -1,0 +1,128 @@
+"""A LiteRT file of a Keras model in float32, with its signature and metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.compressing.unsupported_layers import layers_with, refused_operations
+from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.errors import ExportError
+from tfaccel.exporting.litert_metadata import with_metadata
+from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
+from tfaccel.training.private_api import call_model
+
+_LONGEST_REASON = 300  # characters
+
+
+def litert_content(
+    model: keras.Model, signatures: Signatures, *, name: str, raw_input: RawInput | None = None,
+    rows: Mapping[str, np.ndarray],
+) -> bytes:  # fmt: skip
+    """The bytes of a LiteRT file that takes one example at a time, by the signature `serving_default`.
+
+    Arguments:
+        model: a built Keras model in float32.
+        signatures: its functions; only `serving_default` is written.
+        name: of the model, for its metadata.
+        raw_input: what its inputs are made of and its classes, for its metadata.
+        rows: examples, which tell the length of axes that may have any.
+
+    Raises:
+        ExportError: for a model with layers that LiteRT cannot take; the message names them.
+    """
+    function, concrete = _of_one_example(signatures, model, rows)
+    with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, _quiet():
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        archive.add_endpoint(DEFAULT, function)
+        archive.write_out(folder, verbose=False)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[DEFAULT])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        converter.experimental_enable_resource_variables = False
+        try:
+            content = bytes(converter.convert())
+        except Exception as error:  # The converter raises errors of many kinds.
+            raise ExportError(_refusal(error, concrete.graph, model)) from error
+    description = json.dumps({"name": name, **_known(raw_input)}, ensure_ascii=False)
+    classes = raw_input.class_names if raw_input is not None else ()
+    return with_metadata(content, name=name, description=description, class_names=classes)
+
+
+def _of_one_example(signatures: Signatures, model: keras.Model, rows: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+    """The model's own function for batches of one row, and its trace."""
+    specs = {
+        name: tf.TensorSpec((1, *rows[name].shape[1:]), spec.dtype, name=name)
+        for name, spec in signatures.inputs.items()
+    }
+    names = list(signatures.functions[DEFAULT].structured_outputs)
+
+    def call(**named: tf.Tensor) -> dict[str, tf.Tensor]:
+        arguments = keras.tree.map_structure(lambda name: named[name], signatures.input_nest)
+        outputs = keras.tree.flatten(call_model(model, arguments, training=False))
+        return dict(zip(names, outputs, strict=True))
+
+    return traced(call, specs)
+
+
+def _known(raw_input: RawInput | None) -> dict[str, Any]:
+    if isinstance(raw_input, ImageInput):
+        size = raw_input.image_size
+        return {"input": f"pixels from 0 to 255, {size} x {size} x {raw_input.num_channels}"}
+    if isinstance(raw_input, TextInput):
+        return {
+            "input": f"numbers of {raw_input.num_tokens} {raw_input.vocabulary.unit}, 0 for none, 1 for unknown ones"
+        }
+    return {}
+
+
+def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
+    """Why a model could not be converted, with the layers that are in the way."""
+    kinds = refused_operations(str(error))
+    pairs = [(kind, layer.removeprefix(f"{model.name}/")) for kind, layer in layers_with(graph, kinds, model)]
+    found = ", ".join(dict.fromkeys(f"{layer!r} ({kind})" for kind, layer in pairs))
+    if found:
+        return (
+            f"LiteRT cannot take these layers of the model: {found}; the operations in brackets have no form in it. "
+            "Replace them by others, or leave litert out of --formats."
+        )
+    reason = " ".join(str(error).split())[:_LONGEST_REASON]
+    return f"LiteRT cannot take this model ({type(error).__name__}): {reason} Leave litert out of --formats."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out what the converter tells of itself; its core, in C++, writes to the process's standard error."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        with _without_warnings():
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,140 @@
+"""Metadata in a LiteRT file: what the model is, and the names of its classes.
+
+Written in the format that Android's and iOS's task libraries read: a FlatBuffer of the schema `ModelMetadata` in the
+model's own list of metadata, and the names of classes as `labels.txt` in a ZIP archive behind the model.
+Source: https://ai.google.dev/edge/litert/conversion/tensorflow/metadata
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import flatbuffers
+import numpy as np
+
+from tfaccel.errors import VersionError
+
+LABELS_FILE = "labels.txt"
+METADATA_NAME = b"TFLITE_METADATA"
+_MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
+_ALIGNMENT = 16  # of weights, as the format asks
+_AXIS_LABELS = 2  # the kind of an associated file that names the places of an axis
+_MIN_PARSER_VERSION = "1.2.0"
+
+
+def with_metadata(content: bytes, *, name: str, description: str, class_names: Sequence[str] = ()) -> bytes:
+    """The same LiteRT file with metadata.
+
+    Arguments:
+        content: the file.
+        name: of the model.
+        description: of the model, a text.
+        class_names: the names of the classes, in the order of the first output.
+    """
+    schema = _schema()
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    inputs, outputs = _tensor_names(model)
+    packed = _packed_metadata(name, description, (inputs, outputs), has_labels=bool(class_names))
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = np.frombuffer(packed, np.uint8)
+    model.buffers.append(buffer)
+    entry.name, entry.buffer = METADATA_NAME, len(model.buffers) - 1
+    model.metadata = [*(model.metadata or []), entry]
+    builder = _AligningBuilder(len(content) + len(packed))
+    builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
+    return bytes(builder.Output()) + _labels(class_names)
+
+
+def read_labels(path: str) -> list[str]:
+    """The names of the classes in a LiteRT file; none where it has none."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(LABELS_FILE).decode().splitlines() if LABELS_FILE in archive.namelist() else []
+
+
+def _schema() -> Any:
+    try:
+        return import_module("ai_edge_litert.schema_py_generated")
+    except ModuleNotFoundError as error:
+        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install ai-edge-litert") from error
+
+
+def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
+    """The names that the signature gives inputs and outputs, in the order in which the graph has them."""
+    signature, graph = model.signatureDefs[0], model.subgraphs[0]
+    names = [{entry.tensorIndex: entry.name for entry in side} for side in (signature.inputs, signature.outputs)]
+    sides = zip(names, (graph.inputs, graph.outputs), strict=True)
+    first, second = ([_text(known.get(int(index), b"")) for index in side] for known, side in sides)
+    return first, second
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _labels(class_names: Sequence[str]) -> bytes:
+    """The archive behind the model; nothing for no classes."""
+    if not class_names:
+        return b""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        entry = zipfile.ZipInfo(LABELS_FILE)  # of a fixed date, so that equal models give equal files
+        archive.writestr(entry, "".join(f"{' '.join(name.split())}\n" for name in class_names))
+    return content.getvalue()
+
+
+def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list[str]], *, has_labels: bool) -> bytes:
+    """The FlatBuffer; fields are numbered as the schema has them."""
+    builder = flatbuffers.Builder(1024)
+    file = (
+        _table(builder, 5, {0: LABELS_FILE, 1: "the names of the classes"}, {2: _AXIS_LABELS}) if has_labels else None
+    )
+    inputs, outputs = tensors
+    input_tables = [_table(builder, 7, {0: tensor}) for tensor in inputs]
+    output_tables = []
+    for place, tensor in enumerate(outputs):
+        files = _vector(builder, [file]) if file is not None and place == 0 else None
+        output_tables.append(_table(builder, 7, {0: tensor}, offsets={6: files}))
+    sides = {3: _vector(builder, input_tables), 4: _vector(builder, output_tables)}
+    graphs = _vector(builder, [_table(builder, 10, {0: name}, offsets=sides)])
+    fields = {0: name, 1: description, 7: _MIN_PARSER_VERSION}
+    builder.Finish(_table(builder, 8, fields, offsets={3: graphs}), file_identifier=_METADATA_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _table(
+    builder: Any, num_fields: int, texts: dict[int, str], bytes_: dict[int, int] | None = None,
+    *, offsets: dict[int, int | None] | None = None,
+) -> int:  # fmt: skip
+    """One table of texts, single bytes and what was written before."""
+    places: dict[int, int | None] = {slot: builder.CreateString(text) for slot, text in texts.items()}
+    builder.StartObject(num_fields)
+    for slot, place in {**places, **(offsets or {})}.items():
+        if place is not None:
+            builder.PrependUOffsetTRelativeSlot(slot, place, 0)
+    for slot, value in (bytes_ or {}).items():
+        builder.PrependInt8Slot(slot, value, 0)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, places: Sequence[int]) -> int:
+    builder.StartVector(4, len(places), 4)
+    for place in reversed(places):
+        builder.PrependUOffsetTRelative(place)
+    return int(builder.EndVector())
+
+
+class _AligningBuilder(flatbuffers.Builder):
+    """Aligns weights as LiteRT's runtimes want them."""
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        """Writes an array; one of bytes on a place that is a multiple of 16."""
+        if x.dtype == np.uint8:
+            self.Prep(4, x.nbytes)
+            self.Prep(_ALIGNMENT, x.nbytes)
+        return int(super().CreateNumpyVector(x))

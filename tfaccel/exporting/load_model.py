@@ -1,0 +1,121 @@
+"""Keras models from run directories and files, without running what a file brings along."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
+from tfaccel.errors import ExportError
+from tfaccel.exporting.keras_file import check_keras_file
+
+if TYPE_CHECKING:
+    import keras
+
+MODEL_FILE = "model.keras"
+_LONGEST_REASON = 300  # characters
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where a model lies, and what is known of it.
+
+    Arguments:
+        path: a `.keras` file, or the folder of a SavedModel or of its versions.
+        name: by which it is asked for: letters, digits, `-`, `_` and `.`.
+        raw_input: what its tensors are made of; None where that is not known.
+    """
+
+    path: Path
+    name: str
+    raw_input: RawInput | None = None
+
+
+def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
+    """The model that a run left.
+
+    Raises:
+        ExportError: if the folder is no run directory, or its run has not ended.
+    """
+    folder = Path(run_dir)
+    if not (folder / "config.json").is_file():
+        raise ExportError(
+            f"{folder} is no run directory: it has no config.json. Name a folder that `tfaccel train` left."
+        )
+    if not (folder / MODEL_FILE).is_file():
+        raise ExportError(f"The run in {folder} has left no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
+    try:
+        recipe = json.loads((folder / "config.json").read_text())["recipe"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{folder / 'config.json'} cannot be read ({error}).") from error
+    known = load_raw_input(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else None
+    return ModelPlace(folder / MODEL_FILE, url_name(str(recipe)), known)
+
+
+def url_name(text: str) -> str:
+    """A text as a name in addresses.
+
+    Example:
+        >>> url_name("lines of 3 epochs")
+        'lines_of_3_epochs'
+    """
+    return re.sub(r"[^\w.-]+", "_", text, flags=re.ASCII).strip("._-") or "model"
+
+
+def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = ()) -> keras.Model:
+    """The model in a `.keras` file, not compiled.
+
+    The file is looked through before anything in it is used: one that holds code (Lambda layers and the like), or
+    names classes from modules other than Keras's and tfaccel's, is refused.
+
+    Arguments:
+        path: the file.
+        modules: modules of your own that define layers of the model; they are imported first.
+
+    Raises:
+        ExportError: if the file is missing, broken, or refused; the message says why.
+
+    Example:
+        >>> load_keras_model("nowhere.keras")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.ExportError: There is no file nowhere.keras.
+    """
+    file = Path(path)
+    if file.suffix.lower() in (".h5", ".hdf5"):
+        raise ExportError(
+            f"{file} is refused: models in HDF5 files may run code when they are loaded. Load it where you trust it, "
+            "and save it as a .keras file."
+        )
+    import_modules(modules)
+    check_keras_file(file, modules=modules)
+    import keras
+
+    try:
+        model = keras.saving.load_model(file, compile=False, safe_mode=True)
+    except Exception as error:  # Keras raises errors of many kinds for files that it cannot load.
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+        raise ExportError(f"Keras cannot load {file}: {reason}") from error
+    return model
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Imports modules of the user's; the current folder is searched too.
+
+    Raises:
+        ExportError: if one cannot be imported.
+    """
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the module raises
+            raise ExportError(f"Cannot import the module {module!r}: {type(error).__name__}: {error}") from error

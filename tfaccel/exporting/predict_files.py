@@ -1,0 +1,182 @@
+"""`predict_files`: files and folders in, a CSV or JSON lines file with the model's predictions out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.encoded_images import check_image
+from tfaccel.errors import DataError
+from tfaccel.exporting.file_rows import IMAGE_SUFFIXES, Rows
+from tfaccel.exporting.predictor import Predictor
+from tfaccel.training.files import finite, whole_file
+
+SUFFIXES = (".csv", ".jsonl")
+ROWS_AT_ONCE = 64
+
+Named = tuple[list[str], dict[str, np.ndarray]]  # names of rows, and their outputs
+
+
+@dataclass(frozen=True)
+class PredictedFiles:
+    """What was predicted.
+
+    Arguments:
+        num_rows: rows in the output.
+        unreadable: name -> why, of what could not be read.
+        counts: class -> rows that were taken for it; empty where there are no classes.
+    """
+
+    num_rows: int
+    unreadable: Mapping[str, str]
+    counts: Mapping[str, int]
+
+
+def check_output(output: Path) -> None:
+    """Raises DataError, before anything is predicted, for a file that cannot be written afterwards."""
+    if output.suffix.lower() not in SUFFIXES:
+        raise DataError(f"The output must end in .csv or .jsonl. Received: {output}.")
+    if output.is_dir() or not output.parent.is_dir():
+        raise DataError(f"Cannot write {output}: name a file in a folder that exists.")
+
+
+def predict_files(
+    predictor: Predictor, rows: Rows, output: Path, *, rows_at_once: int = ROWS_AT_ONCE,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PredictedFiles:  # fmt: skip
+    """Predicts rows in batches, and writes a line for each; the file appears whole or not at all.
+
+    A line has `input` (the file, or the number of the row); `class`, `probability` and the probability of each class,
+    where the classes are known; otherwise what the model gives.
+
+    Arguments:
+        predictor: the model.
+        rows: what is predicted.
+        output: a `.csv` or `.jsonl` file.
+        rows_at_once: rows of a batch.
+        progress: called with the rows that are done, and all.
+
+    Raises:
+        DataError: if the output cannot be written, or no row can be read.
+    """
+    check_output(output)
+    unreadable: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    num_rows = 0
+    with whole_file(output) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        write = _csv_writer(file) if output.suffix.lower() == ".csv" else _json_writer(file)
+        for piece in rows.pieces(rows_at_once):
+            names, outputs = _predicted(predictor, rows, piece, unreadable)
+            for place, name in enumerate(names):
+                line = _line(name, {key: value[place] for key, value in outputs.items()}, predictor)
+                if "class" in line:
+                    counts[line["class"]] = counts.get(line["class"], 0) + 1
+                write(line)
+            num_rows += len(names)
+            progress(piece.stop, len(rows))
+        if not num_rows:
+            name, reason = next(iter(unreadable.items()))
+            raise DataError(f"Nothing could be read. First: {name}: {reason}")
+    return PredictedFiles(num_rows, unreadable, dict(sorted(counts.items())))
+
+
+def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[str, str]) -> Named:
+    """Names and outputs of the rows of a piece that can be read."""
+    names = list(rows.names[piece])
+    if rows.arrays is not None:
+        return names, predictor.tensors({name: array[piece] for name, array in rows.arrays.items()})
+    contents: dict[str, bytes] = {}
+    if rows.texts:
+        contents = {name: text.encode() for name, text in zip(names, rows.texts[piece], strict=True)}
+    for name, file in zip(names, rows.files[piece], strict=False):
+        try:
+            contents[name] = file.read_bytes()
+            if file.suffix.lower() not in IMAGE_SUFFIXES:
+                contents[name].decode()
+        except (OSError, UnicodeDecodeError) as error:
+            unreadable[name] = str(error)
+            contents.pop(name, None)
+    try:
+        return list(contents), predictor.raw(list(contents.values())) if contents else {}
+    except tf.errors.InvalidArgumentError:
+        return _one_by_one(predictor, contents, unreadable)
+
+
+def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:
+    """Finds out which of the contents cannot be read."""
+    names, found = [], []
+    for name, content in contents.items():
+        try:
+            outputs = predictor.raw([content])
+        except tf.errors.InvalidArgumentError as error:
+            unreadable[name] = _reason(content, name, error)
+            continue
+        names.append(name)
+        found.append(outputs)
+    return names, {key: np.concatenate([outputs[key] for outputs in found]) for key in (found[0] if found else ())}
+
+
+def _reason(content: bytes, name: str, error: Any) -> str:
+    """Pillow says clearer than TensorFlow what is wrong with an image."""
+    try:
+        check_image(content, name)
+    except DataError as clear:
+        return str(clear)
+    return " ".join(str(error.message).split())[:200]
+
+
+def _line(name: str, outputs: Mapping[str, np.ndarray], predictor: Predictor) -> dict[str, Any]:
+    if set(outputs) == {"label", "probabilities"} and predictor.raw_input is not None:
+        probabilities = [float(value) for value in outputs["probabilities"]]
+        by_class = dict(zip(predictor.raw_input.class_names, probabilities, strict=True))
+        return {"input": name, "class": outputs["label"].decode(), "probability": max(probabilities),
+                "probabilities": by_class}  # fmt: skip
+    return {"input": name, **{key: np.asarray(value) for key, value in outputs.items()}}
+
+
+def _json_writer(file: Any) -> Callable[[dict[str, Any]], None]:
+    def write(line: dict[str, Any]) -> None:
+        plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in line.items()}
+        file.write(json.dumps(finite(plain), ensure_ascii=False, default=_text) + "\n")
+
+    return write
+
+
+def _csv_writer(file: Any) -> Callable[[dict[str, Any]], None]:
+    writer = csv.writer(file)
+    is_first = True
+
+    def write(line: dict[str, Any]) -> None:
+        nonlocal is_first
+        flat = _flat(line)
+        if is_first:
+            writer.writerow(flat)
+            is_first = False
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in flat.values()])
+
+    return write
+
+
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """One column for each number: `logits_0`, `logits_1` ...; or for each class."""
+    flat: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, dict):
+            flat |= {f"p({name})": part for name, part in value.items()}
+        elif isinstance(value, np.ndarray):
+            parts = [_text(part) if isinstance(part, bytes) else part for part in value.ravel().tolist()]
+            flat |= {key if value.ndim == 0 else f"{key}_{place}": part for place, part in enumerate(parts)}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,99 @@
+"""Made-up rows that a model takes, for comparing one runtime with another and for warming up."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS
+from tfaccel.errors import ExportError
+from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
+from tfaccel.training.private_api import all_layers
+
+NUM_ROWS = 4
+_UNKNOWN_LENGTH = 8  # of an axis that may have any
+_HIGHEST_PIXEL = 255
+
+
+def sample_rows(
+    inputs: Mapping[str, Any], model: keras.Model, raw_input: RawInput | None = None, *, num_rows: int = NUM_ROWS
+) -> dict[str, np.ndarray]:
+    """Random rows, the same at every call.
+
+    Arguments:
+        inputs: name -> what the model takes there (shape and dtype).
+        model: the model, whose smallest embedding says how high numbers of tokens may be.
+        raw_input: images get whole pixel values.
+        num_rows: how many.
+
+    Raises:
+        ExportError: for an input that is neither numbers nor truth values.
+    """
+    rng = np.random.default_rng(0)
+    sizes = [layer.input_dim for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    highest = min(sizes, default=2)
+    rows = {}
+    for name, spec in sorted(inputs.items()):
+        shape = (num_rows, *(_UNKNOWN_LENGTH if size is None else size for size in spec.shape[1:]))
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+        if dtype.kind == "b":
+            rows[name] = rng.integers(0, 2, shape).astype(dtype)
+        elif dtype.kind in "iu":
+            rows[name] = rng.integers(0, min(highest, np.iinfo(dtype).max), shape).astype(dtype)
+        elif isinstance(raw_input, ImageInput):
+            rows[name] = rng.integers(0, _HIGHEST_PIXEL + 1, shape).astype(dtype)
+        elif dtype.kind == "f" or spec.dtype.is_floating:
+            rows[name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            raise ExportError(
+                f"The input {name!r} of the model holds {spec.dtype.name}. Give a batch: export(..., sample=x)."
+            )
+    return rows
+
+
+def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Raw inputs from which a model's rows follow: the same pixels as PNG files, or texts of known tokens.
+
+    Returns:
+        An array of bytes by the name that `serving_raw` gives it; empty where raw inputs are not known.
+    """
+    values = next(iter(rows.values()))
+    if isinstance(raw_input, ImageInput):
+        return {IMAGE_NAME: np.array([_png(pixels) for pixels in values], dtype=object)}
+    if isinstance(raw_input, TextInput):
+        return {TEXT_NAME: np.array([_text(numbers, raw_input).encode() for numbers in values], dtype=object)}
+    return {}
+
+
+def rows_of_raw(
+    raw_input: RawInput | None, raw: Mapping[str, np.ndarray], rows: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What Python makes of raw rows: the tensors from which a model has to give the same as from the raw rows."""
+    if not isinstance(raw_input, TextInput):
+        return rows
+    numbers = [raw_input.vocabulary.encode(text.decode()) for text in raw[TEXT_NAME]]
+    array = np.zeros((len(numbers), raw_input.num_tokens), np.int32)
+    for row, found in zip(array, numbers, strict=True):
+        row[: len(found)] = found[: raw_input.num_tokens]
+    return {next(iter(rows)): array}
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    content = io.BytesIO()
+    plain = pixels.astype(np.uint8)
+    Image.fromarray(plain[..., 0] if plain.shape[-1] == 1 else plain).save(content, "PNG")
+    return content.getvalue()
+
+
+def _text(numbers: np.ndarray, raw_input: TextInput) -> str:
+    tokens = raw_input.vocabulary.tokens
+    known = [tokens[number - NUM_SPECIAL_TOKENS] for number in numbers.tolist()
+             if NUM_SPECIAL_TOKENS <= number < len(raw_input.vocabulary)]  # fmt: skip
+    return (" " if raw_input.vocabulary.unit == "words" else "").join([*known, "It's", "3,5", "\u00c4rger\u2026"])

@@ -1,0 +1,94 @@
+"""A SavedModel in the layout of TensorFlow Serving, and what tfaccel notes beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfaccel.data.raw_input import RawInput, raw_input_of_json
+from tfaccel.exporting.signatures import Signatures
+from tfaccel.exporting.warm_up_requests import Request, write_warm_up_requests
+
+NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving passes over files that it does not know
+GRAPH_FILE = "saved_model.pb"
+
+
+def write_saved_model(
+    folder: Path,
+    model: keras.Model,
+    signatures: Signatures,
+    *,
+    name: str,
+    raw_input: RawInput | None = None,
+    requests: Sequence[Request] = (),
+) -> None:
+    """Writes one version of a SavedModel.
+
+    Arguments:
+        folder: of the version, such as `models/digits/1`; it must not be there yet.
+        model: whose weights are written.
+        signatures: its functions.
+        name: by which clients ask for it.
+        raw_input: what is noted for tfaccel's own server, class names among it.
+        requests: warm-up requests.
+    """
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    for resource in signatures.resources:
+        archive.track(resource)
+    for function_name, function in signatures.traced.items():
+        archive.add_endpoint(function_name, function)
+    archive.write_out(str(folder), verbose=False)
+    write_warm_up_requests(folder, name, requests)
+    (folder / NOTES).parent.mkdir(exist_ok=True)
+    known = None if raw_input is None else _without_vocabulary(raw_input.to_json())
+    (folder / NOTES).write_text(json.dumps({"name": name, "raw_input": known}) + "\n")
+
+
+def _without_vocabulary(data: dict[str, Any]) -> dict[str, Any]:
+    """The graph holds the vocabulary already."""
+    if "vocabulary" in data:
+        data = {**data, "vocabulary": {**data["vocabulary"], "tokens": []}}
+    return data
+
+
+def read_notes(folder: Path) -> tuple[str | None, RawInput | None]:
+    """The name of a model and what its raw inputs are, from the folder of a version; None for what is not noted."""
+    try:
+        notes = json.loads((folder / NOTES).read_text())
+        known = notes.get("raw_input")
+        return notes.get("name"), None if known is None else raw_input_of_json(known)
+    except (OSError, ValueError, AttributeError):
+        return None, None
+
+
+def version_folders(folder: Path) -> dict[int, Path]:
+    """Version -> folder, in rising order, of a model in TensorFlow Serving's layout."""
+    if not folder.is_dir():
+        return {}
+    found = {int(entry.name): entry for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def serving_command(name: str, folder: str = "saved_model") -> str:
+    """A shell program that runs TensorFlow Serving's own image on a folder of versions beside the program.
+
+    Arguments:
+        name: of the model.
+        folder: of its versions.
+
+    Source: https://www.tensorflow.org/tfx/serving/docker
+    """
+    quoted = shlex.quote(name)
+    return (
+        "#!/bin/sh\n"
+        f"# Runs TensorFlow Serving on {folder}; then: curl localhost:8501/v1/models/{name}\n"
+        "exec docker run --rm -p 8501:8501 -e MODEL_NAME=" + quoted + " \\\n"
+        f'  --mount type=bind,source="$(cd "$(dirname "$0")" && pwd)/{folder}",target=/models/{name} \\\n'
+        "  tensorflow/serving --enable_model_warmup=true\n"
+    )

@@ -1,0 +1,202 @@
+"""A Keras model as functions of tensors with names: what a SavedModel's signatures are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.errors import ExportError
+from tfaccel.exporting.preprocessing import preprocessing
+from tfaccel.training.private_api import call_model
+
+DEFAULT, RAW = "serving_default", "serving_raw"
+_KERAS_OWN_NAME = re.compile(r"(keras_tensor|input)(_\d+)?")
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """A model's functions.
+
+    Arguments:
+        functions: name -> concrete function that takes tensors by name and returns tensors by name.
+        traced: name -> the `tf.function` of which it is the only trace.
+        resources: what they use beside the model's weights: tables of a vocabulary.
+        input_nest: what the model takes, with names in place of tensors.
+    """
+
+    functions: dict[str, Any]
+    traced: dict[str, Any]
+    resources: Sequence[Any] = ()
+    input_nest: Any = field(default=None, compare=False)
+
+    @property
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """What the model's own signature takes."""
+        return input_specs(self.functions[DEFAULT])
+
+
+def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
+    """The signature of the tensors that a model takes, and where raw inputs are known, that of those.
+
+    Arguments:
+        model: a built Keras model.
+        raw_input: what its tensors are made of.
+        sample: a batch as the model takes it, for a model of a class of its own, which does not say what it takes.
+
+    Raises:
+        ExportError: if it is not known what the model takes, or raw inputs do not fit it.
+    """
+    nest = _input_nest(model, sample)
+    paths = [(_path(path), spec) for path, spec in keras.tree.flatten_with_path(nest)]
+    names = distinct_names([path or _own_name(spec.name) for path, spec in paths], "inputs")
+    specs = {
+        name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype, name=name)
+        for name, (_, spec) in zip(names, paths, strict=True)
+    }
+    names_nest = keras.tree.pack_sequence_as(nest, names)
+
+    def call(**named: tf.Tensor) -> dict[str, tf.Tensor]:
+        arguments = keras.tree.map_structure(lambda name: named[name], names_nest)
+        return _named_outputs(model, call_model(model, arguments, training=False))
+
+    made = {DEFAULT: traced(call, specs)}
+    resources: list[Any] = []
+    if isinstance(raw_input, (ImageInput, TextInput)):
+        made[RAW], resources = _raw_function(model, raw_input, specs)
+    functions = {name: concrete for name, (_, concrete) in made.items()}
+    return Signatures(functions, {name: function for name, (function, _) in made.items()}, resources, names_nest)
+
+
+def input_specs(function: Any) -> dict[str, tf.TensorSpec]:
+    """What a function of a SavedModel takes, by name."""
+    return dict(sorted(function.structured_input_signature[1].items()))
+
+
+def output_specs(function: Any) -> dict[str, tf.TensorSpec]:
+    """What a function of a SavedModel gives, by name."""
+    return {
+        name: tf.TensorSpec(value.shape, value.dtype, name=name)
+        for name, value in sorted(function.structured_outputs.items())
+    }
+
+
+def distinct_names(names: Sequence[str], fallback: str) -> list[str]:
+    """Names that differ, and that a signature takes: letters, digits and underlines, no digit first.
+
+    Example:
+        >>> distinct_names(["past", "a b", "0", ""], "inputs")
+        ['past', 'a_b', 'inputs_0', 'inputs']
+    """
+    plain = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
+    plain = [f"{fallback}_{name}" if name[:1].isdigit() else name or fallback for name in plain]
+    return [f"{name}_{place}" if plain.count(name) > 1 else name for place, name in enumerate(plain)]
+
+
+def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
+    """A `tf.function` with one trace, and that trace.
+
+    Raises:
+        ExportError: if the function cannot be traced.
+    """
+    function = tf.function(call, autograph=False)
+    try:
+        return function, function.get_concrete_function(**specs)
+    except ExportError:
+        raise
+    except Exception as error:  # whatever a layer of the user's raises
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"The model cannot be called as a graph ({type(error).__name__}): {reason}") from error
+
+
+def _input_nest(model: keras.Model, sample: Any) -> Any:
+    """What a model takes, as a nest of tensors or of their descriptions."""
+    if getattr(model, "inputs", None):
+        if isinstance(model, keras.Sequential) or not isinstance(model, keras.Model):
+            return model.inputs[0] if len(model.inputs) == 1 else list(model.inputs)
+        return model.input
+    if sample is None:
+        raise ExportError(
+            f"{type(model).__name__} does not say what it takes, as functional and sequential models do. Give a batch: "
+            "export(..., sample=x)."
+        )
+    return keras.tree.map_structure(_spec_of, sample)
+
+
+def _spec_of(leaf: Any) -> tf.TensorSpec:
+    tensor = tf.convert_to_tensor(leaf)
+    kind = {tf.float64: tf.float32, tf.int64: tf.int32}.get(tensor.dtype, tensor.dtype)
+    return tf.TensorSpec(tensor.shape, kind, name="")
+
+
+def _own_name(name: str | None) -> str:
+    return "" if name is None or _KERAS_OWN_NAME.fullmatch(name) else name
+
+
+def _path(path: Any) -> str:
+    """The place of a tensor in a nest of dictionaries; "" in lists, where a number says nothing."""
+    text = "_".join(map(str, path))
+    return "" if text.replace("_", "").isdigit() else text
+
+
+def _named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
+    paths = [(_path(path), value) for path, value in keras.tree.flatten_with_path(outputs)]
+    known = _output_names(model)
+    own = known if len(known) == len(paths) else [""] * len(paths)
+    names = distinct_names([path or name for (path, _), name in zip(paths, own, strict=True)], "outputs")
+    return {name: _as_float32(value) for name, (_, value) in zip(names, paths, strict=True)}
+
+
+def _output_names(model: keras.Model) -> list[str]:
+    """The names of the layers that outputs come from; "" for those that Keras made up, which count the layers."""
+    if isinstance(model, keras.Sequential):
+        operations = [model.layers[-1]] if model.layers else []
+    else:
+        by_name = {operation.name: operation for operation in getattr(model, "operations", ())}
+        operations = [by_name.get(name) for name in getattr(model, "output_names", None) or ()]
+    return ["" if operation is None or _is_made_up(operation) else operation.name for operation in operations]
+
+
+def _is_made_up(operation: Any) -> bool:
+    plain = re.sub(r"(_\d+)?$", "", operation.name).replace("_", "")
+    return bool(plain == type(operation).__name__.lower())
+
+
+def _as_float32(value: Any) -> tf.Tensor:
+    """Half precision, which few clients read, as float32."""
+    tensor = tf.convert_to_tensor(value)
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.bfloat16, tf.float16) else tensor
+
+
+def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, list[Any]]:
+    if len(specs) != 1:
+        raise ExportError(
+            f"Raw inputs are known for models of one input. Received a model of {len(specs)}: {', '.join(specs)}."
+        )
+    prepare, raw_spec, resources = preprocessing(raw_input)
+    ((_, spec),) = specs.items()
+
+    def call(**named: tf.Tensor) -> dict[str, tf.Tensor]:
+        tensor = tf.cast(prepare(named[raw_spec.name]), spec.dtype)
+        if not spec.shape.is_compatible_with(tensor.shape):
+            raise ExportError(f"The model takes tensors of shape {spec.shape}; raw inputs give {tensor.shape}.")
+        outputs = _named_outputs(model, call_model(model, tensor, training=False))
+        return _classified(outputs, raw_input)
+
+    return traced(call, {raw_spec.name: raw_spec}), resources
+
+
+def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str, tf.Tensor]:
+    """The likeliest class and all probabilities in place of logits, where classes are known."""
+    values = next(iter(outputs.values()))
+    names = raw_input.class_names
+    if not names or len(outputs) != 1 or values.shape.rank != 2 or values.shape[1] != len(names):
+        return outputs
+    probabilities = tf.nn.softmax(values) if raw_input.outputs == "logits" else values
+    label = tf.gather(tf.constant(names), tf.argmax(probabilities, axis=1))
+    return {"label": label, "probabilities": probabilities}

@@ -1,0 +1,157 @@
+"""The server's benchmark: what batching gains, how long answers take, and that a hot reload drops no request."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.errors import ServeError
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.http_load import closed_loop, open_loop, post
+from tfaccel.measuring.report import Report
+from tfaccel.measuring.served_model import ServedModel
+from tfaccel.measuring.suite_options import SuiteOptions
+
+NUM_CLIENTS = 32
+LEAST_GAIN = 3.0  # throughput with batching / without
+WINDOW_SECONDS, WARM_UP_SECONDS = 6.0, 1.0
+SOAK_SECONDS, NUM_SOAK_CLIENTS = 60.0, 8
+_NUM_BODIES = 64  # different requests
+# What is served: a recipe, and the flags with which it is trained for a moment.
+_RECIPES = {
+    "image_classification": ("--epochs=1",),
+    "text_classification": ("--epochs=1", "--model=lstm"),
+}
+SERVE_FIGURES = (*_RECIPES, "soak")
+
+
+def run_serve_suite(figures: Sequence[str], options: SuiteOptions) -> Report:
+    """Measures the named figures: throughput and latency of a recipe's model, or the soak, and reports them.
+
+    Arguments:
+        figures: names in `SERVE_FIGURES`.
+        options: `scale` multiplies the seconds of each window.
+    """
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="tfaccel-serve-suite-") as folder:
+        for name in figures:
+            recipe = "image_classification" if name == "soak" else name
+            model = _exported(recipe, Path(folder, recipe), options.progress)
+            found += (_soak if name == "soak" else _throughput)(name, model, options)
+    return Report(suite="serve", machine=options.machine(), measurements={}, figures=tuple(found))
+
+
+def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
+    """Requests a second with and without batching, by turns; then the latency at half of the highest load."""
+    seconds = WINDOW_SECONDS * options.scale
+    rates: dict[str, list[float]] = {"with": [], "without": []}
+    batched, alone = ServedModel(model / "saved_model"), ServedModel(model / "saved_model", "--max_batch_size=1")
+    with batched, alone:
+        requests = _requests(model, batched.name)
+        for repetition in range(options.repetitions):
+            for way, server in (("with", batched), ("without", alone)):
+                options.progress(f"{name}: {way} batching, {repetition + 1} of {options.repetitions}")
+                load = closed_loop(server.port, requests, num_clients=NUM_CLIENTS, seconds=seconds,
+                                   warm_up_seconds=WARM_UP_SECONDS * options.scale)  # fmt: skip
+                _check(load.num_failed, name)
+                rates[way].append(load.per_second)
+        half = max(rates["with"]) / 2
+        options.progress(f"{name}: latency at half of the highest load")
+        loads = [open_loop(batched.port, requests, per_second=half, num_clients=4 * NUM_CLIENTS, seconds=2 * seconds)
+                 for _ in range(options.repetitions)]  # fmt: skip
+    gains = tuple(a / b for a, b in zip(rates["with"], rates["without"], strict=True))
+    figures = [Figure(name=name, quantity=f"throughput at {NUM_CLIENTS} clients with batching / without", values=gains,
+                      at_least=LEAST_GAIN)]  # fmt: skip
+    figures += [Figure(name=name, quantity=f"requests a second, {way} batching", values=tuple(values))
+                for way, values in rates.items()]  # fmt: skip
+    for percent in (50, 99):
+        values = tuple(1000 * load.percentile(percent) for load in loads)
+        figures.append(Figure(name=name, quantity=f"p{percent} in ms at {half:,.0f} requests a second", values=values))
+    failed = tuple(float(load.num_failed) for load in loads)
+    return [*figures, Figure(name=name, quantity="failed requests at that load", values=failed, at_most=0)]
+
+
+def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
+    """Clients that never pause, while the next version comes in the middle."""
+    versions = model / "soak"
+    versions.mkdir()
+    shutil.copytree(model / "saved_model" / "1", versions / "1")
+    shutil.copytree(model / "saved_model" / "1", model / "next")
+
+    def next_version() -> None:
+        os.replace(model / "next", versions / "2")
+
+    seconds = SOAK_SECONDS * options.scale
+    options.progress(f"{name}: {seconds:.0f} s")
+    with ServedModel(versions, "--poll_seconds=0.5") as server:
+        requests = _requests(model, server.name)
+        load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
+        answers = _version_answers(server)
+    return [
+        Figure(name=name, quantity=f"failed requests of {sum(load.statuses.values()):,} in {load.seconds:.0f} s",
+               values=(float(load.num_failed),), at_most=0),
+        Figure(name=name, quantity="versions that answered at the end", values=(float(answers),), at_least=2),
+        Figure(name=name, quantity="p99 in ms", values=(1000 * load.percentile(99),)),
+        Figure(name=name, quantity="longest in ms", values=(1000 * max(load.latencies),)),
+    ]  # fmt: skip
+
+
+def _version_answers(server: ServedModel) -> int:
+    """How many versions are served."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v1/models/{server.name}") as answer:
+        states = json.load(answer)["model_version_status"]
+    return sum(state["state"] == "AVAILABLE" for state in states)
+
+
+def _requests(model: Path, name: str) -> list[bytes]:
+    """Requests of one row each, in row format."""
+    rng = np.random.default_rng(0)
+    shape = json.loads((model / "input.json").read_text())
+    values = rng.integers(0, 256, (_NUM_BODIES, *shape))  # pixels, or numbers of common words
+    bodies = [json.dumps({"instances": [row]}, separators=(",", ":")).encode() for row in values.tolist()]
+    return [post(f"/v1/models/{name}:predict", body) for body in bodies]
+
+
+def _exported(recipe: str, folder: Path, progress: Callable[[str], None]) -> Path:
+    """A recipe's model, trained for a moment and exported, in a process of its own; once for each folder."""
+    if folder.exists():
+        return folder
+    progress(f"{recipe}: training and exporting a model")
+    _run("train", f"--recipe={recipe}", f"--run_dir={folder}-run", "--quiet", *_RECIPES[recipe])
+    _run("export", f"--run_dir={folder}-run", "--formats=saved_model", f"--out={folder}", "--quiet")
+    with ServedModel(folder / "saved_model") as server:
+        described = _metadata(server)
+    shape = [int(dim["size"]) for dim in described["tensor_shape"]["dim"][1:]]
+    (folder / "input.json").write_text(json.dumps(shape))
+    return folder
+
+
+def _metadata(server: ServedModel) -> Any:
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v1/models/{server.name}/metadata") as answer:
+        signatures = json.load(answer)["metadata"]["signature_def"]["signature_def"]
+    return next(iter(signatures["serving_default"]["inputs"].values()))
+
+
+def _run(*arguments: str) -> None:
+    code = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', *sys.argv[1:]]))"
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise ServeError(f"tfaccel {arguments[0]} failed: {' '.join(ended.stderr.split())[-400:]}")
+
+
+def _check(num_failed: int, name: str) -> None:
+    if num_failed:
+        raise ServeError(f"{name}: {num_failed} requests failed while the throughput was measured.")

@@ -1,0 +1,112 @@
+"""JSON as TensorFlow Serving's REST protocol has it: with NaN and Infinity, and bytes as {"b64": ...}."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tfaccel.serving.request_error import RequestError
+
+_BINARY_SUFFIX = "_bytes"  # outputs of such names are bytes, says the protocol
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in the body of a request.
+
+    Raises:
+        RequestError: 400, if it is none; the message says at which character.
+    """
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        data = _read_with_nan(body, error)
+    if not isinstance(data, dict):
+        raise RequestError(400, f"The body must be a JSON object. Received: {_kind(data)}.")
+    return data
+
+
+def _read_with_nan(body: bytes, first: orjson.JSONDecodeError) -> Any:
+    """Python's own reader takes NaN and Infinity, which JSON proper does not have."""
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            pass
+    raise RequestError(400, f"The body is no JSON: {first.msg} (line {first.lineno}, column {first.colno}).") from first
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def write_json(value: Any) -> bytes:
+    """A value with arrays of numbers in it as JSON."""
+    try:
+        if _is_finite(value):
+            return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        pass
+    return json.dumps(value, default=_as_list).encode()
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no array holds NaN or infinity, for which orjson writes null."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    return all(map(_is_finite, value)) if isinstance(value, list) else True
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str, Any]:
+    """The answer to a `:predict`.
+
+    Arguments:
+        outputs: arrays by name.
+        in_rows: whether the request was in row format.
+
+    Example:
+        >>> predictions({"a": np.array([1, 2]), "b": np.array([b"x", b"y"], object)}, in_rows=True)
+        {'predictions': [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]}
+    """
+    plain = {name: _plain(name, array) for name, array in outputs.items()}
+    if not in_rows:
+        return {"outputs": next(iter(plain.values())) if len(plain) == 1 else plain}
+    if len(plain) == 1:
+        return {"predictions": next(iter(plain.values()))}
+    columns = [value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else list(value)
+               for value in plain.values()]  # fmt: skip
+    return {"predictions": [dict(zip(plain, row, strict=True)) for row in zip(*columns, strict=True)]}
+
+
+def _plain(name: str, array: np.ndarray) -> Any:
+    """Numbers as they are, texts as a nest of lists."""
+    if array.dtype.kind in "biuf":
+        return np.ascontiguousarray(array)
+    if array.dtype.kind in "OS":
+        return _texts(array.tolist(), is_binary=name.endswith(_BINARY_SUFFIX))
+    return array.astype(np.float32)
+
+
+def _texts(value: Any, *, is_binary: bool) -> Any:
+    if isinstance(value, list):
+        return [_texts(item, is_binary=is_binary) for item in value]
+    content = value if isinstance(value, bytes) else str(value).encode()
+    if not is_binary:
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            pass
+    return {"b64": base64.b64encode(content).decode()}

@@ -1,0 +1,58 @@
+"""The noun `ServeOptions`: where a server listens, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfaccel.errors import ServeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where a server listens, and its limits.
+
+    Attributes:
+        host: the address to listen on; the default is reached from this machine only.
+        port: 0 for any that is free.
+        max_batch_size: rows that are given to the model at once, at most; 1 for no batching.
+        batch_wait_ms: how long a request waits for others to share a batch with, in milliseconds.
+        max_queue: requests that wait for the model, at most; others are answered with 429.
+        max_request_bytes: the largest body of a request; larger ones are answered with 413.
+        poll_seconds: how often the folder of versions is looked at.
+        max_versions: the newest so many versions are served; 0 for all that are there.
+        stop_seconds: how long requests that are being answered may take after SIGTERM.
+
+    Raises:
+        ServeError: for a value that makes no sense.
+
+    Example:
+        >>> ServeOptions(max_batch_size=0)
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.ServeError: `max_batch_size` must be a whole number of at least 1. Received: max_batch_size=0.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8501
+    max_batch_size: int = 32
+    batch_wait_ms: float = 2.0
+    max_queue: int = 256
+    max_request_bytes: int = 32 * 2**20
+    poll_seconds: float = 1.0
+    max_versions: int = 0
+    stop_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        least = {"port": 0, "max_batch_size": 1, "max_queue": 1, "max_request_bytes": 1, "max_versions": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < lowest:
+                raise ServeError(f"`{name}` must be a whole number of at least {lowest}. Received: {name}={value!r}.")
+        if self.port > 65535:
+            raise ServeError(f"`port` must be at most 65535. Received: port={self.port}.")
+        for name in ("batch_wait_ms", "poll_seconds", "stop_seconds"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= 3_600_000:
+                raise ServeError(f"`{name}` must be a number from 0 to 3600000. Received: {name}={value!r}.")
+        if not isinstance(self.host, str) or not self.host:
+            raise ServeError(f"`host` must be an address. Received: host={self.host!r}.")

@@ -1,0 +1,184 @@
+"""From the JSON of a request to the arrays that a signature takes, or a message that says where the fault is."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfaccel.serving.request_error import RequestError
+
+_LONGEST_SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a signature.
+
+    Arguments:
+        name: its name.
+        shape: with the rows in front; None for any length; None as a whole for any shape.
+        dtype: numpy's kind; object for texts.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype
+
+    @property
+    def row(self) -> str:
+        """What one row is, for messages."""
+        kind = 'texts, or bytes as {"b64": ...}' if self.dtype == object else self.dtype.name
+        if self.shape is None or len(self.shape) == 1:
+            return kind if self.shape is None else f"one {kind}" if self.dtype != object else 'a text, or {"b64": ...}'
+        return f"{kind} of shape ({', '.join('any' if size is None else str(size) for size in self.shape[1:])})"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a request asks a signature.
+
+    Arguments:
+        arrays: by name.
+        num_rows: that all arrays have in front; None where they have no common number.
+        in_rows: whether the request was in row format.
+    """
+
+    arrays: dict[str, np.ndarray]
+    num_rows: int | None
+    in_rows: bool
+
+
+def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
+    """The arrays in the `instances` (rows) or `inputs` (columns) of a `:predict`.
+
+    Raises:
+        RequestError: 400, which names the instance and the input that are not as the signature has them.
+    """
+    if ("instances" in data) == ("inputs" in data):
+        found = "both" if "inputs" in data else "neither"
+        raise RequestError(400, f'Give "instances" (rows) or "inputs" (columns). Received: {found}.')
+    if "instances" in data:
+        return _from_rows(data["instances"], specs, "instances")
+    columns = data["inputs"]
+    if not isinstance(columns, dict) or set(columns) == {"b64"}:
+        if len(specs) != 1:
+            raise RequestError(400, f'"inputs" must be an object with {_names(specs)}. Received: {_shown(columns)}.')
+        columns = {next(iter(specs)): columns}
+    _check_names(columns, specs, '"inputs"')
+    arrays = {name: _column(columns[name], spec) for name, spec in specs.items()}
+    counts = {array.shape[0] if array.ndim else None for array in arrays.values()}
+    return Inputs(arrays, counts.pop() if len(counts) == 1 else None, in_rows=False)
+
+
+def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
+    """The arrays in the `examples` of a `:classify`; `context` holds what all of them have in common.
+
+    Raises:
+        RequestError: 400, as `read_inputs`.
+    """
+    examples, context = data.get("examples"), data.get("context", {})
+    if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
+        raise RequestError(400, '"examples" must be a list of objects, each with a value for every input.')
+    if not isinstance(context, dict):
+        raise RequestError(400, f'"context" must be an object. Received: {_shown(context)}.')
+    twice = next((name for example in examples for name in example if name in context), None)
+    if twice is not None:
+        raise RequestError(400, f"{twice!r} stands in an example and in the context; it may stand in one of them.")
+    return _from_rows([{**context, **example} for example in examples], specs, "examples")
+
+
+def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
+    if not isinstance(rows, list) or not rows:
+        raise RequestError(400, f'"{place}" must be a list of at least one. Received: {_shown(rows)}.')
+    if len(specs) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) != {"b64"}):
+        ((name, spec),) = specs.items()
+        return Inputs({name: _rows(rows, spec, place)}, len(rows), in_rows=True)
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RequestError(
+                400, f"{place}[{number}] must be an object with {_names(specs)}. Received: {_shown(row)}."
+            )
+        _check_names(row, specs, f"{place}[{number}]")
+    arrays = {name: _rows([row[name] for row in rows], spec, place) for name, spec in specs.items()}
+    return Inputs(arrays, len(rows), in_rows=True)
+
+
+def _check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place: str) -> None:
+    missing = [name for name in specs if name not in found]
+    unknown = [name for name in found if name not in specs]
+    if missing or unknown:
+        fault = f"it lacks {missing[0]!r}" if missing else f"there is no input {unknown[0]!r}"
+        raise RequestError(400, f"{place}: {fault}. The signature takes {_names(specs)}.")
+
+
+def _names(specs: Mapping[str, InputSpec]) -> str:
+    return ", ".join(f"{name!r} ({spec.row})" for name, spec in specs.items())
+
+
+def _column(values: Any, spec: InputSpec) -> np.ndarray:
+    """A whole column; its first axis need not be rows."""
+    if spec.shape == () or not isinstance(values, list):
+        array = _array(values, spec)
+        if array is not None and (spec.shape is None or len(spec.shape) == array.ndim):
+            return array
+        raise RequestError(400, f'"inputs": {spec.name!r} must be a list of {spec.row}. Received: {_shown(values)}.')
+    return _rows(values, spec, f"inputs.{spec.name}")
+
+
+def _rows(values: list[Any], spec: InputSpec, place: str) -> np.ndarray:
+    """The rows of one input as an array; looks for the one at fault only where there is a fault."""
+    array = _array(values, spec)
+    if array is not None and _fits(array.shape[1:], spec):
+        return array
+    for number, value in enumerate(values):
+        single = _array(value, spec)
+        if single is None or not _fits(single.shape, spec):
+            found = _shown(value) if single is None else f"shape {single.shape}"
+            raise RequestError(400, f"{place}[{number}]: input {spec.name!r} must be {spec.row}. Received: {found}.")
+    raise RequestError(400, f"{place}: the rows of input {spec.name!r} must have one shape, {spec.row}.")
+
+
+def _fits(shape: tuple[int, ...], spec: InputSpec) -> bool:
+    if spec.shape is None:
+        return True
+    wanted = spec.shape[1:]
+    return len(shape) == len(wanted) and all(b is None or a == b for a, b in zip(shape, wanted, strict=True))
+
+
+def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
+    """Values as an array of the input's kind; None where they are of another kind, or of no even shape."""
+    try:
+        if spec.dtype == object:
+            return np.array(_with_bytes(values), dtype=object)
+        array = np.array(values)
+    except (ValueError, TypeError, OverflowError, binascii.Error):
+        return None
+    kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}.get(spec.dtype.kind, "fiu")
+    if array.size and array.dtype.kind not in kinds:
+        return None
+    if spec.dtype.kind in "iu" and array.size:
+        limits = np.iinfo(spec.dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            return None
+    return array.astype(spec.dtype)
+
+
+def _with_bytes(value: Any) -> Any:
+    """A nest of texts and {"b64": ...} as a nest of bytes."""
+    if isinstance(value, list):
+        return [_with_bytes(item) for item in value]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
+        return base64.b64decode(value["b64"], validate=True)
+    raise ValueError("no text")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

@@ -1,0 +1,229 @@
+"""One version of a SavedModel, loaded and called with rows of several requests at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.raw_input import RawInput
+from tfaccel.errors import ServeError
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes
+from tfaccel.exporting.signatures import DEFAULT, input_specs, output_specs
+from tfaccel.exporting.warm_up_requests import read_warm_up_requests
+from tfaccel.serving.batcher import Arrays, Work
+from tfaccel.serving.request_error import RequestError
+from tfaccel.serving.request_inputs import Inputs, InputSpec
+
+logger = logging.getLogger("tfaccel")
+
+_LONGEST_REASON = 300  # characters
+_INTERNAL = "__saved_model_init_op"
+
+
+def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The sizes to which batches are filled up, so that the model sees few different ones.
+
+    Example:
+        >>> batch_sizes(24)
+        (1, 2, 4, 8, 16, 24)
+    """
+    sizes = [size for size in (1, 2, 4) if size < max_batch_size]
+    return (*sizes, *range(8, max_batch_size, 8), max_batch_size)
+
+
+class Servable:
+    """One version of a model.
+
+    Arguments:
+        folder: of the SavedModel.
+        version: its number.
+        max_batch_size: rows that the model gets at once, at most.
+        observe: called with the number of rows of a batch and the seconds that it took.
+
+    Raises:
+        ServeError: if the folder holds no SavedModel that can be loaded, or one without `serving_default`.
+    """
+
+    def __init__(self, folder: Path, version: int, *, max_batch_size: int,
+                 observe: Callable[[int, float], None]) -> None:  # fmt: skip
+        self.version, self.folder = version, folder
+        self._max_batch_size = max_batch_size
+        self._observe: Callable[[int, float], None] = _nothing
+        self._loaded = load_saved_model(folder)
+        self.functions: dict[str, Any] = dict(self._loaded.signatures)
+        self.inputs = {name: _specs(function) for name, function in self.functions.items()}
+        self.raw_input: RawInput | None = read_notes(folder)[1]
+        self._warm_up()
+        self._observe = observe
+
+    def work(self, signature_name: str, inputs: Inputs, client: Any) -> Work:
+        """What waits in the queue for one request."""
+        key = None
+        if inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values()):
+            shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
+            key = (self, signature_name, shapes)
+        run = self._runner(
+            signature_name, is_batched=key is not None, place="instances" if inputs.in_rows else "inputs"
+        )
+        return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
+
+    def signature(self, name: str) -> dict[str, InputSpec]:
+        """What a signature takes.
+
+        Raises:
+            RequestError: 400, if there is none of this name.
+        """
+        if name not in self.inputs:
+            known = ", ".join(sorted(self.inputs))
+            raise RequestError(400, f"Serving signature name: {name!r} not found in signature def. There are: {known}.")
+        return self.inputs[name]
+
+    def _runner(self, name: str, *, is_batched: bool, place: str) -> Callable[[Sequence[Work]], Sequence[Any]]:
+        if not is_batched:
+            return lambda works: [self._call(name, work.arrays) for work in works]
+        return lambda works: self._run_together(name, works, place)
+
+    def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
+        """The outputs of each request; where the batch fails, each request is tried alone."""
+        num_rows = [work.num_rows for work in works]
+        joined = {
+            key: np.concatenate([work.arrays[key] for work in works]) if len(works) > 1 else works[0].arrays[key]
+            for key in works[0].arrays
+        }
+        try:
+            outputs = self._run_rows(name, joined, sum(num_rows))
+        except _NotByRows:
+            return [self._call(name, work.arrays) for work in works]
+        except tf.errors.OpError as error:
+            if len(works) == 1:
+                return [self._fault(name, works[0], error, place)]
+            return [result for work in works for result in self._run_together(name, [work], place)]
+        ends = np.cumsum(num_rows).tolist()
+        return [
+            {key: value[end - length : end] for key, value in outputs.items()}
+            for end, length in zip(ends, num_rows, strict=True)
+        ]
+
+    def _run_rows(self, name: str, arrays: Arrays, num_rows: int) -> Arrays:
+        """Outputs of rows, in pieces of at most `max_batch_size`, each filled up to one of a few sizes."""
+        pieces = []
+        fixed = next(iter(self.inputs[name].values())).shape
+        most = fixed[0] if fixed and fixed[0] else self._max_batch_size
+        for start in range(0, num_rows, most):
+            length = min(most, num_rows - start)
+            size = most if fixed and fixed[0] else next(s for s in batch_sizes(most) if s >= length)
+            piece = {key: _filled(array[start : start + length], size) for key, array in arrays.items()}
+            outputs = self._call(name, piece, num_rows=length)
+            if any(value.ndim == 0 or value.shape[0] != size for value in outputs.values()):
+                raise _NotByRows
+            pieces.append({key: value[:length] for key, value in outputs.items()})
+        return pieces[0] if len(pieces) == 1 else {key: np.concatenate([p[key] for p in pieces]) for key in pieces[0]}
+
+    def _call(self, name: str, arrays: Arrays, *, num_rows: int = 1) -> Arrays:
+        start = time.perf_counter()
+        tensors = {
+            key: tf.constant(array.tolist() if array.dtype == object else array) for key, array in arrays.items()
+        }
+        outputs = {key: value.numpy() for key, value in self.functions[name](**tensors).items()}
+        self._observe(num_rows, time.perf_counter() - start)
+        return outputs
+
+    def _fault(self, name: str, work: Work, error: Exception, place: str) -> RequestError:
+        """What is wrong with a request that the model cannot take, and which of its rows."""
+        if work.num_rows > 1:
+            for row in range(work.num_rows):
+                try:
+                    self._run_rows(name, {key: array[row : row + 1] for key, array in work.arrays.items()}, 1)
+                except tf.errors.OpError as found:
+                    return RequestError(400, f"{place}[{row}]: {_reason(found)}")
+        return RequestError(400, f"{place}[0]: {_reason(error)}")
+
+    def _warm_up(self) -> None:
+        """Runs each size of batches once, with the rows that came with the model."""
+        for signature_name, arrays in dict(read_warm_up_requests(self.folder)).items():
+            if signature_name not in self.functions:
+                continue
+            try:
+                for size in batch_sizes(self._max_batch_size):
+                    rows = {key: _filled(array[:1], size) for key, array in arrays.items()}
+                    self._run_rows(signature_name, rows, size)
+            except Exception as error:  # A model serves without warm-up too.
+                logger.warning("The warm-up of version %d failed: %s", self.version, _reason(error))
+
+
+class _NotByRows(Exception):
+    """Outputs do not have the rows of the inputs, so that requests cannot share a batch."""
+
+
+def load_saved_model(folder: Path) -> Any:
+    """A SavedModel with the signature `serving_default`.
+
+    Raises:
+        ServeError: if there is none that can be loaded.
+    """
+    if not (folder / GRAPH_FILE).is_file():
+        raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
+    try:
+        loaded = tf.saved_model.load(str(folder))
+    except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
+        raise ServeError(f"The SavedModel in {folder} cannot be loaded: {_reason(error)}") from error
+    names = sorted(name for name in getattr(loaded, "signatures", {}) if name != _INTERNAL)
+    if DEFAULT not in names:
+        raise ServeError(
+            f"The SavedModel in {folder} has no signature {DEFAULT!r}, which requests use that name none. It has: "
+            f"{', '.join(names) or 'no signature'}. Export it anew with `tfaccel export`, or give "
+            f"tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
+        )
+    return loaded
+
+
+def describe(function: Any) -> dict[str, Any]:
+    """A signature as `/metadata` shows it."""
+    method = {"method_name": "tensorflow/serving/predict"}
+    sides = {"inputs": input_specs(function), "outputs": output_specs(function)}
+    return {
+        **{side: {name: _tensor_info(spec) for name, spec in specs.items()} for side, specs in sides.items()},
+        **method,
+    }
+
+
+def _tensor_info(spec: tf.TensorSpec) -> dict[str, Any]:
+    known = spec.shape.rank is not None
+    sizes = spec.shape.as_list() if known else []
+    dims = [{"size": str(-1 if size is None else size), "name": ""} for size in sizes]
+    kind = tf.dtypes.as_dtype(spec.dtype)
+    names = {1: "DT_FLOAT", 2: "DT_DOUBLE", 3: "DT_INT32", 4: "DT_UINT8", 5: "DT_INT16", 6: "DT_INT8", 7: "DT_STRING",
+             9: "DT_INT64", 10: "DT_BOOL", 14: "DT_BFLOAT16", 19: "DT_HALF"}  # fmt: skip
+    dtype = names.get(kind.as_datatype_enum, f"DT_{kind.name.upper()}")
+    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": not known}, "name": f"{spec.name}:0"}
+
+
+def _specs(function: Any) -> dict[str, InputSpec]:
+    found = {}
+    for name, spec in input_specs(function).items():
+        shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        kind = np.dtype(object) if spec.dtype == tf.string else np.dtype(spec.dtype.as_numpy_dtype)
+        found[name] = InputSpec(name, shape, kind)
+    return found
+
+
+def _nothing(num_rows: int, seconds: float) -> None:
+    del num_rows, seconds
+
+
+def _filled(array: np.ndarray, size: int) -> np.ndarray:
+    """Rows, with the last one repeated until there are so many."""
+    missing = size - len(array)
+    return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "message", "") or error).split()) or type(error).__name__
+    text = text.partition("[[")[0].strip() or text
+    return text[:_LONGEST_REASON]

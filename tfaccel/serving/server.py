@@ -1,0 +1,94 @@
+"""`serve`: a server for one model, from its start to its graceful end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tfaccel.serving.address import bound_socket, listen
+from tfaccel.serving.app import ModelApi
+from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.options import ServeOptions
+from tfaccel.serving.servable import Servable
+from tfaccel.serving.versions import Versions
+
+logger = logging.getLogger("tfaccel")
+
+_IDLE_SECONDS = 75  # after which a connection without requests is closed
+# The model's thread asks for Python's lock many times in a batch; the default of 5 ms would be waited for each time.
+_SWITCH_SECONDS = 0.0005
+
+
+def serve(
+    folder: Path, name: str, options: ServeOptions, *, on_ready: Callable[[str, Versions], None] = lambda url, v: None
+) -> None:
+    """Serves a SavedModel until the process gets SIGTERM or SIGINT; requests that were taken are answered first.
+
+    Arguments:
+        folder: of the model's versions, which is watched, or of one SavedModel.
+        name: of the model in addresses.
+        options: where to listen, and limits.
+        on_ready: called with the server's address once requests are answered.
+
+    Raises:
+        ServeError: if the address is taken, or there is no model that can be served.
+    """
+    listening = bound_socket(options.host, options.port)
+    try:
+        metrics = Metrics(name)
+        versions = Versions(
+            name, folder, lambda path, version: Servable(
+                path, version, max_batch_size=options.max_batch_size, observe=metrics.batch
+            ), max_versions=options.max_versions,
+        )  # fmt: skip
+        versions.load_all()
+        listen(listening, options.host, options.port)
+        _answer(versions, options, metrics, listening, on_ready)
+    finally:
+        listening.close()
+
+
+def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listening: socket.socket,
+            on_ready: Callable[[str, Versions], None]) -> None:  # fmt: skip
+    """Answers requests until the end."""
+    api = ModelApi(versions, options, metrics)
+    config = uvicorn.Config(
+        api.app(), log_config=None, log_level="warning", access_log=False, lifespan="off", server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=max(1, round(options.stop_seconds)), ws="none",
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    host, port = listening.getsockname()[:2]
+    switch_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    versions.watch(options.poll_seconds)
+    before = _keep_signals()
+    try:
+        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", versions)
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        logger.info("Stopped by the keyboard")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.setswitchinterval(switch_seconds)
+        versions.stop()
+        api.close()
+
+
+def _keep_signals() -> dict[int, Any]:
+    """Lets uvicorn's graceful end be the end: it sends itself the signal again when it is done."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _ignore(number: int, frame: Any) -> None:
+    del number, frame
