@@ -10,6 +10,7 @@ PUBLIC_NAMES = [
     "Workload",
     "__version__",
     "candidate_plans",
+    "compress",
     "default_plan",
     "detect_hardware",
     "evaluate",

@@ -1,0 +1,88 @@
+"""`tfaccel compress`: smaller forms of a run's model, measured beside it, and which of them may take its place.
+
+    tfaccel compress --run_dir=runs/digits
+    tfaccel compress --run_dir=runs/digits --methods=float16,dynamic,int8,qat,prune+int8 --max_metric_drop=0.01
+
+The run directory then has a folder `compressed` with the table (`report.json`), a picture, all forms, and the smallest
+one within the limit as `model.tflite`. Exit status 1, and the table, if there is none.
+"""
+
+import contextlib
+import json
+import os
+import sys
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.compressing.compress import compress
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate_table import HEADINGS, cells, sensitivity_cells
+from tfaccel.scripts.command import run_command
+from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
+
+define_compress_flags()
+
+_FILE_WIDTH = 190  # A table needs this width where the output is not a terminal.
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    return run_command(_main, argv, description=(__doc__ or "").strip())
+
+
+def _main() -> int:
+    directory, options = run_dir(), compress_options()
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
+    with contextlib.redirect_stdout(sys.stderr):
+        result = compress(directory, **options, **({} if quiet else {"progress": show_progress}))
+    show_progress("")
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        print_result(result)
+    return 0 if result.winner is not None else 1
+
+
+def show_progress(text: str) -> None:
+    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+    elif text:
+        print(f"compress: {text}", file=sys.stderr, flush=True)
+
+
+def print_result(result: GateResult) -> None:
+    """The table of all forms, what each layer costs, and the verdict."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    better = "lower" if result.lower_is_better else "higher"
+    table = Table(title=f"{result.metric} ({better} is better) on {result.held_out}", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading.replace("METRIC", result.metric), justify="left" if heading in ("form", "verdict")
+                         else "right", overflow="fold")  # fmt: skip
+    for one in result.results:
+        table.add_row(*(Text(cell) for cell in cells(result, one)))
+    console.print(table)
+    if result.representative:
+        console.print(Text(f"Ranges of activations: {result.representative}."))
+    if result.sensitivity:
+        costs = Table(title="Each layer alone in int8, the costliest first", title_justify="left")
+        for heading in ("layer", f"{result.metric} drops by", "outputs move by", "operations"):
+            costs.add_column(heading, justify="left" if heading in ("layer", "operations") else "right")
+        for cost in result.sensitivity:
+            costs.add_row(*(Text(cell) for cell in sensitivity_cells(cost)))
+        console.print(costs)
+    for line in result.summary():
+        console.print(Text(line))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["compress", *sys.argv[1:]]))

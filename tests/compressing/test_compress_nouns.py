@@ -1,0 +1,155 @@
+"""The nouns of `compress`: methods, options, variants, and the verdict of the gate."""
+
+import json
+import math
+
+import pytest
+
+from tfaccel.compressing.compress_options import CompressOptions, checked_drop
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate_table import HEADINGS, cells
+from tfaccel.compressing.layer_cost import LayerCost
+from tfaccel.compressing.methods import checked_methods, parts_of
+from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.variant_result import Latency, VariantResult
+from tfaccel.errors import CompressionError
+
+
+def result(name="int8", *, accuracy=0.9, size=100, seconds=(1e-3,), suffix=".tflite", **fields):
+    latencies = [Latency(num_threads=n + 1, p50_seconds=s, p95_seconds=2 * s, num_calls=20)
+                 for n, s in enumerate(seconds)]  # fmt: skip
+    variant = Variant(name=name, method=name, path=f"{name}{suffix}")
+    known = {"metrics": {"accuracy": accuracy}, "size_bytes": size, "zipped_bytes": size // 2, "latencies": latencies,
+             "num_operations": 4, "float_operations": {}, "agreement": 1.0, "peak_memory_bytes": 5000}  # fmt: skip
+    return VariantResult(variant=variant, **{**known, **fields})
+
+
+def gate(*results, **fields):
+    of_float = result("float32", accuracy=0.92, size=400, seconds=(2e-3, 1.5e-3), float_operations={"CONV_2D": 4})
+    return GateResult(metric="accuracy", results=(of_float, *results), held_out="10 examples", **fields)
+
+
+def test_smallest_form_within_the_limit_wins():
+    found = gate(
+        result("float16", accuracy=0.92, size=200),
+        result("int8", accuracy=0.915, size=100),
+        result("weight_int4", accuracy=0.85, size=60),
+    )
+    assert found.winner.variant.name == "int8"
+    verdicts = [found.verdict(one) for one in found.results]
+    assert verdicts[:3] == ["the model as it was trained", "within the limit", "smallest within the limit"]
+    assert verdicts[3] == "accuracy drops by 0.07: more than allowed"
+    assert found.drop(found.results[3]) == pytest.approx(0.07)
+    assert found.summary()[0].startswith(
+        "Smallest within the limit (accuracy may drop by 0.01): int8, 0.25 of float32."
+    )
+
+
+def test_a_metric_that_should_fall_drops_when_it_rises():
+    found = gate(result(accuracy=0.95), lower_is_better=True)
+    assert found.winner is None
+    assert found.drop(found.results[1]) == pytest.approx(0.03)
+    assert gate(result(accuracy=0.85), lower_is_better=True).winner is not None
+
+
+def test_a_gain_can_be_demanded():
+    assert gate(result(accuracy=0.925), max_metric_drop=-0.01).winner is None
+    found = gate(result(accuracy=0.935), max_metric_drop=-0.01)
+    assert found.winner.variant.name == "int8"
+    too_small = gate(result(accuracy=0.925), max_metric_drop=-0.01)
+    assert too_small.verdict(too_small.results[1]) == "gain too small"
+    assert too_small.summary()[0].startswith("Do not compress: no form is within the limit (accuracy has to gain 0.01)")
+
+
+def test_the_limit_itself_is_allowed():
+    assert gate(result(accuracy=0.92 - 0.01)).winner is not None
+    assert gate(result(accuracy=0.92 - 0.0101)).winner is None
+
+
+def test_a_slower_form_is_said_so_and_never_recommended_for_speed():
+    slow = gate(result(accuracy=0.92, seconds=(3e-3, 1.6e-3)))
+    assert slow.winner.variant.name == "int8"
+    assert slow.fastest is None
+    assert "slower than float32, do not use it for speed" in slow.verdict(slow.results[1])
+    assert slow.summary()[1].startswith("For speed do not use any of them")
+    fast = gate(result(accuracy=0.92, seconds=(1e-3,)), result("bad", accuracy=0.5, seconds=(1e-4,)))
+    assert fast.fastest.variant.name == "int8"
+    assert fast.latency_ratio(fast.results[1]) == pytest.approx(1 / 1.5)
+
+
+def test_what_is_not_smaller_or_failed_or_no_number_does_not_win():
+    found = gate(
+        result("float16", accuracy=0.92, size=400),
+        result("dynamic", failure="no such operation", metrics={}, latencies=()),
+        result("int16x8", accuracy=math.nan),
+    )
+    assert found.winner is None
+    verdicts = [found.verdict(one) for one in found.results[1:]]
+    assert verdicts == ["not smaller than float32", "failed: no such operation", "accuracy is not a number"]
+
+
+def test_a_keras_model_is_compared_with_the_float_model_in_keras():
+    found = gate(
+        result("keras_float32", accuracy=0.92, size=1000, seconds=(1e-2,), suffix=".keras"),
+        result("keras_int8", accuracy=0.92, size=300, seconds=(5e-3,), suffix=".keras"),
+    )
+    assert found.size_ratio(found.results[2]) == 0.3
+    assert found.latency_ratio(found.results[2]) == 0.5
+    assert found.verdict(found.results[1]) == "the model as it was trained"
+    assert found.winner.variant.name == "keras_int8"
+
+
+def test_result_survives_json():
+    costs = (LayerCost(layer="dense", operations={"FULLY_CONNECTED": 1}, drop=0.1, output_error=0.2),)
+    found = gate(result(), result("int16x8", failure="no", metrics={}, latencies=(), agreement=math.nan),
+                 sensitivity=costs, representative="5 examples")  # fmt: skip
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert GateResult.from_json(data).to_json() == found.to_json()
+    assert (data["winner"], data["results"][1]["size_ratio"], data["results"][2]["drop"]) == (None, 0.25, None)
+
+
+def test_table_has_a_cell_for_each_heading():
+    found = gate(result(float_operations={"SOFTMAX": 1}), result("dynamic", failure="no such operation"))
+    rows = [cells(found, one) for one in found.results]
+    assert {len(row) for row in rows} == {len(HEADINGS)}
+    assert rows[1][:6] == ["int8", "0.9000", "-0.0200", "100 B", "0.25", "50 B"]
+    assert rows[1][6:11] == ["1: 1.00 ms / 2.00 ms", "0.67", "5.0 kB", "1 of 4: 1 SOFTMAX", "1.0000"]
+    assert rows[2][-1] == "failed: no such operation"
+
+
+def test_methods_go_together_or_are_refused():
+    assert checked_methods("int8, prune+int8") == ("int8", "prune+int8")
+    assert [part.name for part in parts_of("cluster+dynamic")] == ["cluster", "dynamic"]
+    for methods, message in [
+        ("int9", r"There is no method 'int9'\. Did you mean 'int8'\?"),
+        ([], "Name at least one method"),
+        ("prune+inte8", r"There is no method 'inte8'\. Did you mean 'int8'\?"),
+        ("int8+prune", r"int8 cannot be followed by prune\. Received: 'int8\+prune'"),
+        ("qat+int8", "qat cannot be followed by int8"),
+    ]:
+        with pytest.raises(CompressionError, match=message):
+            checked_methods(methods)
+
+
+def test_options_are_checked():
+    assert CompressOptions.of({"num_threads": [1, 2]}).num_threads == (1, 2)
+    for options, message in [
+        ({"num_repressentative": 3}, "There is no option 'num_repressentative'. Did you mean 'num_representative'"),
+        ({"num_threads": (0,)}, "`num_threads` must be a whole number of at least 1. Received: 0"),
+        ({"latency_seconds": 0}, "`latency_seconds` must be a number above 0"),
+        ({"direction": "mni"}, "Did you mean 'min'"),
+    ]:
+        with pytest.raises(CompressionError, match=message):
+            CompressOptions.of(options)
+    with pytest.raises(CompressionError, match=r"`max_metric_drop` must be a number\. Received: nan"):
+        checked_drop(math.nan)
+
+
+def test_variant_is_a_file_of_litert_or_keras():
+    variant = Variant(name="a", method="int8", path="a.keras", notes=["one"], metrics={"loss": 1.0})
+    assert not variant.is_litert
+    assert Variant.from_json(json.loads(json.dumps(variant.to_json()))) == variant
+    with pytest.raises(CompressionError, match=r"ends in \.tflite or \.keras\. Received: path='a\.h5'"):
+        Variant(name="a", method="int8", path="a.h5")
+    with pytest.raises(CompressionError, match="A variant's name must be a text"):
+        Variant(name="", method="int8", path="a.tflite")

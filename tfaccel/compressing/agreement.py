@@ -1,0 +1,62 @@
+"""How far the outputs of a form of a model agree with those of the float model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class Agreement:
+    r"""Agreement over batches.
+
+    Where the targets are classes (whole numbers, or one-hot rows as wide as the output), it is the part of the
+    decisions (rows, or places in them) for which both outputs are largest at the same class. Otherwise it is
+    $1 - \sum (a - b)^2 / \sum (a - \bar a)^2$, at least 0, for the float model's outputs $a$: 1 for the same.
+
+    Example:
+        >>> both = Agreement()
+        >>> both.update(np.array([[2.0, 1.0]]), np.array([[0.3, 0.1]]), np.array([0]))
+        >>> both.result()
+        1.0
+    """
+
+    def __init__(self) -> None:
+        self._same = self._decisions = 0
+        self._squares = self._sum = self._sum_of_squares = 0.0
+        self._count = 0
+
+    def update(self, of_float: Any, outputs: Any, targets: Any) -> None:
+        """Takes the outputs of both for a batch, and its targets (None where there are none)."""
+        pairs = list(zip(keras.tree.flatten(of_float), keras.tree.flatten(outputs), strict=True))
+        known = [None] * len(pairs) if targets is None else keras.tree.flatten(targets)
+        for (a, b), target in zip(pairs, known if len(known) == len(pairs) else [None] * len(pairs), strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            if target is not None and _are_classes(np.asarray(target), a):
+                self._same += int((a.argmax(axis=-1) == b.argmax(axis=-1)).sum())
+                self._decisions += a[..., 0].size
+            else:
+                self._squares += float(((a - b) ** 2).sum())
+                self._sum, self._sum_of_squares = self._sum + float(a.sum()), self._sum_of_squares + float((a**2).sum())
+                self._count += a.size
+
+    def result(self) -> float:
+        """The agreement, weighted by the number of decisions and numbers; NaN without any."""
+        if self._decisions:
+            return self._same / self._decisions
+        if not self._count:
+            return math.nan
+        spread = self._sum_of_squares - self._sum**2 / self._count
+        if spread <= 0:
+            return 1.0 if self._squares == 0 else 0.0
+        return max(0.0, 1.0 - self._squares / spread)
+
+
+def _are_classes(target: np.ndarray, output: np.ndarray) -> bool:
+    if output.ndim < 2 or output.shape[-1] < 2:
+        return False
+    if target.shape in (output.shape[:-1], (*output.shape[:-1], 1)):
+        return np.issubdtype(target.dtype, np.integer)
+    return target.shape == output.shape and bool(np.isin(target, (0, 1)).all() and (target.sum(axis=-1) == 1).all())

@@ -1,0 +1,176 @@
+"""How a model is called: the names, shapes and kinds of what goes in, and the names of what comes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import CompressionError
+from tfaccel.training.private_api import call_model
+
+SIGNATURE_KEY = "serving_default"
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """One tensor that goes into a model.
+
+    Attributes:
+        name: in the signature.
+        shape: of one example.
+        dtype: by numpy's name.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """How a model is called with one example.
+
+    Attributes:
+        inputs: in the order of the nest.
+        input_nest: what the model takes, with names in place of tensors.
+        output_nest: what the model gives, with names in place of tensors.
+    """
+
+    inputs: tuple[InputTensor, ...]
+    input_nest: Any
+    output_nest: Any
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, in the order of the nest."""
+        return list(keras.tree.flatten(self.output_nest))
+
+    def pack_inputs(self, named: Mapping[str, Any]) -> Any:
+        """What the model takes, from tensors by name."""
+        return keras.tree.map_structure(lambda name: named[name], self.input_nest)
+
+    def pack_outputs(self, named: Mapping[str, Any]) -> Any:
+        """What the model gives, from tensors by name."""
+        return keras.tree.map_structure(lambda name: named[name], self.output_nest)
+
+    def named_inputs(self, x: Any, *, what: str = "a batch") -> dict[str, np.ndarray]:
+        """Arrays by name, checked, and of the kinds that the model takes.
+
+        Arguments:
+            x: a batch, of any nest with as many arrays.
+            what: where it is from, for the message.
+
+        Raises:
+            CompressionError: for another number of arrays, or another shape.
+        """
+        leaves = keras.tree.flatten(x)
+        if len(leaves) != len(self.inputs):
+            names = ", ".join(tensor.name for tensor in self.inputs)
+            raise CompressionError(
+                f"The model takes {len(self.inputs)} inputs ({names}). Received: {what} with {len(leaves)}."
+            )
+        return {tensor.name: _as_kind(leaf, tensor, what) for tensor, leaf in zip(self.inputs, leaves, strict=True)}
+
+    def rows(self, x: Any, *, what: str = "a batch") -> Iterator[dict[str, np.ndarray]]:
+        """The examples of a batch, one by one: arrays by name, of shape (1, ...)."""
+        named = self.named_inputs(x, what=what)
+        for row in range(len(next(iter(named.values())))):
+            yield {name: array[row : row + 1] for name, array in named.items()}
+
+
+def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSignature:
+    """How a model is called with examples like those of a batch.
+
+    Arguments:
+        model: a built Keras model.
+        x: a nest of arrays, of shape (rows, ...).
+        what: where they are from, for the message.
+
+    Raises:
+        CompressionError: for inputs that are no arrays of numbers, or of a shape that the model does not take.
+    """
+    own = {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
+    leaves = [(_name(path), np.asarray(leaf)) for path, leaf in keras.tree.flatten_with_path(x)]
+    if len(leaves) == len(own) and not all(name in own for name, _ in leaves):
+        leaves = [(name, leaf) for name, (_, leaf) in zip(own, leaves, strict=True)]
+    names = _distinct([name or "inputs" for name, _ in leaves])
+    inputs = [_input_tensor(name, leaf, own.get(path), what) for name, (path, leaf) in zip(names, leaves, strict=True)]
+    signature = CallSignature(tuple(inputs), keras.tree.pack_sequence_as(x, names), None)
+    return replace(signature, output_nest=_output_nest(model, signature))
+
+
+def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTensor:
+    """An input as data have it, checked against what the model says of it."""
+    if (not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != np.bool_) or leaf.ndim < 1:
+        raise CompressionError(
+            f"Input {name!r} must be an array of numbers with a row for each example. Received: {what} of shape "
+            f"{leaf.shape}, {leaf.dtype}."
+        )
+    shape = tuple(map(int, leaf.shape[1:]))
+    if own is not None:
+        wanted = tuple(own.shape[1:])
+        fits = len(wanted) == len(shape) and all(a in (None, b) for a, b in zip(wanted, shape, strict=True))
+        if not fits:
+            raise _wrong_shape(name, wanted, leaf.shape, what)
+    return InputTensor(name, shape, _narrowed(leaf.dtype) if own is None else str(own.dtype))
+
+
+def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
+    """Names in the nest that the model gives for one example."""
+    made = traced(model, signature, lambda outputs: outputs).structured_outputs
+    paths = [_name(path) for path, _ in keras.tree.flatten_with_path(made)]
+    known = list(getattr(model, "output_names", None) or ())
+    if len(known) == len(paths) and not all(path in known for path in paths):
+        paths = paths if all(path and not path.isdigit() for path in paths) else known
+    return keras.tree.pack_sequence_as(made, _distinct([path or "outputs" for path in paths]))
+
+
+def traced(model: keras.Model, signature: CallSignature, outputs_of: Callable[[Any], Any]) -> Any:
+    """The model's call on one example as a concrete function, whose arguments are the inputs by name.
+
+    Arguments:
+        model: a Keras model.
+        signature: how it is called; its outputs need not be known.
+        outputs_of: what is made of the model's outputs.
+    """
+    specs = {t.name: tf.TensorSpec((1, *t.shape), t.dtype, name=t.name) for t in signature.inputs}
+
+    def call(**named: Any) -> Any:
+        return outputs_of(call_model(model, signature.pack_inputs(named), training=False))
+
+    return tf.function(call, autograph=False).get_concrete_function(**specs)
+
+
+def _name(path: Any) -> str:
+    return "_".join(map(str, path))
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names that are different and that a signature takes: letters, digits and underlines."""
+    plain = [re.sub(r"\W", "_", name) for name in names]
+    plain = [f"input_{name}" if name[:1].isdigit() else name for name in plain]
+    return [f"{name}_{place}" if plain.count(name) > 1 else name for place, name in enumerate(plain)]
+
+
+def _narrowed(dtype: np.dtype) -> str:
+    return {"float64": "float32", "float16": "float32", "int64": "int32"}.get(str(dtype), str(dtype))
+
+
+def _as_kind(leaf: Any, tensor: InputTensor, what: str) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.shape[1:] != tensor.shape or array.ndim < 1:
+        raise _wrong_shape(tensor.name, tensor.shape, array.shape, what)
+    return np.ascontiguousarray(array, tensor.dtype)
+
+
+def _wrong_shape(name: str, wanted: tuple[int | None, ...], received: tuple[int, ...], what: str) -> CompressionError:
+    return CompressionError(
+        f"Input {name!r} must be of shape (rows, {', '.join(map(str, wanted))}). Received: {what} of shape {received}. "
+        "Give examples as the model takes them, one in each row."
+    )

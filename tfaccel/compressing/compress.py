@@ -1,0 +1,111 @@
+"""`compress`: a run's model, or a Keras model, in; smaller forms of it out, measured, and the verdict on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tfaccel.compressing.compress_options import CompressOptions, checked_drop
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods
+from tfaccel.compressing.outcome_folder import OutcomeFolder
+from tfaccel.errors import CompressionError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_workload import check_finished_run, workload_of_run
+from tfaccel.planning.workload import Workload
+from tfaccel.training.runtime import Runtime
+
+
+def compress(
+    run_or_model: Any,
+    *,
+    methods: str | Sequence[str] = DEFAULT_METHODS,
+    max_metric_drop: float = 0.01,
+    workload: Workload | str | None = None,
+    representative_data: Any = None,
+    validation_data: Any = None,
+    **options: Any,
+) -> GateResult:
+    """Makes smaller forms of a model, measures them, and says which of them may take its place.
+
+    Each form is judged by the task's metric on held-out data, its size, its latency and memory in its own runtime on
+    this machine, and how far it agrees with the float model. The smallest one whose metric is worse by at most
+    `max_metric_drop` wins. The folder `compressed` in the run directory then holds `report.json` (the table),
+    `size_and_metric.png`, all forms in `variants`, and the winner as `model.tflite` (or `model.keras`).
+
+    Args:
+        run_or_model: the directory of a finished run, or a built Keras 3 model.
+        methods: what to try, such as "float16,dynamic,int8"; see `tfaccel.compressing.methods.METHODS`.
+        max_metric_drop: how much worse the metric may be, in its own unit; below 0 a gain is demanded.
+        workload: what the model was trained on: a workload, or its import path; None for a recipe's run, or for a
+            model with data.
+        representative_data: examples that show the ranges of activations, as arrays of shape (rows, ...) or a
+            `tf.data.Dataset` of batches; None for the workload's training set.
+        validation_data: what to judge by, as `Model.evaluate` takes it: (x, y), or a `tf.data.Dataset` of batches; None
+            for the workload's validation data. A model that is compiled is judged by its own loss and metrics.
+        **options: see `tfaccel.compressing.compress_options.CompressOptions`.
+
+    Returns:
+        The table and the verdict; `winner` is None where no form is good enough.
+
+    Raises:
+        RunDirError: if the directory is none of a finished run.
+        CompressionError: for an unknown method (with the nearest name), representative data of the wrong shape, layers
+            that LiteRT cannot take (named), or another argument that cannot be used.
+        VersionError: if a package that a method needs is missing.
+
+    Example:
+
+    >>> import keras, numpy as np, tempfile, tfaccel
+    >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(1)])
+    >>> model.compile(loss="mse")
+    >>> x = np.random.default_rng(0).normal(size=(32, 64)).astype("float32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = tfaccel.compress(model, methods="float16", representative_data=x, validation_data=(x, x[:, :1]),
+    ...                              latency_seconds=0.1, out_dir=f"{folder}/small")
+    >>> found.winner.variant.name
+    'float16'
+    """
+    names, limit, chosen = checked_methods(methods), checked_drop(max_metric_drop), CompressOptions.of(options)
+    work = known_workload(run_or_model, workload)
+    outcome = OutcomeFolder(_out_dir(run_or_model, chosen))
+    with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)):
+        from tfaccel.compressing.compress_source import source_of
+        from tfaccel.compressing.compress_steps import compress_source
+
+        data = {"representative_data": representative_data, "validation_data": validation_data}
+        source = source_of(run_or_model, work, **data)
+        return compress_source(source, names, outcome, max_metric_drop=limit, options=chosen)
+
+
+def known_workload(run_or_model: Any, workload: Workload | str | None) -> Workload | None:
+    """The workload of what is to be compressed; None for a model without one.
+
+    Raises:
+        RunDirError: for a path that is no directory of a finished run.
+        WorkloadError: for a run of no recipe, where no workload is named.
+        CompressionError: for something else than a run directory or a Keras model.
+    """
+    if isinstance(run_or_model, str | os.PathLike):
+        check_finished_run(run_or_model)
+        return workload if isinstance(workload, Workload) else workload_of_run(run_or_model, workload=workload)
+    import keras
+
+    if not isinstance(run_or_model, keras.Model):
+        raise CompressionError(
+            f"compress takes a run directory or a Keras 3 model. Received: {type(run_or_model).__name__}."
+        )
+    if isinstance(workload, str):
+        from tfaccel.planning.load_workload import load_workload
+
+        return load_workload(workload)
+    return workload
+
+
+def _out_dir(run_or_model: Any, options: CompressOptions) -> str:
+    if options.out_dir is not None:
+        return options.out_dir
+    if isinstance(run_or_model, str | os.PathLike):
+        return os.path.join(run_or_model, "compressed")
+    raise CompressionError("Give `out_dir`, a folder for the compressed forms of the model.")

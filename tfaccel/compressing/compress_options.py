@@ -1,0 +1,98 @@
+"""The noun `CompressOptions`: how forms of a model are made and judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from tfaccel.errors import CompressionError
+from tfaccel.planning.near_name import near_name
+
+DIRECTIONS = ("auto", "min", "max")
+
+
+def _silent(text: str) -> None:
+    del text
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions:
+    """How forms of a model are made and judged.
+
+    Arguments:
+        metric: what to judge by: a metric of the model, "loss", or "agreement" (with the float model); None for the
+            first metric that is no loss.
+        direction: whether the metric is better when lower ("min") or higher ("max"); "auto" goes by its name.
+        num_representative: training examples that show the ranges of activations.
+        num_threads: numbers of threads to measure the latency with; empty for one and for all usable cores.
+        latency_seconds: how long to time each file with each number of threads.
+        sensitivity: also measure what each layer in int8 costs, as "mixed" does.
+        training: options of the methods with training, by name; see `tfaccel.compressing.tfmot_options`.
+        out_dir: where the outcome goes; None for `compressed` in the run directory, or nowhere for a model.
+        progress: called with a line before each step.
+
+    Raises:
+        CompressionError: for a value that cannot be used.
+
+    Example:
+        >>> CompressOptions(num_representative=0)
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.CompressionError: `num_representative` must be a whole number of at least 1. Received: 0.
+    """
+
+    metric: str | None = None
+    direction: str = "auto"
+    num_representative: int = 200
+    num_threads: tuple[int, ...] = ()
+    latency_seconds: float = 1.0
+    sensitivity: bool = False
+    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    out_dir: str | None = None
+    progress: Callable[[str], None] = field(default=_silent, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_threads", tuple(self.num_threads))
+        _check_count("num_representative", self.num_representative)
+        for threads in self.num_threads:
+            _check_count("num_threads", threads)
+        seconds = self.latency_seconds
+        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+            raise CompressionError(f"`latency_seconds` must be a number above 0. Received: {seconds!r}.")
+        if self.direction not in DIRECTIONS:
+            hint = near_name(str(self.direction), DIRECTIONS)
+            raise CompressionError(
+                f"`direction` must be one of {', '.join(DIRECTIONS)}. Received: {self.direction!r}.{hint}"
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """The options in a dictionary.
+
+        Raises:
+            CompressionError: for a name that is no option, with the nearest one.
+        """
+        known = [one.name for one in fields(cls)]
+        for name in options:
+            if name not in known:
+                hint = near_name(name, known) or f" Options: {', '.join(known)}."
+                raise CompressionError(f"There is no option {name!r}.{hint}")
+        return cls(**options)
+
+
+def checked_drop(max_metric_drop: float) -> float:
+    """How much worse the metric may be, checked.
+
+    Raises:
+        CompressionError: if it is no number.
+    """
+    if type(max_metric_drop) not in (int, float) or not math.isfinite(max_metric_drop):
+        raise CompressionError(f"`max_metric_drop` must be a number. Received: {max_metric_drop!r}.")
+    return float(max_metric_drop)
+
+
+def _check_count(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise CompressionError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")

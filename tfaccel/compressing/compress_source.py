@@ -1,0 +1,156 @@
+"""What is to be compressed: a run's model or a model given, with its data, in float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfaccel.compressing.call_signature import CallSignature, signature_of
+from tfaccel.compressing.examples import Batches, batches_of, first_inputs, held_out_batches, training_batches
+from tfaccel.compressing.task_metric import TaskMetrics
+from tfaccel.errors import CompressionError, RunDirError
+from tfaccel.planning.workload import Workload
+from tfaccel.training.model_parts import has_own_test_step
+from tfaccel.training.private_api import all_layers, call_model
+
+
+@dataclass(frozen=True)
+class CompressSource:
+    """A model and its data.
+
+    Attributes:
+        model: calculates in float32.
+        signature: how it is called.
+        representative: passes over what shows the ranges of activations.
+        representative_text: what that is.
+        held_out: passes over what it is judged by.
+        held_out_text: what that is.
+        task: judges predictions on it.
+        workload: that it was trained on; None where only data are known.
+        run_dir: that it is from; None for a model.
+    """
+
+    model: keras.Model
+    signature: CallSignature
+    representative: Batches
+    representative_text: str
+    held_out: Batches
+    held_out_text: str
+    task: TaskMetrics
+    workload: Workload | None
+    run_dir: Path | None
+
+    @property
+    def imports(self) -> list[str]:
+        """Modules that define the model's layers, for a process that loads it."""
+        return layer_modules(self.model)
+
+
+def source_of(
+    run_or_model: Any, workload: Workload | None, *, representative_data: Any = None, validation_data: Any = None,
+) -> CompressSource:  # fmt: skip
+    """The model and its data.
+
+    Arguments:
+        run_or_model: a run directory, or a Keras model.
+        workload: that it was trained on; None where only data are known.
+        representative_data: examples that show the ranges of activations; None for the workload's training set.
+        validation_data: what to judge by; None for the workload's validation data.
+
+    Raises:
+        CompressionError: if data are missing, or the model cannot be judged by its outputs alone.
+        RunDirError: if the run's model cannot be read.
+    """
+    representative, text = _representative(workload, representative_data)
+    held_out, held_out_text = _held_out(workload, validation_data)
+    run_dir = None if isinstance(run_or_model, keras.Model) else Path(run_or_model)
+    examples, examples_text = (held_out, held_out_text) if held_out is not None else (representative, text)
+    if workload is not None:
+        examples, examples_text = training_batches(workload), _training_set(workload)
+    x = first_inputs(examples, what=examples_text)
+    model = run_or_model if run_dir is None else _model_of_run(run_dir, workload, x)
+    signature = signature_of(model, x, what=examples_text)
+    if held_out is None:
+        held_out, held_out_text = representative, f"{text}, since there are no held-out data"
+        task = TaskMetrics(held_out)
+    elif has_own_test_step(model):
+        held_out_text = f"{held_out_text}; its test_step is its own, so that outputs alone are compared"
+        task = TaskMetrics(held_out)
+    else:
+        task = _task(model, workload, held_out)
+    return CompressSource(model, signature, representative, text, held_out, held_out_text, task, workload, run_dir)
+
+
+@contextlib.contextmanager
+def calculating_in_float32(model: keras.Model) -> Iterator[None]:
+    """All layers calculate in float32, whatever dtype policy they were made with; afterwards as before."""
+    changed = []
+    try:
+        for layer in all_layers(model):
+            policy = layer.dtype_policy
+            if policy.compute_dtype != "float32" and getattr(policy, "quantization_mode", None) is None:
+                changed.append((layer, policy))
+                layer.dtype_policy = "float32"
+        yield
+    finally:
+        for layer, policy in changed:
+            layer.dtype_policy = policy
+
+
+def layer_modules(model: keras.Model) -> list[str]:
+    """Modules, other than Keras's, that define layers of a model."""
+    modules = {type(layer).__module__ for layer in all_layers(model)}
+    return sorted(name for name in modules if name.split(".")[0] not in ("keras", "builtins", "__main__"))
+
+
+def _representative(workload: Workload | None, given: Any) -> tuple[Batches, str]:
+    if given is not None:
+        return batches_of(given, what="representative_data"), "the representative data given"
+    if workload is None:
+        raise CompressionError(
+            "A model without a workload needs `representative_data`: examples of its training set, as arrays or as a "
+            "tf.data.Dataset of batches. Give it, or workload=."
+        )
+    return training_batches(workload), _training_set(workload)
+
+
+def _training_set(workload: Workload) -> str:
+    return f"the training set of {workload.name} (seed 0, epoch 0, as it is trained on)"
+
+
+def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, str]:
+    if given is not None:
+        return batches_of(given, what="validation_data"), "the validation data given"
+    if workload is None or workload.validation_data is None:
+        return None, ""
+    return held_out_batches(workload), f"the validation data of {workload.name}"
+
+
+def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Model:
+    """The run's model, built anew so that it calculates in float32."""
+    path = run_dir / "model.keras"
+    if workload is None:
+        raise CompressionError(f"The run in {run_dir} needs its workload.")
+    try:
+        model = workload.build_model()
+        if not model.built:
+            call_model(model, x, training=False)
+        model.load_weights(path)
+    except (ValueError, OSError, KeyError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise RunDirError(f"{path} does not hold the model of {workload.name} ({text}). Train it again.") from error
+    return model
+
+
+def _task(model: keras.Model, workload: Workload | None, held_out: Batches) -> TaskMetrics:
+    if workload is not None:
+        names = list(getattr(model, "output_names", None) or ())
+        return TaskMetrics(held_out, compile_args=workload.compile_args(), output_names=names)
+    if not model.compiled:
+        return TaskMetrics(held_out)
+    return TaskMetrics(held_out, compiled=model)

@@ -1,0 +1,155 @@
+"""What `compress` does, step by step: makes all forms of a model, judges and measures them, and keeps the outcome."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_source import CompressSource, calculating_in_float32
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.methods import parts_of
+from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
+from tfaccel.compressing.runtime_measures import default_num_threads, latencies, peak_memory_bytes
+from tfaccel.compressing.selective import SelectiveQuantizer
+from tfaccel.compressing.sensitivity import Sensitivity
+from tfaccel.compressing.task_metric import AGREEMENT, chosen_metric, lower_is_better
+from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
+from tfaccel.compressing.variant_judge import VariantJudge
+from tfaccel.compressing.variant_maker import VariantMaker
+from tfaccel.compressing.variant_result import VariantResult
+from tfaccel.errors import CompressionError, VersionError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.reporting.size_metric_picture import SizedForm, save_size_metric_picture
+from tfaccel.training.result import installed_versions
+
+
+def compress_source(
+    source: CompressSource, methods: Sequence[str], outcome: OutcomeFolder, *, max_metric_drop: float,
+    options: CompressOptions,
+) -> GateResult:  # fmt: skip
+    """Makes and measures the forms of a model that methods give, and leaves them in a folder.
+
+    Raises:
+        CompressionError: if the model cannot be converted at all, or an argument does not fit it.
+        VersionError: if a package that a method needs is missing.
+    """
+    with outcome.working_folder() as folder, calculating_in_float32(source.model):
+        with contextlib.closing(_Steps(source, folder, max_metric_drop, options)) as steps:
+            found = steps.run(methods)
+        forms = [
+            SizedForm(one.variant.name, one.size_bytes, found.value(one), _state(found, one)) for one in found.results
+        ]
+        limit = max_metric_drop if found.lower_is_better else -max_metric_drop
+        save_size_metric_picture(
+            folder / PICTURE, forms, metric=found.metric, limit=found.value(found.results[0]) + limit
+        )
+        return outcome.keep(folder, found)
+
+
+class _Steps:
+    """Makes, judges and measures the forms of one model, one after the other."""
+
+    def __init__(self, source: CompressSource, folder: Path, max_metric_drop: float, options: CompressOptions) -> None:
+        self._source = source
+        self._options = options
+        self._max_drop = max_metric_drop
+        self._judge = VariantJudge(source, options)
+        self._metric, self._lower_is_better, self._float_value = AGREEMENT, False, 1.0
+        self._maker = VariantMaker(source, folder / VARIANTS, options,
+                                   make_mixed=lambda: self._sensitivity.mixed(max_metric_drop))  # fmt: skip
+        self._sensitivity = Sensitivity(
+            lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows),
+            drop_of=lambda content: self._drop_of(self._judge.metrics_of(content)),
+            error_of=self._judge.output_error,
+            progress=options.progress,
+        )
+
+    def close(self) -> None:
+        self._maker.close()
+
+    def run(self, methods: Sequence[str]) -> GateResult:
+        """All forms, and the verdict."""
+        self._maker.check(methods)
+        results = [self._judge.float_result(self._maker.make_float(in_keras=False))]
+        self._choose_metric(results[0])
+        if any(parts_of(name)[0].kind == "keras" for name in methods):
+            results.append(self._judge.result(self._maker.make_float(in_keras=True)))
+        results += [self._made_and_judged(name) for name in methods]
+        wanted = self._options.sensitivity or "mixed" in methods
+        return GateResult(
+            metric=self._metric,
+            lower_is_better=self._lower_is_better,
+            max_metric_drop=self._max_drop,
+            results=tuple(self._measured(results)),
+            held_out=f"{self._source.task.num_examples} examples of {self._source.held_out_text}",
+            representative=self._maker.representative_text,
+            machine=_machine(self._options),
+            sensitivity=self._sensitivity.costs if wanted else (),
+        )
+
+    def _choose_metric(self, of_float: VariantResult) -> None:
+        metric = chosen_metric(self._options.metric, dict(of_float.metrics))
+        if self._options.direction == "auto":
+            self._lower_is_better = metric != AGREEMENT and lower_is_better(metric)
+        else:
+            self._lower_is_better = self._options.direction == "min"
+        self._metric, self._float_value = metric, of_float.metrics[metric]
+
+    def _drop_of(self, metrics: dict[str, float]) -> float:
+        change = metrics[self._metric] - self._float_value
+        return change if self._lower_is_better else -change
+
+    def _made_and_judged(self, name: str) -> VariantResult:
+        """A form; where the model does not take the method, a result that says why."""
+        try:
+            return self._judge.result(self._maker.make(name))
+        except VersionError:
+            raise
+        except CompressionError as error:
+            suffix = KERAS_SUFFIX if parts_of(name)[0].kind == "keras" else LITERT_SUFFIX
+            return VariantResult(variant=Variant(name=name, method=name, path=f"{name}{suffix}"), failure=str(error))
+
+    def _measured(self, results: Sequence[VariantResult]) -> list[VariantResult]:
+        """The results with latency and memory."""
+        options, row, imports = self._options, self._judge.row, self._source.imports
+        options.progress("latency of all forms, by turns")
+        good = [place for place, result in enumerate(results) if not result.failure]
+        variants = [results[place].variant for place in good]
+        times = latencies(variants, row, num_threads=options.num_threads or default_num_threads(),
+                          seconds=options.latency_seconds, imports=imports)  # fmt: skip
+        measured = list(results)
+        for place, variant, found in zip(good, variants, times, strict=True):
+            options.progress(f"{variant.name}: memory")
+            memory = peak_memory_bytes(variant, row, imports=imports)
+            measured[place] = replace(results[place], latencies=found, peak_memory_bytes=memory)
+        return measured
+
+
+def _save_picture(folder: Path, found: GateResult) -> None:
+    forms = [SizedForm(one.variant.name, one.size_bytes, found.value(one), _state(found, one)) for one in found.results]
+    change = found.max_metric_drop if found.lower_is_better else -found.max_metric_drop
+    limit = found.value(found.results[0]) + change
+    save_size_metric_picture(folder / PICTURE, forms, metric=found.metric, limit=limit)
+
+
+def _state(found: GateResult, result: VariantResult) -> str:
+    """How the picture shows a form."""
+    if found.is_float(result) and not result.failure:
+        return "float"
+    if result is found.winner:
+        return "winner"
+    return "passes" if found.is_within(result) else "fails"
+
+
+def _machine(options: CompressOptions) -> dict[str, Any]:
+    hardware = detect_hardware()
+    return {
+        "cpu_model": hardware.cpu_model,
+        "num_usable_cores": hardware.num_usable_cores,
+        "versions": installed_versions(),
+        "latency_seconds": options.latency_seconds,
+    }

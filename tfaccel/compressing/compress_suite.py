@@ -1,0 +1,119 @@
+"""The benchmark of `compress`: the image recipe's model in int8 and with 80 % zeros, beside the float model."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.compressing.compress import compress
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.runtime_measures import default_num_threads, latencies
+from tfaccel.compressing.variant_result import VariantResult
+from tfaccel.errors import CompressionError
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.measurement import Measurement, Window
+from tfaccel.measuring.report import Report
+from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.workload import Workload
+from tfaccel.training.train import train
+
+# Figure -> the method that it is about.
+FIGURE_METHODS = {"int8": "int8", "pruning": "prune"}
+MOST_INT8_SIZE, MOST_INT8_LATENCY, MOST_PRUNED_ZIPPED_SIZE, MOST_DROP = 0.27, 0.67, 0.4, 0.01
+_RECIPE = "image_classification"
+_LATENCY_SECONDS = 1.0
+
+
+def run_compress_suite(names: Sequence[str], options: SuiteOptions) -> Report:
+    """Trains the image recipe, compresses it, and reports how small, good and fast the forms are.
+
+    Args:
+        names: of figures, keys of `FIGURE_METHODS`.
+        options: `scale` multiplies the recipe's epochs.
+    """
+    make_workload = import_module(f"{RECIPES_PACKAGE}.{_RECIPE}").workload
+    epochs = max(1, round(inspect.signature(make_workload).parameters["epochs"].default * options.scale))
+    work: Workload = make_workload(epochs=epochs)
+    with tempfile.TemporaryDirectory(prefix="tfaccel-benchmark-") as folder:
+        options.progress(f"{_RECIPE}: train")
+        run_dir = str(Path(folder) / "run")
+        train(work, run_dir=run_dir, epochs=epochs, verbose=0)
+        found = compress(
+            run_dir, methods=[FIGURE_METHODS[name] for name in names], max_metric_drop=MOST_DROP, workload=work,
+            latency_seconds=_LATENCY_SECONDS, progress=lambda text: options.progress(f"{_RECIPE}: {text}"),
+        )  # fmt: skip
+        figures = [figure for name in names if name == "pruning" for figure in _pruning_figures(found)]
+        measurements: dict[str, tuple[Measurement, ...]] = {}
+        if "int8" in names:
+            of_int8, times = _int8_figures(found, work, options)
+            figures, measurements = of_int8 + figures, {"int8": times}
+    return Report(suite="compress", machine=options.machine(), measurements=measurements, figures=tuple(figures))
+
+
+def _int8_figures(
+    found: GateResult, work: Workload, options: SuiteOptions
+) -> tuple[list[Figure], tuple[Measurement, ...]]:
+    """Size, drop, and latency, which is measured anew for each repetition."""
+    result, of_float = _result(found, "int8"), found.results[0]
+    seconds: list[tuple[float, ...]] = []
+    row = _held_out_row(work)
+    for repetition in range(options.repetitions):
+        options.progress(f"int8: latency, {repetition + 1} of {options.repetitions}")
+        both = latencies([of_float.variant, result.variant], row, num_threads=default_num_threads(),
+                         seconds=_LATENCY_SECONDS)  # fmt: skip
+        seconds.append(tuple(min(one.p50_seconds for one in each) for each in both))
+    ratios = tuple(int8 / float32 for float32, int8 in seconds)
+    figures = [
+        Figure(name="int8", quantity="size int8 / float32", values=(found.size_ratio(result),),
+               at_most=MOST_INT8_SIZE),
+        Figure(name="int8", quantity=f"{found.metric} float32 - int8", values=(found.drop(result),), at_most=MOST_DROP),
+        Figure(name="int8", quantity="latency of one image int8 / float32, best threads", values=ratios,
+               at_most=MOST_INT8_LATENCY),
+        Figure(name="int8", quantity=f"{found.metric}, float32", values=(found.value(of_float),)),
+        Figure(name="int8", quantity="decisions as the float model's", values=(result.agreement,)),
+    ]  # fmt: skip
+    names = ("float32", "int8")
+    times = [_measurement(name, [pair[place] for pair in seconds]) for place, name in enumerate(names)]
+    return figures, tuple(times)
+
+
+def _pruning_figures(found: GateResult) -> list[Figure]:
+    result, of_float = _result(found, "prune"), found.results[0]
+    zipped = result.zipped_bytes / of_float.zipped_bytes
+    return [
+        Figure(name="pruning", quantity="zipped size with zeros / float32", values=(zipped,),
+               at_most=MOST_PRUNED_ZIPPED_SIZE),
+        Figure(name="pruning", quantity=f"{found.metric} float32 - with zeros", values=(found.drop(result),),
+               at_most=MOST_DROP),
+    ]  # fmt: skip
+
+
+def _result(found: GateResult, method: str) -> VariantResult:
+    """The form that a method gave.
+
+    Raises:
+        CompressionError: if it failed.
+    """
+    result = next(one for one in found.results if one.variant.name == method)
+    if result.failure:
+        raise CompressionError(f"The image recipe could not be compressed by {method}: {result.failure}")
+    return result
+
+
+def _measurement(name: str, seconds: Sequence[float]) -> Measurement:
+    windows = [Window(wall_seconds=one, cpu_seconds=0.0, epoch_seconds=(one,), tail_seconds=(0.0,), loss=math.nan)
+               for one in seconds]  # fmt: skip
+    return Measurement(name=name, num_steps=1, windows=tuple(windows), warm_up_loss=math.nan)
+
+
+def _held_out_row(work: Workload) -> dict[str, np.ndarray]:
+    """One image, by the name of the model's input."""
+    images, _ = next(iter((work.validation_data or work.train_data)(1).as_numpy_iterator()))
+    return {"pixels": images.astype(np.float32)}

@@ -1,0 +1,68 @@
+"""The cells of the table that `compress` shows."""
+
+from __future__ import annotations
+
+import math
+
+from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.layer_cost import LayerCost
+from tfaccel.compressing.variant_result import VariantResult
+
+# "METRIC" stands for the metric's name.
+HEADINGS = (
+    "form", "METRIC", "change", "size", "of float", "zipped", "latency p50 / p95, by threads", "of float", "memory",
+    "float operations", "agreement", "verdict",
+)  # fmt: skip
+
+
+def cells(found: GateResult, result: VariantResult) -> list[str]:
+    """The cells of one form's row, in the order of the headings."""
+    if result.failure:
+        return [result.variant.name, *[""] * (len(HEADINGS) - 2), found.verdict(result)]
+    is_float = found.is_float(result)
+    change = found.value(result) - found.value(found.results[0])
+    left = result.float_operations
+    kinds = "" if not left else f": {', '.join(f'{count} {name}' for name, count in sorted(left.items()))}"
+    return [
+        result.variant.name,
+        f"{found.value(result):.4f}",
+        "" if is_float else f"{change:+.4f}",
+        size_text(result.size_bytes),
+        f"{found.size_ratio(result):.2f}",
+        size_text(result.zipped_bytes),
+        ", ".join(f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
+                  for one in result.latencies),
+        f"{found.latency_ratio(result):.2f}",
+        "" if result.peak_memory_bytes is None else size_text(result.peak_memory_bytes),
+        "" if left is None else f"{sum(left.values())} of {result.num_operations}{kinds if not is_float else ''}",
+        "" if math.isnan(result.agreement) else f"{result.agreement:.4f}",
+        found.verdict(result),
+    ]  # fmt: skip
+
+
+def sensitivity_cells(cost: LayerCost) -> list[str]:
+    """The cells of one layer's row: its path, what it costs, how far outputs move, and its operations."""
+    operations = ", ".join(f"{count} {name}" for name, count in sorted(cost.operations.items()))
+    return [cost.layer, f"{cost.drop:+.4f}", f"{cost.output_error:.1%}", operations]
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> size_text(84_512), size_text(12_345_678), size_text(512)
+        ('84.5 kB', '12.35 MB', '512 B')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    return f"{num_bytes / 1e3:.1f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def time_text(seconds: float) -> str:
+    """A time for people.
+
+    Example:
+        >>> time_text(4.31e-5), time_text(0.0123)
+        ('43 us', '12.30 ms')
+    """
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

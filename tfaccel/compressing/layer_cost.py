@@ -1,0 +1,32 @@
+"""The noun `LayerCost`: what one layer in integers costs of a model's metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """What it costs to have one layer, and no other, in int8.
+
+    Attributes:
+        layer: its path in the model.
+        operations: name -> how many of LiteRT's operations it consists of.
+        drop: how much worse the metric is, in its own unit.
+        output_error: how far the model's outputs move: the root of the mean square, relative to theirs.
+
+    Example:
+        >>> LayerCost(layer="block_0/conv2d", operations={"CONV_2D": 1}, drop=0.0, output_error=0.02).drop
+        0.0
+    """
+
+    layer: str
+    operations: Mapping[str, int] = field(hash=False)
+    drop: float
+    output_error: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "operations": dict(self.operations)}

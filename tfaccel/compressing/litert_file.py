@@ -1,0 +1,196 @@
+"""What is inside a LiteRT file: its operations, which of them are left in float, and what can be left out of it.
+
+Source: https://ai.google.dev/edge/api/tflite/java/org/tensorflow/lite/schema (the format, a FlatBuffer).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+
+from tfaccel.compressing.litert_schema import schema
+
+_FILE_IDENTIFIER = b"TFL3"
+_ALIGNMENT = 16  # of weights, as the format asks
+# These only change the kind of numbers.
+_CONVERSIONS = ("QUANTIZE", "DEQUANTIZE", "CAST")
+# Metadata that TensorFlow's converter writes for itself.
+_CONVERTER_NOTES = (b"CONVERSION_METADATA",)
+
+
+def operations(content: bytes) -> dict[str, int]:
+    """How often each operation occurs, by its name in LiteRT; conversions of numbers are left out."""
+    return dict(collections.Counter(name for name, _, _ in _operations(content) if name not in _CONVERSIONS))
+
+
+def float_operations(content: bytes) -> dict[str, int]:
+    """How often each operation occurs that calculates with floats.
+
+    Operations with float activations and weights in integers (dynamic-range quantization) calculate in integers and
+    are not counted.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    for name, inputs, outputs in _operations(content):
+        kinds = {kind for kind, _ in inputs + outputs}
+        integer_weights = any(constant and kind in _integers() for kind, constant in inputs)
+        if name not in _CONVERSIONS and kinds & _floats() and not integer_weights:
+            found[name] += 1
+    return dict(found)
+
+
+def operation_outputs(content: bytes) -> list[tuple[str, str]]:
+    """Name and first output's name of each operation of the main graph, in their order."""
+    model = schema().Model.GetRootAs(content, 0)
+    codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
+    graph = model.Subgraphs(0)
+    operators = [graph.Operators(place) for place in range(graph.OperatorsLength())]
+    return [
+        (codes[operator.OpcodeIndex()], (graph.Tensors(operator.Outputs(0)).Name() or b"").decode())
+        for operator in operators
+        if operator.OutputsLength()
+    ]
+
+
+def slim(content: bytes) -> bytes:
+    """The same model in fewer bytes: what no runtime reads is left out, and equal pieces are written once.
+
+    Left out are the names of inner tensors, the ranges seen while calibrating, and the converter's notes on itself.
+    Inputs, outputs and signatures keep their names.
+    """
+    model = schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
+    model.description = None
+    model.metadata = [entry for entry in model.metadata or [] if entry.name not in _CONVERTER_NOTES]
+    for graph in model.subgraphs:
+        graph.name = None
+        named = {*np.asarray(graph.inputs).tolist(), *np.asarray(graph.outputs).tolist()}
+        for number, tensor in enumerate(graph.tensors):
+            _slim_tensor(tensor, keep_name=number in named)
+    _drop_unused_buffers(model)
+    builder = _SharingBuilder(len(content))
+    builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def zipped_bytes(path: str | Path) -> int:
+    """The size of a file when it is zipped (deflate, level 9)."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.write(path, arcname=Path(path).name)
+    return len(written.getvalue())
+
+
+def input_order(content: bytes) -> list[str]:
+    """The names that the signature gives the inputs, in the order in which the graph has them."""
+    model = schema().Model.GetRootAs(content, 0)
+    signature = model.SignatureDefs(0)
+    entries = [signature.Inputs(number) for number in range(signature.InputsLength())]
+    names = {entry.TensorIndex(): entry.Name().decode() for entry in entries}
+    return [names[index] for index in model.Subgraphs(signature.SubgraphIndex()).InputsAsNumpy().tolist()]
+
+
+def _slim_tensor(tensor: Any, *, keep_name: bool) -> None:
+    tensor.name = tensor.name if keep_name else None
+    quantization = tensor.quantization
+    if quantization is None:
+        return
+    quantization.min = quantization.max = None
+    if quantization.scale is None and quantization.details is None:
+        tensor.quantization = None
+
+
+def _drop_unused_buffers(model: Any) -> None:
+    """Tensors without contents of their own share the empty buffer, the first one."""
+    used = {entry.buffer for entry in model.metadata}
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            data = model.buffers[tensor.buffer].data
+            if data is None and not model.buffers[tensor.buffer].size and not tensor.isVariable:
+                tensor.buffer = 0
+            used.add(tensor.buffer)
+    kept = [number for number in range(len(model.buffers)) if number in used or number == 0]
+    places = {number: place for place, number in enumerate(kept)}
+    model.buffers = [model.buffers[number] for number in kept]
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            tensor.buffer = places[tensor.buffer]
+    for entry in model.metadata:
+        entry.buffer = places[entry.buffer]
+
+
+class _SharingBuilder(flatbuffers.Builder):
+    """Writes equal vectors and strings once, and aligns weights."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._written: dict[tuple[str, bytes], int] = {}
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        """Writes an array, or points to the same one that was written before."""
+        key = (x.dtype.str, x.tobytes())
+        if key not in self._written:
+            if x.dtype == np.uint8:
+                self.Prep(4, x.nbytes)
+                self.Prep(_ALIGNMENT, x.nbytes)
+            self._written[key] = super().CreateNumpyVector(x)
+        return self._written[key]
+
+    def CreateString(self, s: Any, *arguments: Any, **options: Any) -> int:
+        """Writes a text, or points to the same one that was written before."""
+        key = ("", s if isinstance(s, bytes) else str(s).encode())
+        if key not in self._written:
+            self._written[key] = super().CreateString(s, *arguments, **options)
+        return self._written[key]
+
+
+def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], list[tuple[int, bool]]]]:
+    """Name, inputs and outputs of each operation; of a tensor its kind, and whether it is a constant."""
+    model = schema().Model.GetRootAs(content, 0)
+    codes = [model.OperatorCodes(number) for number in range(model.OperatorCodesLength())]
+    names = [_operation_name(code) for code in codes]
+    for number in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(number)
+        tensors = [_kind_of(model, graph.Tensors(index)) for index in range(graph.TensorsLength())]
+        for place in range(graph.OperatorsLength()):
+            operator = graph.Operators(place)
+            inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
+            outputs = [operator.Outputs(index) for index in range(operator.OutputsLength())]
+            yield (
+                names[operator.OpcodeIndex()],
+                [tensors[index] for index in inputs if index >= 0],
+                [tensors[index] for index in outputs],
+            )
+
+
+def _kind_of(model: Any, tensor: Any) -> tuple[int, bool]:
+    return tensor.Type(), model.Buffers(tensor.Buffer()).DataLength() > 0
+
+
+def _operation_name(code: Any) -> str:
+    number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    custom = code.CustomCode()
+    return custom.decode() if custom else _builtin_names()[number]
+
+
+@functools.cache
+def _builtin_names() -> dict[int, str]:
+    return {number: name for name, number in vars(schema().BuiltinOperator).items() if not name.startswith("_")}
+
+
+@functools.cache
+def _floats() -> frozenset[int]:
+    kinds = schema().TensorType
+    return frozenset({kinds.FLOAT32, kinds.FLOAT16, kinds.FLOAT64})
+
+
+@functools.cache
+def _integers() -> frozenset[int]:
+    kinds = schema().TensorType
+    return frozenset({kinds.INT8, kinds.INT4, kinds.UINT8})

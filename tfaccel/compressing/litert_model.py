@@ -1,0 +1,52 @@
+"""A LiteRT file run by `ai-edge-litert`, called as the Keras model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature
+from tfaccel.errors import CompressionError
+
+
+class LitertModel:
+    """Predicts with a LiteRT file, example by example.
+
+    Arguments:
+        content: the file, or its path.
+        signature: how the model is called.
+        num_threads: of LiteRT.
+
+    Raises:
+        CompressionError: if LiteRT cannot load the file.
+    """
+
+    def __init__(self, content: bytes | Path, signature: CallSignature, *, num_threads: int = 1) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        self._signature = signature
+        source = {"model_content": content} if isinstance(content, bytes) else {"model_path": str(content)}
+        try:
+            self._interpreter = Interpreter(**source, num_threads=num_threads)
+            self._interpreter.allocate_tensors()
+            runner = self._interpreter.get_signature_runner(SIGNATURE_KEY)
+        except (RuntimeError, ValueError) as error:
+            raise CompressionError(f"LiteRT cannot load the model: {' '.join(str(error).split())}") from error
+        self._inputs = {name: detail["index"] for name, detail in runner.get_input_details().items()}
+        self._outputs = {name: detail["index"] for name, detail in runner.get_output_details().items()}
+
+    def run(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs for one example: arrays by name, of shape (1, ...)."""
+        for name, index in self._inputs.items():
+            self._interpreter.set_tensor(index, row[name])
+        self._interpreter.invoke()
+        return {name: self._interpreter.get_tensor(index) for name, index in self._outputs.items()}
+
+    def predict(self, x: Any) -> Any:
+        """The outputs for a batch, in the nest in which the Keras model gives them."""
+        outputs = [self.run(row) for row in self._signature.rows(x)]
+        named = {name: np.concatenate([row[name] for row in outputs]) for name in self._signature.output_names}
+        return self._signature.pack_outputs(named)

@@ -1,0 +1,22 @@
+"""The format of LiteRT files, as `ai-edge-litert` brings it along."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tfaccel.errors import VersionError
+
+
+def schema() -> Any:
+    """The module with the format's classes; imported when it is first asked for.
+
+    Raises:
+        VersionError: if `ai-edge-litert` is not installed.
+    """
+    try:
+        return import_module("ai_edge_litert.schema_py_generated")
+    except ModuleNotFoundError as error:
+        raise VersionError(
+            f"LiteRT files need `ai-edge-litert` ({error}). Install it: pip install ai-edge-litert"
+        ) from error

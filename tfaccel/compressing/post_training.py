@@ -1,0 +1,125 @@
+"""LiteRT files of a Keras model by TensorFlow's converter: in float32, float16, int8 and int16 with int8.
+
+Source: https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/post_training_quantization
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
+from tfaccel.compressing.litert_file import input_order
+from tfaccel.compressing.methods import FLOAT32
+from tfaccel.compressing.unsupported_layers import refusal
+from tfaccel.errors import CompressionError
+from tfaccel.training.private_api import tf_variable
+
+Rows = Sequence[Mapping[str, np.ndarray]]
+
+
+class Converter:
+    """Converts one model by several methods; the model is traced once.
+
+    A converted file takes one example at a time, floats or whole numbers as the model does, by the signature
+    `serving_default`. Operations that have no form in integers stay in float.
+
+    Arguments:
+        model: a built Keras model that calculates in float32.
+        signature: how it is called.
+        folder: an empty folder, which is used as long as the converter is.
+    """
+
+    def __init__(self, model: keras.Model, signature: CallSignature, folder: str | Path) -> None:
+        self._model = model
+        self._folder = str(folder)
+        names = signature.output_names
+
+        def named(outputs: Any) -> dict[str, Any]:
+            return dict(zip(names, keras.tree.flatten(outputs), strict=True))
+
+        self._function = traced(model, signature, named)
+        module = tf.Module()
+        module.kept = [tf_variable(variable) for variable in model.variables]
+        with quiet_conversion():
+            tf.saved_model.save(module, self._folder, signatures={SIGNATURE_KEY: self._function})
+
+    @functools.cached_property
+    def float_content(self) -> bytes:
+        """The file in float32."""
+        return self._converted(self._prepared(FLOAT32), FLOAT32)
+
+    def convert(self, method: str, rows: Rows = ()) -> bytes:
+        """The file that a method gives.
+
+        Arguments:
+            method: "float32", "float16", "dynamic", "int8" or "int16x8".
+            rows: representative examples, arrays by name of shape (1, ...), for the last two.
+
+        Raises:
+            CompressionError: for a model with layers that LiteRT cannot take; the message names them.
+        """
+        return self.float_content if method == FLOAT32 else self._converted(self.prepared(method, rows), method)
+
+    def prepared(self, method: str, rows: Rows = ()) -> Any:
+        """TensorFlow's converter, set up for a method; representative examples go in by the order of the float file."""
+        converter = self._prepared(method)
+        if rows:
+            order = input_order(self.float_content)
+            converter.representative_dataset = lambda: ([row[name] for name in order] for row in rows)
+        return converter
+
+    def _prepared(self, method: str) -> Any:
+        converter = tf.lite.TFLiteConverter.from_saved_model(self._folder)
+        ops = tf.lite.OpsSet
+        converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS]
+        if method != FLOAT32:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if method == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        elif method == "int8":
+            converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS_INT8, ops.TFLITE_BUILTINS]
+        elif method == "int16x8":
+            both = ops.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+            converter.target_spec.supported_ops = [both, ops.TFLITE_BUILTINS]
+        return converter
+
+    def _converted(self, converter: Any, method: str) -> bytes:
+        with quiet_conversion():
+            try:
+                return bytes(converter.convert())
+            except Exception as error:
+                raise CompressionError(refusal(error, self._function.graph, self._model, method)) from error
+
+
+@contextlib.contextmanager
+def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Converter]:
+    """A converter with a folder of its own, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder:
+        yield Converter(model, signature, folder)
+
+
+@contextlib.contextmanager
+def quiet_conversion() -> Iterator[None]:
+    """TensorFlow's converter warns of much that no user can act on; that is left out."""
+    loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

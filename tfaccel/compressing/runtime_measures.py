@@ -1,0 +1,96 @@
+"""Latency and memory of model files in their own runtimes, measured in child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.variant_result import Latency
+from tfaccel.errors import CompressionError
+
+_PROGRAM = "tfaccel.compressing.runtime_probe"
+_TIME_LIMIT_SECONDS = 900.0
+
+
+def latencies(
+    variants: Sequence[Variant], row: Mapping[str, np.ndarray], *, num_threads: Sequence[int], seconds: float,
+    imports: Sequence[str] = (),
+) -> list[tuple[Latency, ...]]:  # fmt: skip
+    """How long one example takes in each file, for each number of threads.
+
+    Files of one runtime are timed in one process, by turns, so that what slows the machine for a while slows all.
+
+    Arguments:
+        variants: the files.
+        row: one example: arrays by name, of shape (1, ...).
+        num_threads: numbers of threads to try.
+        seconds: how long to time each file with each number of threads.
+        imports: modules that define layers of the Keras models among them.
+    """
+    found: list[list[Latency]] = [[] for _ in variants]
+    for is_litert in (True, False):
+        places = [place for place, variant in enumerate(variants) if variant.is_litert == is_litert]
+        for threads in num_threads if places else ():
+            task = {"files": [variants[place].path for place in places], "seconds": seconds, "memory": False}
+            times = _answer(task, row, threads, imports)
+            for place, values in zip(places, times, strict=True):
+                found[place].append(_latency(values, threads))
+    return [tuple(one) for one in found]
+
+
+def peak_memory_bytes(variant: Variant, row: Mapping[str, np.ndarray], *, imports: Sequence[str] = ()) -> int:
+    """What a process that loads and runs a file needs more than one that has only imported the runtime."""
+    task = {"files": [variant.path], "seconds": 0.0, "memory": True}
+    return int(_answer(task, row, 1, imports))
+
+
+def default_num_threads() -> tuple[int, ...]:
+    """One thread, and as many as there are usable cores."""
+    return tuple(sorted({1, len(os.sched_getaffinity(0))}))
+
+
+def _latency(seconds: list[float], num_threads: int) -> Latency:
+    ordered = sorted(seconds)
+    return Latency(
+        num_threads=num_threads,
+        p50_seconds=statistics.median(ordered),
+        p95_seconds=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        num_calls=len(ordered),
+    )
+
+
+def _answer(task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: int, imports: Sequence[str]) -> Any:
+    """What the child program says."""
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_NUM_INTRAOP_THREADS": str(num_threads),
+    }
+    with tempfile.TemporaryDirectory(prefix="tfaccel-probe-") as folder:
+        inputs = Path(folder) / "inputs.npz"
+        np.savez(inputs, **row)
+        asked = {**task, "inputs": str(inputs), "num_threads": num_threads, "imports": list(imports)}
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", _PROGRAM], input=json.dumps(asked), capture_output=True, text=True,
+                env=environment, timeout=_TIME_LIMIT_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise CompressionError(
+                f"Measuring {', '.join(task['files'])} took over {error.timeout:g} seconds."
+            ) from error
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CompressionError(f"Measuring {', '.join(task['files'])} failed with status {child.returncode}: {last}")
+    return json.loads(child.stdout.strip().splitlines()[-1])

@@ -1,0 +1,126 @@
+"""Program for a child process: times model files, or measures the memory that one of them needs.
+
+It reads JSON from standard input: {"files", "inputs" (an .npz file with one example), "num_threads", "seconds" (per
+file), "imports" (modules with layers of Keras models), "memory" (of the first file instead of times)}. It writes JSON:
+a list of seconds for each file, or the number of bytes.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_LEAST_CALLS, _MOST_CALLS, _CALLS_AT_ONCE = 20, 3000, 10
+_WARM_UP_CALLS = 5
+
+
+def main() -> None:
+    """Does what standard input says."""
+    task = json.loads(sys.stdin.read())
+    with np.load(task["inputs"]) as arrays:
+        inputs = dict(arrays)
+    answer: Any
+    if task["memory"]:
+        answer = _peak_bytes(task["files"][0], inputs, task)
+    else:
+        calls = [_loaded(file, inputs, task) for file in task["files"]]
+        answer = _times(calls, seconds=task["seconds"])
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+def _loaded(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> Callable[[], None]:
+    """A function that runs a model once."""
+    if Path(file).suffix == ".keras":
+        return _loaded_keras(file, inputs, task["imports"])
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=file, num_threads=task["num_threads"])
+    interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner("serving_default")
+    places = {name: detail["index"] for name, detail in runner.get_input_details().items()}
+    outputs = [detail["index"] for detail in runner.get_output_details().values()]
+
+    def call() -> None:
+        for name, index in places.items():
+            interpreter.set_tensor(index, inputs[name])
+        interpreter.invoke()
+        for index in outputs:
+            interpreter.get_tensor(index)
+
+    return call
+
+
+def _loaded_keras(file: str, inputs: dict[str, np.ndarray], imports: list[str]) -> Callable[[], None]:
+    for module in imports:
+        import_module(module)
+    import keras
+    import tensorflow as tf
+
+    model = keras.models.load_model(file, compile=False)
+    names = list(inputs)
+    x = inputs if len(names) > 1 else inputs[names[0]]
+    function = tf.function(lambda values: model(values, training=False), autograph=False)
+
+    def call() -> None:
+        keras.tree.map_structure(np.asarray, function(x))
+
+    return call
+
+
+def _times(calls: list[Callable[[], None]], *, seconds: float) -> list[list[float]]:
+    """Seconds of each call, the models by turns in an order drawn anew each time."""
+    found: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        for _ in range(_WARM_UP_CALLS):
+            call()
+    order = list(range(len(calls)))
+    generator = random.Random(0)
+    while any(_wants_more(times, seconds) for times in found):
+        generator.shuffle(order)
+        for number in order:
+            if _wants_more(found[number], seconds):
+                found[number] += _timed(calls[number])
+    return found
+
+
+def _wants_more(times: list[float], seconds: float) -> bool:
+    return len(times) < _LEAST_CALLS or (sum(times) < seconds and len(times) < _MOST_CALLS)
+
+
+def _timed(call: Callable[[], None]) -> list[float]:
+    call()  # The first call after another model finds the processor's caches full of that one's numbers.
+    times = []
+    for _ in range(_CALLS_AT_ONCE):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def _peak_bytes(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> int:
+    """What loading and running a model adds to the memory of this process at most."""
+    if Path(file).suffix == ".keras":
+        import keras  # noqa: F401  The library counts for nothing.
+    else:
+        import ai_edge_litert.interpreter  # noqa: F401
+    before = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # The highest value so far is forgotten.
+    call = _loaded(file, inputs, task)
+    for _ in range(_WARM_UP_CALLS):
+        call()
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+
+
+if __name__ == "__main__":
+    main()

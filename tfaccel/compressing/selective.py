@@ -1,0 +1,70 @@
+"""int8 for some layers of a model and float32 for the others, by the debugger of TensorFlow's converter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.compressing.litert_file import operation_outputs
+from tfaccel.compressing.post_training import Converter, Rows, quiet_conversion
+from tfaccel.compressing.unsupported_layers import layer_path
+from tfaccel.errors import CompressionError
+from tfaccel.training.private_api import all_layers
+
+# Operations that only move numbers: they have the kind of numbers of what is around them, and cost nothing.
+_MOVES = frozenset(
+    {"RESHAPE", "TRANSPOSE", "CONCATENATION", "PAD", "STRIDED_SLICE", "SLICE", "GATHER", "PACK", "UNPACK", "SPLIT",
+     "EXPAND_DIMS", "SQUEEZE", "SHAPE", "QUANTIZE", "DEQUANTIZE", "CAST", "RESIZE_NEAREST_NEIGHBOR"}
+)  # fmt: skip
+
+
+class SelectiveQuantizer:
+    """Quantizes chosen layers of a model to int8; representative examples are run through it once.
+
+    Arguments:
+        converter: of the model.
+        model: the model.
+        rows: representative examples.
+
+    Attributes:
+        layers: path of each layer with operations of its own -> name of an operation -> how many of it.
+    """
+
+    def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
+        self._outputs: dict[str, list[str]] = {}
+        self.layers: dict[str, dict[str, int]] = {}
+        known = {layer.name for layer in all_layers(model)}
+        for operation, output in operation_outputs(converter.float_content):
+            if operation in _MOVES:
+                continue
+            path = layer_path(output, known) or model.name
+            self._outputs.setdefault(path, []).append(output)
+            kinds = self.layers.setdefault(path, {})
+            kinds[operation] = kinds.get(operation, 0) + 1
+        self._debugger = _debugger(converter, rows)
+
+    def quantize(self, layers: Collection[str]) -> bytes:
+        """The model with these layers in int8 and all others in float32.
+
+        Raises:
+            CompressionError: if there is no such layer, or nothing of them can be quantized.
+        """
+        unknown = [layer for layer in layers if layer not in self._outputs]
+        if unknown:
+            raise CompressionError(f"The model has no layer {unknown[0]!r}. Layers: {', '.join(self._outputs)}.")
+        kept = [name for layer, names in self._outputs.items() if layer not in layers for name in names]
+        try:
+            with quiet_conversion():
+                self._debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=kept)
+                return bytes(self._debugger.get_nondebug_quantized_model())
+        except (ValueError, RuntimeError) as error:
+            raise CompressionError(f"Nothing of {', '.join(layers)} can be quantized: {error}") from error
+
+
+def _debugger(converter: Converter, rows: Rows) -> Any:
+    options: Mapping[str, Any] = {"debug_options": tf.lite.experimental.QuantizationDebugOptions()}
+    with quiet_conversion():
+        return tf.lite.experimental.QuantizationDebugger(converter=converter.prepared("int8", rows), **options)

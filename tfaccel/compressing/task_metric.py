@@ -1,0 +1,128 @@
+"""The task's metric of any form of a model: its predictions, judged by the loss and metrics of its training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.compressing.agreement import Agreement
+from tfaccel.compressing.examples import Batches
+from tfaccel.errors import CompressionError
+from tfaccel.planning.near_name import near_name
+from tfaccel.training.private_api import compute_loss
+
+AGREEMENT = "agreement"
+_LOWER = re.compile(
+    r"(^|_)(loss|error|errors|mae|mse|rmse|mape|msle|crossentropy|entropy|perplexity|divergence|nats|bits|deviation"
+    r"|distance|hinge|poisson|cosh|cost)(_|$)"
+)
+
+Predict = Callable[[Any], Any]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric of this name falls when a model gets better.
+
+    Example:
+        >>> lower_is_better("mean_absolute_error"), lower_is_better("accuracy")
+        (True, False)
+    """
+    return _LOWER.search(metric) is not None
+
+
+class _Judge(keras.Model):
+    """Has a loss and metrics, and nothing else of a model."""
+
+    def call(self, x: Any) -> Any:
+        """What goes in."""
+        return x
+
+
+class TaskMetrics:
+    """Judges predictions on held-out data.
+
+    Arguments:
+        batches: passes over the data.
+        compile_args: what the model was compiled with; None to judge by agreement with the float model alone.
+        compiled: a compiled model that is to judge instead.
+        output_names: of the model's outputs, where it has several.
+
+    Attributes:
+        num_examples: how many examples there are, once the first predictions have been judged.
+    """
+
+    def __init__(self, batches: Batches, *, compile_args: dict[str, Any] | None = None,
+                 compiled: keras.Model | None = None, output_names: list[str] | None = None) -> None:  # fmt: skip
+        self._batches = batches
+        self._judge = compiled
+        self._float_outputs: list[Any] = []
+        self.num_examples = 0
+        if compile_args is not None:
+            self._judge = _Judge()
+            if output_names:
+                self._judge.output_names = output_names
+            self._judge.compile(**compile_args)
+
+    def of_float_model(self, predict: Predict) -> dict[str, float]:
+        """The metrics of the float model, whose outputs the others are compared with from now on."""
+        self._float_outputs, self.num_examples = [], 0
+        return self._measure(predict, keep=True)
+
+    def of(self, predict: Predict) -> dict[str, float]:
+        """The metrics of a form of the model, and its agreement with the float model.
+
+        Arguments:
+            predict: from the inputs of a batch to what the model gives for them.
+        """
+        return self._measure(predict, keep=False)
+
+    def _measure(self, predict: Predict, *, keep: bool) -> dict[str, float]:
+        agreement, losses, weights, logs = Agreement(), 0.0, 0, {}
+        if self._judge is not None:
+            self._judge.reset_metrics()
+        for number, (x, y, sample_weight) in enumerate(self._batches()):
+            outputs = predict(x)
+            if keep:
+                self._float_outputs.append(outputs)
+                self.num_examples += len(keras.tree.flatten(outputs)[0])
+            agreement.update(self._float_outputs[number], outputs, y)
+            if self._judge is not None and y is not None:
+                rows = len(keras.tree.flatten(outputs)[0])
+                loss, logs = _judged(self._judge, x, y, outputs, sample_weight)
+                losses, weights = losses + rows * loss, weights + rows
+        found = {name: float(np.mean(value)) for name, value in logs.items()}
+        if weights:
+            found["loss"] = losses / weights
+        return {**found, AGREEMENT: agreement.result()}
+
+
+def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any) -> tuple[float, dict[str, Any]]:
+    y, outputs = (keras.tree.map_structure(keras.ops.convert_to_tensor, nest) for nest in (y, outputs))
+    weight = None if sample_weight is None else keras.tree.map_structure(keras.ops.convert_to_tensor, sample_weight)
+    loss = compute_loss(judge, x, y, outputs, weight, training=False)
+    return float(loss), dict(judge.compute_metrics(x, y, outputs, weight))
+
+
+def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:
+    """The metric to judge by: the one that was asked for, or the first that is no loss, or the loss.
+
+    Raises:
+        CompressionError: for one that the model does not have, with the nearest name.
+
+    Example:
+        >>> chosen_metric(None, {"accuracy": 0.9, "loss": 0.3, "agreement": 1.0})
+        'accuracy'
+    """
+    if metric is not None:
+        if metric not in metrics:
+            hint = near_name(metric, metrics) or ""
+            raise CompressionError(
+                f"The model has no metric {metric!r} on the held-out data.{hint} Metrics: {', '.join(metrics)}."
+            )
+        return metric
+    own = [name for name in metrics if name != AGREEMENT and name != "loss" and not name.endswith("_loss")]
+    return own[0] if own else "loss" if "loss" in metrics else AGREEMENT

@@ -1,0 +1,92 @@
+"""Which layers of a model LiteRT cannot take, from what its converter said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.training.private_api import all_layers
+
+_OPERATION = re.compile(r"\btf\.(\w+)")
+_SHOWN_CHARACTERS = 300
+
+
+def refusal(error: BaseException, graph: Any, model: keras.Model, method: str) -> str:
+    """Why a model could not be converted, with the layers that the operations are in.
+
+    Arguments:
+        error: what TensorFlow's converter raised.
+        graph: what was converted.
+        model: what the graph was traced from.
+        method: what was asked for.
+    """
+    kinds = refused_operations(str(error))
+    found = [(layer, kind) for kind, layer in layers_with(graph, kinds, model)]
+    if found:
+        named = ", ".join(dict.fromkeys(f"{layer!r} ({kind})" for layer, kind in found))
+        return (
+            f"LiteRT cannot take these layers of the model: {named}; the operations in brackets have no form in "
+            f"LiteRT ({method}). Replace them by others, or keep the model in Keras (keras_int8)."
+        )
+    text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+    return f"LiteRT cannot take this model ({method}): {type(error).__name__}: {text}"
+
+
+def refused_operations(text: str) -> list[str]:
+    """TensorFlow's operations that a converter's message names as those which it cannot convert.
+
+    Example:
+        >>> refused_operations("error: 'tf.Erfinv' op is neither a custom op nor a flex op")
+        ['Erfinv']
+    """
+    lines = [line for line in text.splitlines() if "op is neither" in line or "Details:" in line] or text.splitlines()
+    details = [
+        name for line in text.splitlines() if line.strip().startswith("tf.") for name in _OPERATION.findall(line)
+    ]
+    return list(dict.fromkeys([name for line in lines for name in _OPERATION.findall(line)] + details))
+
+
+def layers_with(graph: Any, kinds: list[str], model: keras.Model) -> list[tuple[str, str]]:
+    """Pairs of a kind of operation and the path of the innermost layer that has one."""
+    names = {layer.name for layer in all_layers(model)}
+    found = []
+    for kind, name in _operations(graph):
+        if kind in kinds:
+            found.append((kind, layer_path(name, names) or model.name))
+    return list(dict.fromkeys(found))
+
+
+def layer_path(operation: str, layer_names: Collection[str]) -> str:
+    """The layers that an operation is in, outermost first, from its name.
+
+    Of an operation made of several, whose names stand beside each other, it is the first one's.
+
+    Example:
+        >>> layer_path("model_1/block_1/dense_7_1/Relu;model_1/block_1/dense_7_1/BiasAdd", {"block", "dense_7"})
+        'block/dense_7'
+    """
+    parts = operation.split(";")[0].split("/")
+    found = [_layer_name(part, layer_names) for part in parts]
+    return "/".join(name for name in found if name)
+
+
+def _layer_name(part: str, names: Collection[str]) -> str:
+    """The layer that a part of an operation's name belongs to: TensorFlow adds numbers to names used before."""
+    while part and part not in names:
+        part, underline, number = part.rpartition("_")
+        if not (underline and number.isdigit()):
+            return ""
+    return part
+
+
+def _operations(graph: Any) -> Iterator[tuple[str, str]]:
+    """Kind and name of every operation, those in functions that the graph calls included."""
+    definition = graph.as_graph_def()
+    for node in definition.node:
+        yield node.op, node.name
+    for function in definition.library.function:
+        for node in function.node_def:
+            yield node.op, node.name

@@ -1,0 +1,133 @@
+"""Judges forms of a model: metrics and agreement on held-out data, sizes, and operations left in float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_source import CompressSource
+from tfaccel.compressing.examples import first_inputs, rows_of
+from tfaccel.compressing.litert_file import float_operations, operations, zipped_bytes
+from tfaccel.compressing.litert_model import LitertModel
+from tfaccel.compressing.runtime_measures import default_num_threads
+from tfaccel.compressing.task_metric import AGREEMENT, Predict
+from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.variant_result import VariantResult
+from tfaccel.errors import CompressionError
+from tfaccel.training.private_api import call_model
+
+# Of the outputs' spread: LiteRT calculates in another order than TensorFlow, but in float32 too.
+_CONVERSION_TOLERANCE = 1e-3
+_COMPARED_ROWS = 64
+
+
+class VariantJudge:
+    """Judges forms of one model.
+
+    Arguments:
+        source: the model and its data.
+        options: `progress` is called before each form.
+
+    Attributes:
+        row: one held-out example, to measure latency with.
+    """
+
+    def __init__(self, source: CompressSource, options: CompressOptions) -> None:
+        self._source = source
+        self._progress = options.progress
+        self._float_outputs: Any = None
+        self.row = rows_of(source.held_out, source.signature, num_rows=1, what="the held-out data")[0]
+
+    def float_result(self, variant: Variant) -> VariantResult:
+        """Judges the float model, with which the others are compared.
+
+        Raises:
+            CompressionError: if its outputs are not the Keras model's: then the conversion went wrong.
+        """
+        self._progress(f"{variant.name}: metric on held-out data")
+        predict = self._predict_of(variant)
+        self._float_outputs = predict(self._few_inputs())
+        self._check_conversion()
+        return self._result(variant, self._source.task.of_float_model(predict))
+
+    def result(self, variant: Variant) -> VariantResult:
+        """Judges another form."""
+        self._progress(f"{variant.name}: metric on held-out data")
+        return self._result(variant, self._source.task.of(self._predict_of(variant)))
+
+    def metrics_of(self, content: bytes) -> dict[str, float]:
+        """The metrics of a LiteRT file that is not kept."""
+        return self._source.task.of(self._litert(content).predict)
+
+    def output_error(self, content: bytes) -> float:
+        """How far the outputs of a LiteRT file are from the float model's; see `relative_error`."""
+        return relative_error(self._float_outputs, self._litert(content).predict(self._few_inputs()))
+
+    def _few_inputs(self) -> Any:
+        x = first_inputs(self._source.held_out, what="held-out data")
+        return keras.tree.map_structure(lambda leaf: leaf[:_COMPARED_ROWS], x)
+
+    def _result(self, variant: Variant, metrics: dict[str, float]) -> VariantResult:
+        path = Path(variant.path)
+        known: dict[str, Any] = {}
+        if variant.is_litert:
+            content = path.read_bytes()
+            known["float_operations"] = float_operations(content)
+            known["num_operations"] = sum(operations(content).values())
+        return VariantResult(
+            variant=variant, metrics={**metrics, **variant.metrics}, size_bytes=path.stat().st_size,
+            zipped_bytes=zipped_bytes(path), agreement=metrics[AGREEMENT], **known,
+        )  # fmt: skip
+
+    def _predict_of(self, variant: Variant) -> Predict:
+        if variant.is_litert:
+            return self._litert(Path(variant.path).read_bytes()).predict
+        return keras_predict(keras.models.load_model(variant.path, compile=False))
+
+    def _litert(self, content: bytes) -> LitertModel:
+        return LitertModel(content, self._source.signature, num_threads=max(default_num_threads()))
+
+    def _check_conversion(self) -> None:
+        expected = keras_predict(self._source.model)(self._few_inputs())
+        names = self._source.signature.output_names
+        pairs = zip(names, keras.tree.flatten(expected), keras.tree.flatten(self._float_outputs), strict=True)
+        for name, a, b in pairs:
+            spread = float(np.max(np.abs(a))) or 1.0
+            error = float(np.max(np.abs(np.asarray(a, np.float64) - b))) / spread
+            if not error <= _CONVERSION_TOLERANCE:
+                raise CompressionError(
+                    f"LiteRT's float32 form of the model gives other outputs than Keras: {name!r} is off by "
+                    f"{error:.1e} of its largest value, allowed are {_CONVERSION_TOLERANCE:g}. The converter got a "
+                    "layer wrong; keep the model in Keras (keras_int8), or leave that layer out."
+                )
+
+
+def relative_error(expected: Any, found: Any) -> float:
+    """The root of the mean square of the differences, relative to the spread of what is expected.
+
+    Arguments:
+        expected, found: nests of arrays of the same shapes.
+
+    Example:
+        >>> relative_error({"y": np.array([1.0, -1.0])}, {"y": np.array([1.1, -1.1])})
+        0.1
+    """
+    a, b = (
+        np.concatenate([np.ravel(np.asarray(one, np.float64)) for one in keras.tree.flatten(nest)])
+        for nest in (expected, found)
+    )
+    return round(float(np.sqrt(np.mean((a - b) ** 2))) / (float(np.std(a)) or 1.0), 12)
+
+
+def keras_predict(model: keras.Model) -> Predict:
+    """From the inputs of a batch to a Keras model's outputs, as arrays."""
+
+    def predict(x: Any) -> Any:
+        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
+        return keras.tree.map_structure(np.asarray, call_model(model, tensors, training=False))
+
+    return predict

@@ -1,0 +1,174 @@
+"""Makes the forms of a model that methods give, each as a file."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_source import CompressSource
+from tfaccel.compressing.examples import rows_of
+from tfaccel.compressing.keras_quantize import quantize_in_keras
+from tfaccel.compressing.litert_file import slim
+from tfaccel.compressing.methods import FLOAT32, Method, parts_of
+from tfaccel.compressing.post_training import Converter, Rows
+from tfaccel.compressing.tfmot_methods import check_method, tfmot_variant
+from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
+from tfaccel.compressing.weight_only import check_quantizer, quantize_weights
+from tfaccel.errors import CompressionError
+
+_KERAS_FLOAT = f"keras_{FLOAT32}"
+MakeMixed = Callable[[], tuple[bytes, tuple[str, ...]]]
+
+
+class VariantMaker:
+    """Makes the forms of one model.
+
+    Arguments:
+        source: the model and its data.
+        folder: where the files go.
+        options: how many representative examples, and how to train.
+        make_mixed: makes the form "mixed": the file, and the layers in float.
+    """
+
+    def __init__(self, source: CompressSource, folder: Path, options: CompressOptions, *,
+                 make_mixed: MakeMixed) -> None:  # fmt: skip
+        self.source = source
+        self._folder = folder
+        self._options = options
+        self._make_mixed = make_mixed
+        self._working = tempfile.TemporaryDirectory(prefix="tfaccel-forms-")
+        self._trained: dict[str, tuple[Any, Any]] = {}
+        self.representative_text = ""
+
+    def close(self) -> None:
+        """Removes what was needed on the way."""
+        self._working.cleanup()
+
+    def check(self, methods: Sequence[str]) -> None:
+        """What can be said before anything is made.
+
+        Raises:
+            CompressionError: if representative data do not fit the model, or there are no data to train on.
+            VersionError: if a package that a method needs is missing.
+        """
+        parts = [part for name in methods for part in parts_of(name) if part is not None]
+        if any(part.needs_rows for part in parts):
+            len(self.rows)
+        if any(part.kind == "weight_only" for part in parts):
+            check_quantizer()
+        trained = [part.name for part in parts if part.kind == "trained"]
+        for name in trained:
+            check_method(name)
+        if trained and self.source.workload is None:
+            raise CompressionError(
+                f"{', '.join(trained)} train the model on, which takes a workload: its training data, loss and "
+                "optimizer. Give workload=, or choose methods without training."
+            )
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """Representative examples."""
+        text = self.source.representative_text
+        rows = rows_of(self.source.representative, self.source.signature, num_rows=self._options.num_representative,
+                       what=text)  # fmt: skip
+        self.representative_text = f"{len(rows)} examples of {text}"
+        return rows
+
+    @functools.cached_property
+    def converter(self) -> Converter:
+        """Of the model as it was trained."""
+        return self._converter_of(self.source.model, FLOAT32)
+
+    def make_float(self, *, in_keras: bool) -> Variant:
+        """The model as it was trained, as a file of LiteRT or of Keras."""
+        self._options.progress(f"{FLOAT32}: convert")
+        if not in_keras:
+            return self._litert(FLOAT32, self.converter.float_content)
+        path = self._folder / f"{_KERAS_FLOAT}{KERAS_SUFFIX}"
+        self.source.model.save(path)
+        return Variant(name=_KERAS_FLOAT, method=FLOAT32, path=str(path))
+
+    def make(self, name: str) -> Variant:
+        """The form that a method gives.
+
+        Raises:
+            CompressionError: if the model does not take the method.
+        """
+        method, afterwards = parts_of(name)
+        self._options.progress(f"{name}: {method.text}")
+        if method.kind == "keras":
+            return self._in_keras(method)
+        if method.kind == "mixed":
+            content, kept = self._make_mixed()
+            note = f"float32 kept for {', '.join(kept)}"
+            return self._litert(name, content, notes=(note, self.representative_text), float_layers=kept)
+        if method.kind == "trained":
+            return self._after_training(name, method, afterwards)
+        return self._after_conversion(name, method, self.converter)
+
+    def _after_conversion(self, name: str, method: Method, converter: Converter, *,
+                          notes: tuple[str, ...] = ()) -> Variant:  # fmt: skip
+        """A form of a model that is not trained on: the one given, or one pruned or clustered."""
+        if method.kind == "weight_only":
+            content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
+        else:
+            content = converter.convert(method.name, self.rows if method.needs_rows else ())
+        notes += (self.representative_text,) if method.needs_rows else ()
+        return self._litert(name, content, notes=notes)
+
+    def _in_keras(self, method: Method) -> Variant:
+        self.source.model.save(Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}")
+        model = keras.models.load_model(Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}", compile=False)
+        mode = method.name.removeprefix("keras_")
+        notes = quantize_in_keras(model, mode, self.rows if method.needs_rows else ())
+        path = self._folder / f"{method.name}{KERAS_SUFFIX}"
+        model.save(path)
+        return Variant(name=method.name, method=method.name, path=str(path), notes=notes)
+
+    def _after_training(self, name: str, method: Method, afterwards: Method | None) -> Variant:
+        """A form of a model that was trained on: a file of its own, or a model that can be converted in every way."""
+        converter, outcome = self._trained_on(method)
+        if outcome.litert is not None:
+            return self._litert(name, outcome.litert, notes=outcome.notes, metrics=self._imitated(outcome))
+        return self._after_conversion(name, afterwards or Method(FLOAT32, "post_training", ""), converter,
+                                      notes=outcome.notes)  # fmt: skip
+
+    def _trained_on(self, method: Method) -> tuple[Any, Any]:
+        """What a method with training gave, and a converter of its model; it is trained once."""
+        if method.name not in self._trained:
+            source, say = self.source, self._options.progress
+            if source.workload is None:
+                raise CompressionError(f"{method.name} needs a workload to train on.")
+            outcome = tfmot_variant(
+                source.model, method.name, workload=source.workload, signature=source.signature,
+                held_out=source.held_out, options=TfmotOptions.from_json(self._options.training),
+                say=lambda text: say(f"{method.name}: {text}"),
+            )  # fmt: skip
+            converter = None if outcome.model is None else self._converter_of(outcome.model, method.name)
+            self._trained[method.name] = converter, outcome
+        return self._trained[method.name]
+
+    def _imitated(self, outcome: Any) -> dict[str, float]:
+        """The metrics of the Keras model that imitates int8, beside those of the file made from it."""
+        if not outcome.predictions:
+            return {}
+        predictions = iter(outcome.predictions)
+        metrics = self.source.task.of(lambda x: next(predictions))
+        return {f"imitated_{name}": value for name, value in metrics.items()}
+
+    def _converter_of(self, model: keras.Model, name: str) -> Converter:
+        folder = Path(self._working.name) / name
+        folder.mkdir()
+        return Converter(model, self.source.signature, folder)
+
+    def _litert(self, name: str, content: bytes, **known: Any) -> Variant:
+        path = self._folder / f"{name}{LITERT_SUFFIX}"
+        path.write_bytes(slim(content))
+        return Variant(name=name, method=name, path=str(path), **known)

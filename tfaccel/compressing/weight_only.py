@@ -1,0 +1,46 @@
+"""Weights in int8 or int4, arithmetic in float32, by LiteRT's own quantizer."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tfaccel.compressing.post_training import quiet_conversion
+from tfaccel.errors import CompressionError, VersionError
+
+_PACKAGE = "litert_quantizer"
+
+
+def check_quantizer() -> None:
+    """Raises VersionError if LiteRT's quantizer is not installed."""
+    _module("quantizer")
+
+
+def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
+    """A LiteRT file with its weights in integers, which are brought back to float32 before they are used.
+
+    Arguments:
+        content: the file in float32.
+        num_bits: 8 or 4.
+
+    Raises:
+        CompressionError: if LiteRT's quantizer cannot take the file.
+        VersionError: if it is not installed.
+    """
+    recipe = getattr(_module("recipe"), f"weight_only_wi{num_bits}_afp32")()
+    try:
+        with quiet_conversion():
+            quantizer = _module("quantizer").Quantizer(bytearray(content), recipe)
+            return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
+    except (ValueError, RuntimeError, KeyError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise CompressionError(f"LiteRT's quantizer cannot take this model ({num_bits} bits): {text}") from error
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(f"{_PACKAGE}.{name}")
+    except ImportError as error:
+        raise VersionError(
+            f"Weights alone are quantized by `litert-quantizer` ({error}). Install it: pip install litert-quantizer"
+        ) from error
