@@ -103,12 +103,7 @@ class Program:
 
         num_inputs = len(self._graph.inputs)
         rows = [_outputs(model, batch[:num_inputs]) for batch in read_part(self._batches)]
-        merged = (
-            {f"out{n}": np.concatenate([row[n] for row in rows]) for n in range(len(self._graph.outputs))}
-            if rows
-            else {}
-        )
-        np.savez(self._folder / "predictions.npz", **merged)
+        np.savez(self._folder / "predictions.npz", **named_arrays({str(n): row for n, row in enumerate(rows)}))
         self.report(stage="convert")
         (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
 

@@ -125,8 +125,8 @@ def _check_classes(model: keras.Model) -> None:
     for path, layer in leaf_layers(model):
         if paths.setdefault(id(layer), path) != path:
             raise CompressionError(
-                f"Layer {path!r} is the same as {paths[id(layer)]!r} in another model inside this one; what Keras saves "
-                f"does not tell that. Call the layer in one model only, {_POST_TRAINING}."
+                f"Layer {path!r} is the same as {paths[id(layer)]!r} in another model inside this one; what Keras "
+                f"saves does not tell that. Call the layer in one model only, {_POST_TRAINING}."
             )
         if type(layer).__module__ == "__main__":
             raise CompressionError(
