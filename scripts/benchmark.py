@@ -5,13 +5,15 @@
     tfaccel benchmark recipes --figures=image_classification
     tfaccel benchmark search --repetitions=1
     tfaccel benchmark compress --out=benchmarks/compress.json
+    tfaccel benchmark serve --figures=image_classification,soak
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
 minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
 `Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
-`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; five minutes a repetition) and
-`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32; two minutes). Let
-nothing else run meanwhile. Exit status 1 if a bound is missed.
+`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; five minutes a repetition),
+`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32; two minutes) and
+`serve` (throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot
+reload; six minutes). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
 """
 
 import json
@@ -28,12 +30,13 @@ from tfaccel.errors import TfaccelError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.search_suite import SEARCHES, run_search_suite
+from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command
 
-SUITES = ("engine", "recipes", "search", "compress")
+SUITES = ("engine", "recipes", "search", "compress", "serve")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 COMPRESS_FIGURE_NAMES = ("int8", "pruning")
 
@@ -97,6 +100,8 @@ def _measure(suite: str, names: list[str]) -> Report:
             from tfaccel.compressing.compress_suite import run_compress_suite
 
             return run_compress_suite(names, options)
+        if suite == "serve":
+            return run_serve_suite(names, options)
         if suite == "search":
             return run_search_suite(names, options)
         from tfaccel.measuring.engine_suite import run_engine_suite
@@ -108,7 +113,12 @@ def _measure(suite: str, names: list[str]) -> Report:
 
 def chosen_figures(suite: str, names: list[str]) -> list[str]:
     """The figures (or recipes) to measure, each once; raises TfaccelError for one that does not exist."""
-    by_suite = {"engine": ENGINE_FIGURE_NAMES, "search": tuple(SEARCHES), "compress": COMPRESS_FIGURE_NAMES}
+    by_suite = {
+        "engine": ENGINE_FIGURE_NAMES,
+        "search": tuple(SEARCHES),
+        "compress": COMPRESS_FIGURE_NAMES,
+        "serve": SERVE_FIGURES,
+    }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:
         return known

@@ -21,6 +21,7 @@ _PUBLIC_NAMES = {
     "evaluate": "tfaccel.training.evaluate",
     "predict": "tfaccel.training.predict",
     "train": "tfaccel.training.train",
+    "export": "tfaccel.exporting.export",
     "compress": "tfaccel.compressing.compress",
     "TrainResult": "tfaccel.training.result",
 }

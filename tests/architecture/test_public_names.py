@@ -14,6 +14,7 @@ PUBLIC_NAMES = [
     "default_plan",
     "detect_hardware",
     "evaluate",
+    "export",
     "fit",
     "predict",
     "train",

@@ -63,8 +63,8 @@ def test_model_without_a_signature_is_named(serve, tmp_path, logical_devices):
     import tensorflow as tf
 
     module = tf.Module()
-    module.f = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec((None,), tf.float32)])
     tf.saved_model.save(module, str(tmp_path / "none" / "1"))
+    module.f = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec((None,), tf.float32)])
     tf.saved_model.save(module, str(tmp_path / "other" / "1"), signatures={"mine": module.f})
     for name, found in (("none", "It has: no signature."), ("other", "It has: mine.")):
         status, _, err = serve(f"--model={name}", "--port=0")

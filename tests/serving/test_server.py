@@ -25,44 +25,35 @@ ROW = np.arange(64.0).reshape(8, 8, 1).tolist()
 PREDICT = f"/v1/models/{NAME}:predict"
 
 
-def build(folder, *, bias, slow=False):
-    """A SavedModel whose logits are the mean of the pixels and two numbers."""
+def build(folder, *, bias):
+    """A SavedModel whose logits are the mean of the pixels and two numbers; its signature `slow` takes its time."""
     import keras
     import tensorflow as tf
 
     from tfaccel.exporting.sample_rows import raw_rows, sample_rows
     from tfaccel.exporting.saved_model_files import write_saved_model
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import signatures_of, traced
 
     pixels = keras.Input((8, 8, 1), name="pixels")
     mean = keras.layers.GlobalAveragePooling2D()(pixels)
-    kernel = keras.initializers.Constant([[1.0, 0.0, -1.0]])
+    start = keras.initializers.Constant
     layer = keras.layers.Dense(
-        3, kernel_initializer=kernel, bias_initializer=keras.initializers.Constant(bias), name="logits"
+        3, kernel_initializer=start([[1.0, 0.0, -1.0]]), bias_initializer=start(bias), name="logits"
     )
     model = keras.Model(pixels, layer(mean))
     signatures = signatures_of(model, RAW)
-    if slow:
-        signatures = slowed(signatures, tf)
-    rows = sample_rows(signatures.inputs, model, RAW, num_rows=1)
-    requests = [] if slow else [("serving_default", rows), ("serving_raw", raw_rows(RAW, rows))]
-    write_saved_model(folder, model, signatures, name=NAME, raw_input=RAW, requests=requests)
+    inner = signatures.traced["serving_default"]
 
-
-def slowed(signatures, tf):
-    """The same functions, each of whose calls takes a while."""
-    from tfaccel.exporting.signatures import Signatures, traced
-
-    function = signatures.traced["serving_default"]
-
-    def call(pixels):
+    def slow(pixels):
         big = tf.random.uniform((900, 900)) * 1e-3
-        for _ in range(60):
+        for _ in range(40):
             big = tf.linalg.matmul(big, big) * 1e-3
-        return {"logits": function(pixels=pixels)["logits"] + 0.0 * tf.reduce_sum(big)}
+        return {"logits": inner(pixels=pixels)["logits"] + 0.0 * tf.reduce_sum(big)}
 
-    made = traced(call, {"pixels": signatures.inputs["pixels"]})
-    return Signatures({"serving_default": made[1]}, {"serving_default": made[0]}, (), signatures.input_nest)
+    signatures.traced["slow"], signatures.functions["slow"] = traced(slow, {"pixels": signatures.inputs["pixels"]})
+    rows = sample_rows(signatures.inputs, model, RAW, num_rows=1)
+    requests = [("serving_default", rows), ("serving_raw", raw_rows(RAW, rows))]
+    write_saved_model(folder, model, signatures, name=NAME, raw_input=RAW, requests=requests)
 
 
 class Server:
@@ -73,6 +64,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         assert "Serving" in line, self.process.stderr.read()
+        self.is_asked_to_end = False
         self.port = int(re.search(r":(\d+)/", line)[1])
 
     def ask(self, method, path, body=None, headers=None):
@@ -86,14 +78,19 @@ class Server:
         finally:
             connection.close()
 
+    def ask_to_end(self):
+        """Sends SIGTERM, once."""
+        if not self.is_asked_to_end:
+            self.is_asked_to_end = True
+            self.process.send_signal(signal.SIGTERM)
+
     def json(self, path, body=None):
         status, _, content = self.ask("GET" if body is None else "POST", path, body)
         return status, json.loads(content)
 
     def end(self):
-        """Asks the server to end; returns its exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        """Asks the server to end, once; returns its exit status."""
+        self.ask_to_end()
         try:
             self.process.communicate(timeout=60)
         finally:
@@ -113,7 +110,7 @@ def versions(tmp_path_factory, logical_devices):
 
 @pytest.fixture(scope="module")
 def server(versions):
-    made = Server(versions, "--poll_seconds=0.1", "--max_request_bytes=100000")
+    made = Server(versions, "--poll_seconds=0.1", "--max_request_bytes=100000", "--max_queue=8")
     yield made
     assert made.end() == 0
 
@@ -217,10 +214,10 @@ def test_body_without_announced_length_is_limited_too(server):
         for _ in range(number):
             yield b" " * 50_000
 
-    status, _, content = server.ask("POST", PREDICT, parts(40), {"Transfer-Encoding": "chunked"})
+    status, _, content = server.ask("POST", PREDICT, parts(40))
     assert (status, "at most 100000 bytes" in content.decode()) == (413, True)
     small = json.dumps({"instances": [ROW]}).encode()
-    status, _, content = server.ask("POST", PREDICT, iter([small[:100], small[100:]]), {"Transfer-Encoding": "chunked"})
+    status, _, content = server.ask("POST", PREDICT, iter([small[:100], small[100:]]))
     assert status == 200
     status, _, content = server.ask("POST", PREDICT, small, {"Content-Encoding": "gzip"})
     assert (status, "must not be compressed" in content.decode()) == (400, True)
@@ -261,25 +258,23 @@ def test_load_at_a_rate_is_answered(server):
     assert load.percentile(50) <= load.percentile(99)
 
 
-def test_full_queue_refuses_and_sigterm_ends_after_the_last_answer(tmp_path, logical_devices):
-    build(tmp_path / "1", bias=0.0, slow=True)
-    server = Server(tmp_path, "--max_batch_size=1", "--max_queue=2")
+def test_full_queue_refuses_and_sigterm_ends_after_the_last_answer(server):
     answers = []
 
     def ask():
-        answers.append(server.ask("POST", PREDICT, {"instances": [ROW]}))
+        answers.append(server.ask("POST", PREDICT, {"signature_name": "slow", "instances": [ROW]}))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=ask) for _ in range(30)]
     for thread in threads:
         thread.start()
     wait_for(lambda: any(status == 429 for status, _, _ in list(answers)))
-    server.process.send_signal(signal.SIGTERM)
+    server.ask_to_end()
     for thread in threads:
         thread.join()
     assert server.end() == 0
     assert sorted({status for status, _, _ in answers}) == [200, 429]
-    refused = next((headers, content) for status, headers, content in answers if status == 429)
-    assert refused[0]["retry-after"] == "1"
-    assert "requests are waiting already" in refused[1].decode()
+    headers, content = next((headers, content) for status, headers, content in answers if status == 429)
+    assert headers["retry-after"] == "1"
+    assert "requests are waiting already" in content.decode()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -109,7 +109,7 @@ def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list
 
 def _table(
     builder: Any, num_fields: int, texts: dict[int, str], bytes_: dict[int, int] | None = None,
-    *, offsets: dict[int, int | None] | None = None,
+    *, offsets: Mapping[int, int | None] | None = None,
 ) -> int:  # fmt: skip
     """One table of texts, single bytes and what was written before."""
     places: dict[int, int | None] = {slot: builder.CreateString(text) for slot, text in texts.items()}

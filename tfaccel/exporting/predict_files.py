@@ -136,7 +136,7 @@ def _line(name: str, outputs: Mapping[str, np.ndarray], predictor: Predictor) ->
     if set(outputs) == {"label", "probabilities"} and predictor.raw_input is not None:
         probabilities = [float(value) for value in outputs["probabilities"]]
         by_class = dict(zip(predictor.raw_input.class_names, probabilities, strict=True))
-        return {"input": name, "class": outputs["label"].decode(), "probability": max(probabilities),
+        return {"input": name, "class": _text(outputs["label"]), "probability": max(probabilities),
                 "probabilities": by_class}  # fmt: skip
     return {"input": name, **{key: np.asarray(value) for key, value in outputs.items()}}
 

@@ -76,11 +76,11 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
     except KeyboardInterrupt:
         logger.info("Stopped by the keyboard")
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        sys.setswitchinterval(switch_seconds)
         versions.stop()
         api.close()
+        sys.setswitchinterval(switch_seconds)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _keep_signals() -> dict[int, Any]:

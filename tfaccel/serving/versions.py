@@ -105,7 +105,7 @@ class Versions:
             place = self.name if version is None else f"{self.name}, {version}"
             there = ", ".join(map(str, sorted(servables))) or "none"
             raise RequestError(404, f"Servable not found for request: {wanted}({place}). Versions: {there}.")
-        return servables[version]  # type: ignore[index]
+        return servables[version]
 
     def states(self) -> dict[int, VersionState]:
         """How each version stands, the newest first."""
