@@ -19,13 +19,13 @@ from rich.text import Text
 
 from tfaccel.compressing.compress import compress
 from tfaccel.compressing.gate import GateResult
-from tfaccel.compressing.gate_table import HEADINGS, cells, sensitivity_cells
+from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
 
 define_compress_flags()
 
-_FILE_WIDTH = 190  # A table needs this width where the output is not a terminal.
+_FILE_WIDTH = 150  # A table needs this width where the output is not a terminal.
 
 
 def run(argv: list[str]) -> int:
@@ -39,8 +39,10 @@ def _main() -> int:
         sys.path.insert(0, os.getcwd())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
+    if not quiet:
+        options["progress"] = show_progress
     with contextlib.redirect_stdout(sys.stderr):
-        result = compress(directory, **options, **({} if quiet else {"progress": show_progress}))
+        result = compress(directory, **options)
     show_progress("")
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
@@ -71,11 +73,11 @@ def print_result(result: GateResult) -> None:
     for one in result.results:
         table.add_row(*(Text(cell) for cell in cells(result, one)))
     console.print(table)
-    if result.representative:
-        console.print(Text(f"Ranges of activations: {result.representative}."))
+    for line in [line for one in result.results for line in notes_of(result, one)]:
+        console.print(Text(line))
     if result.sensitivity:
         costs = Table(title="Each layer alone in int8, the costliest first", title_justify="left")
-        for heading in ("layer", f"{result.metric} drops by", "outputs move by", "operations"):
+        for heading in ("layer", f"{result.metric} is worse by", "outputs move by", "operations"):
             costs.add_column(heading, justify="left" if heading in ("layer", "operations") else "right")
         for cost in result.sensitivity:
             costs.add_row(*(Text(cell) for cell in sensitivity_cells(cost)))

@@ -7,7 +7,7 @@ import pytest
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.gate import GateResult
-from tfaccel.compressing.gate_table import HEADINGS, cells
+from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of
 from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.methods import checked_methods, parts_of
 from tfaccel.compressing.variant import Variant
@@ -38,10 +38,10 @@ def test_smallest_form_within_the_limit_wins():
     assert found.winner.variant.name == "int8"
     verdicts = [found.verdict(one) for one in found.results]
     assert verdicts[:3] == ["the model as it was trained", "within the limit", "smallest within the limit"]
-    assert verdicts[3] == "accuracy drops by 0.07: more than allowed"
+    assert verdicts[3] == "accuracy is worse by 0.07: too much"
     assert found.drop(found.results[3]) == pytest.approx(0.07)
     assert found.summary()[0].startswith(
-        "Smallest within the limit (accuracy may drop by 0.01): int8, 0.25 of float32."
+        "Smallest within the limit (accuracy worse by 0.01 at most): int8, 0.25 of float32."
     )
 
 
@@ -58,7 +58,9 @@ def test_a_gain_can_be_demanded():
     assert found.winner.variant.name == "int8"
     too_small = gate(result(accuracy=0.925), max_metric_drop=-0.01)
     assert too_small.verdict(too_small.results[1]) == "gain too small"
-    assert too_small.summary()[0].startswith("Do not compress: no form is within the limit (accuracy has to gain 0.01)")
+    assert too_small.summary()[0].startswith(
+        "Do not compress: no form is within the limit (accuracy better by 0.01 at least)"
+    )
 
 
 def test_the_limit_itself_is_allowed():
@@ -113,7 +115,8 @@ def test_table_has_a_cell_for_each_heading():
     rows = [cells(found, one) for one in found.results]
     assert {len(row) for row in rows} == {len(HEADINGS)}
     assert rows[1][:6] == ["int8", "0.9000", "-0.0200", "100 B", "0.25", "50 B"]
-    assert rows[1][6:11] == ["1: 1.00 ms / 2.00 ms", "0.67", "5.0 kB", "1 of 4: 1 SOFTMAX", "1.0000"]
+    assert rows[1][6:11] == ["1: 1.00 ms / 2.00 ms", "0.67", "5.0 kB", "1 of 4", "1.0000"]
+    assert notes_of(found, found.results[1]) == ["int8: in float are 1 SOFTMAX."]
     assert rows[2][-1] == "failed: no such operation"
 
 

@@ -48,7 +48,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
             check_finished_run(path)
     broken = left_run(tmp_path / "broken", work)
     (broken / "config.json").write_text("{")
-    with pytest.raises(RunDirError, match=r"config.json cannot be read .* Give another run's directory"):
+    with pytest.raises(RunDirError, match=r"config.json cannot be read .* Give the directory of another run"):
         workload_of_run(broken)
 
 

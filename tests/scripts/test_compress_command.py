@@ -58,6 +58,6 @@ def test_run_of_a_recipe_is_compressed(run_python, tmp_path):
     )
     shown = run_python("tfaccel.scripts.main", *common, "--max_metric_drop=-0.9", check=False)
     assert shown.returncode == 1
-    assert "Do not compress: no form is within the limit (accuracy has to gain 0.9)" in shown.stdout
+    assert "Do not compress: no form is within the limit (accuracy better by 0.9 at least)" in shown.stdout
     assert "compress: int8: metric on held-out data" in shown.stderr
     assert not (tmp_path / "run" / "compressed" / "model.tflite").exists()

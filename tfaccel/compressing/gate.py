@@ -111,9 +111,9 @@ class GateResult:
     def summary(self) -> list[str]:
         """The verdict on all forms, in sentences."""
         best, fastest = self.winner, self.fastest
-        limit = f"{self.metric} may drop by {self.max_metric_drop:g}"
+        limit = f"{self.metric} worse by {self.max_metric_drop:g} at most"
         if self.max_metric_drop < 0:
-            limit = f"{self.metric} has to gain {-self.max_metric_drop:g}"
+            limit = f"{self.metric} better by {-self.max_metric_drop:g} at least"
         if best is None:
             lines = [f"Do not compress: no form is within the limit ({limit}) and smaller than float32."]
         else:
@@ -162,7 +162,7 @@ class GateResult:
             drop = self.drop(result)
             if math.isnan(drop):
                 return f"{self.metric} is not a number"
-            return f"{self.metric} drops by {drop:.4g}: more than allowed" if drop > 0 else "gain too small"
+            return f"{self.metric} is worse by {drop:.4g}: too much" if drop > 0 else "gain too small"
         if result.size_bytes >= self.results[0].size_bytes:
             return "not smaller than float32"
         return "smallest within the limit" if result is self.winner else "within the limit"

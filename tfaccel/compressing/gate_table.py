@@ -10,8 +10,8 @@ from tfaccel.compressing.variant_result import VariantResult
 
 # "METRIC" stands for the metric's name.
 HEADINGS = (
-    "form", "METRIC", "change", "size", "of float", "zipped", "latency p50 / p95, by threads", "of float", "memory",
-    "float operations", "agreement", "verdict",
+    "form", "METRIC", "change", "size", "of float", "zipped", "threads: p50 / p95", "of float", "memory", "in float",
+    "agreement", "verdict",
 )  # fmt: skip
 
 
@@ -22,28 +22,48 @@ def cells(found: GateResult, result: VariantResult) -> list[str]:
     is_float = found.is_float(result)
     change = found.value(result) - found.value(found.results[0])
     left = result.float_operations
-    kinds = "" if not left else f": {', '.join(f'{count} {name}' for name, count in sorted(left.items()))}"
     return [
         result.variant.name,
         f"{found.value(result):.4f}",
-        "" if is_float else f"{change:+.4f}",
+        "" if is_float else signed(change),
         size_text(result.size_bytes),
         f"{found.size_ratio(result):.2f}",
         size_text(result.zipped_bytes),
-        ", ".join(f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
+        "\n".join(f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
                   for one in result.latencies),
         f"{found.latency_ratio(result):.2f}",
         "" if result.peak_memory_bytes is None else size_text(result.peak_memory_bytes),
-        "" if left is None else f"{sum(left.values())} of {result.num_operations}{kinds if not is_float else ''}",
+        "" if left is None else f"{sum(left.values())} of {result.num_operations}",
         "" if math.isnan(result.agreement) else f"{result.agreement:.4f}",
         found.verdict(result),
     ]  # fmt: skip
 
 
+def notes_of(found: GateResult, result: VariantResult) -> list[str]:
+    """What is to be known of a form beside its row: how it was made, and which operations are left in float."""
+    lines = [f"{result.variant.name}: {note}." for note in result.variant.notes]
+    left = result.float_operations
+    if left and not found.is_float(result):
+        kinds = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+        lines.append(f"{result.variant.name}: in float are {kinds}.")
+    return lines
+
+
 def sensitivity_cells(cost: LayerCost) -> list[str]:
     """The cells of one layer's row: its path, what it costs, how far outputs move, and its operations."""
     operations = ", ".join(f"{count} {name}" for name, count in sorted(cost.operations.items()))
-    return [cost.layer, f"{cost.drop:+.4f}", f"{cost.output_error:.1%}", operations]
+    return [cost.layer, signed(cost.drop), f"{cost.output_error:.1%}", operations]
+
+
+def signed(change: float) -> str:
+    """A change with its sign; none for one that is rounded to nothing.
+
+    Example:
+        >>> signed(-0.01), signed(0.25), signed(-1e-9)
+        ('-0.0100', '+0.2500', '0.0000')
+    """
+    text = f"{change:+.4f}"
+    return text[1:] if float(text) == 0 else text
 
 
 def size_text(num_bytes: int) -> str:

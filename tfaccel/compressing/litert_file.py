@@ -46,17 +46,19 @@ def float_operations(content: bytes) -> dict[str, int]:
     return dict(found)
 
 
-def operation_outputs(content: bytes) -> list[tuple[str, str]]:
-    """Name and first output's name of each operation of the main graph, in their order."""
+def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
+    """Each operation of the main graph: what it is, and the names of its first output and of its constants."""
     model = schema().Model.GetRootAs(content, 0)
     codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
     graph = model.Subgraphs(0)
-    operators = [graph.Operators(place) for place in range(graph.OperatorsLength())]
-    return [
-        (codes[operator.OpcodeIndex()], (graph.Tensors(operator.Outputs(0)).Name() or b"").decode())
-        for operator in operators
-        if operator.OutputsLength()
-    ]
+    found = []
+    for place in range(graph.OperatorsLength()):
+        operator = graph.Operators(place)
+        inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
+        constants = [index for index in inputs if index >= 0 and _kind_of(model, graph.Tensors(index))[1]]
+        names = [(graph.Tensors(index).Name() or b"").decode() for index in (operator.Outputs(0), *constants)]
+        found.append((codes[operator.OpcodeIndex()], names))
+    return found
 
 
 def slim(content: bytes) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.unsupported_layers import refusal
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import tf_variable
+from tfaccel.training.private_tensorflow import one_scale_per_kernel
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -59,17 +62,23 @@ class Converter:
         """The file in float32."""
         return self._converted(self._prepared(FLOAT32), FLOAT32)
 
-    def convert(self, method: str, rows: Rows = ()) -> bytes:
+    def convert(self, method: str, rows: Rows = (), *, one_scale: bool = False) -> bytes:
         """The file that a method gives.
 
         Arguments:
             method: "float32", "float16", "dynamic", "int8" or "int16x8".
             rows: representative examples, arrays by name of shape (1, ...), for the last two.
+            one_scale: of each kernel, not of each of its channels; for "int8".
 
         Raises:
             CompressionError: for a model with layers that LiteRT cannot take; the message names them.
         """
-        return self.float_content if method == FLOAT32 else self._converted(self.prepared(method, rows), method)
+        if method == FLOAT32:
+            return self.float_content
+        converter = self.prepared(method, rows)
+        if one_scale:
+            one_scale_per_kernel(converter)
+        return self._converted(converter, method)
 
     def prepared(self, method: str, rows: Rows = ()) -> Any:
         """TensorFlow's converter, set up for a method; representative examples go in by the order of the float file."""
@@ -111,15 +120,21 @@ def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Conve
 
 @contextlib.contextmanager
 def quiet_conversion() -> Iterator[None]:
-    """TensorFlow's converter warns of much that no user can act on; that is left out."""
+    """TensorFlow's converter tells much that no user can act on, some of it past Python; that is left out."""
     loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
     levels = [logger.level for logger in loggers]
+    sys.stderr.flush()
+    kept = os.dup(2)
     try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        os.dup2(kept, 2)
+        os.close(kept)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -79,7 +79,7 @@ def _answer(task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: in
     }
     with tempfile.TemporaryDirectory(prefix="tfaccel-probe-") as folder:
         inputs = Path(folder) / "inputs.npz"
-        np.savez(inputs, **row)
+        np.savez(inputs, **row)  # type: ignore[arg-type]
         asked = {**task, "inputs": str(inputs), "num_threads": num_threads, "imports": list(imports)}
         try:
             child = subprocess.run(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.compressing.litert_file import operation_outputs
+from tfaccel.compressing.litert_file import named_operations
 from tfaccel.compressing.post_training import Converter, Rows, quiet_conversion
-from tfaccel.compressing.unsupported_layers import layer_path
+from tfaccel.compressing.unsupported_layers import layer_names, layer_path
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import all_layers
 
@@ -19,6 +19,9 @@ _MOVES = frozenset(
     {"RESHAPE", "TRANSPOSE", "CONCATENATION", "PAD", "STRIDED_SLICE", "SLICE", "GATHER", "PACK", "UNPACK", "SPLIT",
      "EXPAND_DIMS", "SQUEEZE", "SHAPE", "QUANTIZE", "DEQUANTIZE", "CAST", "RESIZE_NEAREST_NEIGHBOR"}
 )  # fmt: skip
+
+# Attributes of layers with weights that are multiplied with what comes in.
+_KERNELS = ("kernel", "embeddings", "depthwise_kernel")
 
 
 class SelectiveQuantizer:
@@ -36,12 +39,11 @@ class SelectiveQuantizer:
     def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
         self._outputs: dict[str, list[str]] = {}
         self.layers: dict[str, dict[str, int]] = {}
-        known = {layer.name for layer in all_layers(model)}
-        for operation, output in operation_outputs(converter.float_content):
+        for operation, names in named_operations(converter.float_content):
             if operation in _MOVES:
                 continue
-            path = layer_path(output, known) or model.name
-            self._outputs.setdefault(path, []).append(output)
+            path = layer_of(names, model)
+            self._outputs.setdefault(path, []).append(names[0])
             kinds = self.layers.setdefault(path, {})
             kinds[operation] = kinds.get(operation, 0) + 1
         self._debugger = _debugger(converter, rows)
@@ -62,6 +64,23 @@ class SelectiveQuantizer:
                 return bytes(self._debugger.get_nondebug_quantized_model())
         except (ValueError, RuntimeError) as error:
             raise CompressionError(f"Nothing of {', '.join(layers)} can be quantized: {error}") from error
+
+
+def layer_of(names: Sequence[str], model: keras.Model) -> str:
+    """The path of the layer that an operation belongs to.
+
+    An operation may be made of several, whose names stand beside each other: a convolution, the normalization after it
+    and an activation. It belongs to the layer with a kernel.
+
+    Arguments:
+        names: of the operation's output and of its constants.
+        model: whose layers they are.
+    """
+    known = layer_names(model)
+    paths = [layer_path(name, known) for group in names for name in group.split(";")]
+    with_kernel = {layer.name for layer in all_layers(model) if any(hasattr(layer, name) for name in _KERNELS)}
+    chosen = [path for path in paths if path.rpartition("/")[2] in with_kernel] or [path for path in paths if path]
+    return chosen[0] if chosen else model.name
 
 
 def _debugger(converter: Converter, rows: Rows) -> Any:

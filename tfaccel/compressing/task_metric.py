@@ -81,7 +81,8 @@ class TaskMetrics:
         return self._measure(predict, keep=False)
 
     def _measure(self, predict: Predict, *, keep: bool) -> dict[str, float]:
-        agreement, losses, weights, logs = Agreement(), 0.0, 0, {}
+        agreement, losses, weights = Agreement(), 0.0, 0
+        logs: dict[str, Any] = {}
         if self._judge is not None:
             self._judge.reset_metrics()
         for number, (x, y, sample_weight) in enumerate(self._batches()):

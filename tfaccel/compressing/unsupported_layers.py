@@ -51,35 +51,34 @@ def refused_operations(text: str) -> list[str]:
 
 def layers_with(graph: Any, kinds: list[str], model: keras.Model) -> list[tuple[str, str]]:
     """Pairs of a kind of operation and the path of the innermost layer that has one."""
-    names = {layer.name for layer in all_layers(model)}
-    found = []
-    for kind, name in _operations(graph):
-        if kind in kinds:
-            found.append((kind, layer_path(name, names) or model.name))
+    names = layer_names(model)
+    found = [(kind, layer_path(name, names) or model.name) for kind, name in _operations(graph) if kind in kinds]
     return list(dict.fromkeys(found))
 
 
-def layer_path(operation: str, layer_names: Collection[str]) -> str:
-    """The layers that an operation is in, outermost first, from its name.
+def layer_names(model: keras.Model) -> set[str]:
+    """The names of all layers inside a model."""
+    return {layer.name for layer in all_layers(model) if layer is not model}
 
-    Of an operation made of several, whose names stand beside each other, it is the first one's.
+
+def layer_path(operation: str, names: Collection[str]) -> str:
+    """The layers that an operation is in, outermost first, from its name; "" if it is in none.
+
+    TensorFlow adds a number to each name in a traced model; it is taken off before a name is looked up.
 
     Example:
-        >>> layer_path("model_1/block_1/dense_7_1/Relu;model_1/block_1/dense_7_1/BiasAdd", {"block", "dense_7"})
+        >>> layer_path("model_1/block_1/dense_7_1/Relu", {"block", "dense_7"})
         'block/dense_7'
     """
-    parts = operation.split(";")[0].split("/")
-    found = [_layer_name(part, layer_names) for part in parts]
+    found = [_layer_name(part, names) for part in operation.split("/")[:-1]]
     return "/".join(name for name in found if name)
 
 
 def _layer_name(part: str, names: Collection[str]) -> str:
-    """The layer that a part of an operation's name belongs to: TensorFlow adds numbers to names used before."""
-    while part and part not in names:
-        part, underline, number = part.rpartition("_")
-        if not (underline and number.isdigit()):
-            return ""
-    return part
+    stem, _, number = part.rpartition("_")
+    if number.isdigit() and stem in names:
+        return stem
+    return part if part in names else ""
 
 
 def _operations(graph: Any) -> Iterator[tuple[str, str]]:

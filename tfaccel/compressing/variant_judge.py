@@ -11,6 +11,7 @@ import numpy as np
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
 from tfaccel.compressing.examples import first_inputs, rows_of
+from tfaccel.compressing.int8_scales import relative_error
 from tfaccel.compressing.litert_file import float_operations, operations, zipped_bytes
 from tfaccel.compressing.litert_model import LitertModel
 from tfaccel.compressing.runtime_measures import default_num_threads
@@ -104,23 +105,6 @@ class VariantJudge:
                     f"{error:.1e} of its largest value, allowed are {_CONVERSION_TOLERANCE:g}. The converter got a "
                     "layer wrong; keep the model in Keras (keras_int8), or leave that layer out."
                 )
-
-
-def relative_error(expected: Any, found: Any) -> float:
-    """The root of the mean square of the differences, relative to the spread of what is expected.
-
-    Arguments:
-        expected, found: nests of arrays of the same shapes.
-
-    Example:
-        >>> relative_error({"y": np.array([1.0, -1.0])}, {"y": np.array([1.1, -1.1])})
-        0.1
-    """
-    a, b = (
-        np.concatenate([np.ravel(np.asarray(one, np.float64)) for one in keras.tree.flatten(nest)])
-        for nest in (expected, found)
-    )
-    return round(float(np.sqrt(np.mean((a - b) ** 2))) / (float(np.std(a)) or 1.0), 12)
 
 
 def keras_predict(model: keras.Model) -> Predict:

@@ -13,6 +13,7 @@ import keras
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
 from tfaccel.compressing.examples import rows_of
+from tfaccel.compressing.int8_scales import int8_content
 from tfaccel.compressing.keras_quantize import quantize_in_keras
 from tfaccel.compressing.litert_file import slim
 from tfaccel.compressing.methods import FLOAT32, Method, parts_of
@@ -108,7 +109,7 @@ class VariantMaker:
         if method.kind == "mixed":
             content, kept = self._make_mixed()
             note = f"float32 kept for {', '.join(kept)}"
-            return self._litert(name, content, notes=(note, self.representative_text), float_layers=kept)
+            return self._litert(name, content, notes=(note, self._ranges()), float_layers=kept)
         if method.kind == "trained":
             return self._after_training(name, method, afterwards)
         return self._after_conversion(name, method, self.converter)
@@ -118,9 +119,12 @@ class VariantMaker:
         """A form of a model that is not trained on: the one given, or one pruned or clustered."""
         if method.kind == "weight_only":
             content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
+        elif method.name == "int8":
+            content, scales = int8_content(converter, self.source.signature, self.rows)
+            notes += (scales,)
         else:
             content = converter.convert(method.name, self.rows if method.needs_rows else ())
-        notes += (self.representative_text,) if method.needs_rows else ()
+        notes += (self._ranges(),) if method.needs_rows else ()
         return self._litert(name, content, notes=notes)
 
     def _in_keras(self, method: Method) -> Variant:
@@ -162,6 +166,9 @@ class VariantMaker:
         predictions = iter(outcome.predictions)
         metrics = self.source.task.of(lambda x: next(predictions))
         return {f"imitated_{name}": value for name, value in metrics.items()}
+
+    def _ranges(self) -> str:
+        return f"ranges of activations are from {self.representative_text}"
 
     def _converter_of(self, model: keras.Model, name: str) -> Converter:
         folder = Path(self._working.name) / name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -29,12 +31,24 @@ def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
     """
     recipe = getattr(_module("recipe"), f"weight_only_wi{num_bits}_afp32")()
     try:
-        with quiet_conversion():
+        with quiet_conversion(), _without_monitor():
             quantizer = _module("quantizer").Quantizer(bytearray(content), recipe)
             return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
     except (ValueError, RuntimeError, KeyError) as error:
         text = " ".join(str(error).split())[:300]
         raise CompressionError(f"LiteRT's quantizer cannot take this model ({num_bits} bits): {text}") from error
+
+
+@contextlib.contextmanager
+def _without_monitor() -> Iterator[None]:
+    """Ends the thread that watches progress bars, which the quantizer starts though it shows none."""
+    try:
+        yield
+    finally:
+        bars = import_module("tqdm").tqdm
+        if bars.monitor is not None:
+            bars.monitor.exit()
+            bars.monitor = None
 
 
 def _module(name: str) -> Any:

@@ -1,12 +1,15 @@
-"""Private parts of TensorFlow: collectives of several strategies in one process, kept apart; what XLA can compile."""
+"""Private parts of TensorFlow: collectives of several strategies kept apart, what XLA can compile, scales in LiteRT."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import weakref
+from typing import Any
 
 import tensorflow as tf
+
+from tfaccel.errors import VersionError
 
 GROUPS_OF_A_STRATEGY = 1000
 
@@ -50,3 +53,17 @@ def operations_of_xla() -> frozenset[str] | None:
     except (ImportError, AttributeError):
         return None
     return frozenset(kernel.op for kernel in registered if kernel.device_type == "XLA_CPU_JIT") or None
+
+
+def one_scale_per_kernel(converter: Any) -> None:
+    """Has a converter to LiteRT quantize each kernel with one scale, not with one for each of its channels.
+
+    The public API has no such option.
+    """
+    name = "_experimental_disable_per_channel"
+    if not hasattr(converter, name):
+        raise VersionError(
+            f"tensorflow {tf.__version__} has no converter with `{name}`. Install a version that has it: "
+            "pip install 'tensorflow==2.21.*'."
+        )
+    setattr(converter, name, True)
