@@ -76,8 +76,6 @@ def test_files_are_listed_with_what_to_do_with_them(export, tmp_path, logical_de
     assert json.loads(out)["files"][0]["max_difference"] == 0.0
 
 
-# tf2onnx, which Keras mends for numpy 2, asks whether numpy still has `np.object`.
-@pytest.mark.filterwarnings("ignore:In the future `np:FutureWarning")
 def test_onnx_is_written_by_keras_and_compared_by_onnxruntime(export, tmp_path, logical_devices):
     pytest.importorskip("tf2onnx")
     import keras

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,9 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     try:
         logger.setLevel(logging.ERROR)
-        yield
+        with warnings.catch_warnings():
+            # Keras mends tf2onnx for numpy 2, and asks whether numpy still has `np.object`.
+            warnings.filterwarnings("ignore", "In the future `np", FutureWarning)
+            yield
     finally:
         logger.setLevel(level)

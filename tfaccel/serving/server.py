@@ -63,6 +63,7 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
     config = uvicorn.Config(
         api.app(), log_config=None, log_level="warning", access_log=False, lifespan="off", server_header=False,
         timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=max(1, round(options.stop_seconds)), ws="none",
+        proxy_headers=False,
     )  # fmt: skip
     server = uvicorn.Server(config)
     host, port = listening.getsockname()[:2]
