@@ -60,6 +60,8 @@ CHILD_PROGRAMS = {
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
+    "tfaccel.tuning.nursery_program",
+    "tfaccel.tuning.plain_program",
     "tfaccel.tuning.worker_program",
 }
 

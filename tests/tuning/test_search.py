@@ -19,7 +19,6 @@ from tfaccel.tuning.trial_row import read_rows
 
 HERE = Path(__file__).parent
 FLOAT32 = {"dtype_policy": "float32"}
-WORKER = "tfaccel.tuning.worker_program"
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +34,8 @@ def by_ending(result):
     return {row.hyperparameters["ending"]: row for row in result.rows}
 
 
-def processes(program, of=None):
-    found = psutil.Process(of).children(recursive=True)
-    return [process for process in found if program in " ".join(process.cmdline())]
+def workers():
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("worker-")]
 
 
 def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
@@ -81,7 +79,7 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
     assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
     assert rows["memory"].cause == "Out of memory"
     assert sorted(line["trial_id"] for line in lines(tmp_path)) == [row.trial_id for row in result.rows]
-    assert processes("tfaccel.tuning") == []
+    assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.slow
@@ -97,7 +95,7 @@ def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
 
     def kill_one(row):
         if not killed:
-            killed.append(processes(WORKER)[0].pid)
+            killed.append(workers()[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
     result = search(search_cases.workload, search_cases.slow_arguments, run_dir=tmp_path, max_trials=6, parallel=2,
@@ -151,7 +149,7 @@ def test_memory_does_not_grow(tmp_path):
     sizes = []
 
     def weigh(row):
-        sizes.append(sum(process.memory_info().rss for process in processes(WORKER)))
+        sizes.append(sum(process.memory_info().rss for process in workers()))
 
     result = search(search_cases.workload, search_cases.build, run_dir=tmp_path, max_trials=50, plan_fields=FLOAT32,
                     on_row=weigh)  # fmt: skip

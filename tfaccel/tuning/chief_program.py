@@ -1,14 +1,11 @@
-"""The chief of a search: Keras Tuner's oracle and its server, in a process of its own.
+"""The chief of a search: Keras Tuner's oracle and its server, in a process of its own, made by the nursery.
 
-    python -m tfaccel.tuning.chief_program
-
-It is told what to search on standard input, ends with it, and says on standard output which trials have finished. The
-address of the server is in Keras Tuner's own environment variables: a socket in a folder that only this user can enter.
+It is told what to search, and says which trials have finished. The address of the server is in Keras Tuner's own
+environment variables: a socket in a folder that only this user can enter.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from pathlib import Path
@@ -32,9 +29,10 @@ class Chief(keras_tuner.Tuner):
         raise RuntimeError("The chief of a search runs no trials.")
 
 
-def main() -> int:
+def main(folder: Path, name: str, arguments: list[str]) -> int:
     """Serves trials until the search is over; returns the exit status."""
-    line = ParentLine()
+    del arguments
+    line = ParentLine(folder, name)
     task = line.received.get()
     run_dir, objective = Path(task["run_dir"]), Objective.from_json(task["objective"])
     board = run_dir / "tensorboard"
@@ -48,9 +46,8 @@ def main() -> int:
 
     oracle = make_oracle(task["space"], SearchOptions.from_json(task["options"]), objective, run_dir=run_dir,
                          epochs=task["epochs"], on_row=on_row)  # fmt: skip
-    folder = run_dir / "tuner"
-    (folder / "chief.json").unlink(missing_ok=True)  # Keras Tuner's, and empty; the oracle is taken up below
-    tuner = Chief(oracle, directory=str(run_dir), project_name=folder.name)
+    (run_dir / "tuner" / "chief.json").unlink(missing_ok=True)  # Keras Tuner's, and empty; see `go_on`
+    tuner = Chief(oracle, directory=str(run_dir), project_name="tuner")
     oracle.go_on()
     if not board.exists():
         write_experiment(board, [entry["config"]["name"] for entry in task["space"]["space"]], objective)
@@ -66,7 +63,3 @@ def _obey(line: ParentLine, oracle: KeptOracle) -> None:
             oracle.finish(order["finish"])
         elif "stop" in order:
             oracle.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

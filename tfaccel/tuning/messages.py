@@ -1,36 +1,42 @@
-"""Messages between a search and its processes: JSON, one a line, on standard input and output."""
+"""A process's line to the search that it belongs to: JSON, one message a line, over a socket in a folder."""
 
 from __future__ import annotations
 
 import json
 import os
 import queue
-import sys
+import socket
 import threading
+from pathlib import Path
 from typing import Any
+
+SOCKET = "search.sock"
 
 
 class ParentLine:
-    """A child's line to the process that started it.
+    """The line; when it ends, that is with the search, the process ends at once.
 
-    Standard output is the child's for messages alone; whatever else is printed goes to standard error. When standard
-    input ends, that is with the parent, the child ends at once.
+    Args:
+        folder: where the search's socket stands.
+        name: what the search calls this process.
     """
 
-    def __init__(self) -> None:
-        self._output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    def __init__(self, folder: Path, name: str) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(folder / SOCKET))
+        self._file = connection.makefile("rw", encoding="utf-8")
+        self._connection = connection
         self._lock = threading.Lock()
         self.received: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.send("hello", name=name)
         threading.Thread(target=self._listen, name="messages", daemon=True).start()
 
     def send(self, event: str, **content: Any) -> None:
         """Sends a message."""
         with self._lock:
-            self._output.write(json.dumps({"event": event, **content}) + "\n")
-            self._output.flush()
+            self._connection.sendall((json.dumps({"event": event, **content}) + "\n").encode())
 
     def _listen(self) -> None:
-        for line in sys.stdin:
+        for line in self._file:
             self.received.put(json.loads(line))
         os._exit(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,18 +13,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.tuning.children import Child, Inbox
+from tfaccel.tuning.children import Child, Inbox, Nursery
 from tfaccel.tuning.device_groups import DeviceGroup
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
+from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 
 CHIEF = "tfaccel.tuning.chief_program"
 WORKER = "tfaccel.tuning.worker_program"
 START_ANEW = 75  # as in the worker's program
 _POLL_SECONDS = 0.2
 _MOST_FAILED_STARTS = 3
+_FEWEST_START_SECONDS = 300.0
 
 OnRow = Callable[[TrialRow], None]
 
@@ -64,20 +64,20 @@ class Supervisor:
         self._slots: list[_Slot] = []
         self._run_dir = Path()
         self._stopped = False
+        self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
         # A socket's path must be short; the folder is this user's alone, so that nobody else can reach the chief.
         self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
         (self.folder / "task.json").write_text(json.dumps(self._task), encoding="utf-8")
-        self._chief = Child([sys.executable, "-m", CHIEF], {**self._address("chief"), "CUDA_VISIBLE_DEVICES": "-1"},
-                            self.folder / "chief.log", self._inbox)  # fmt: skip
+        self._nursery = Nursery(self.folder, self._inbox)
+        hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+        self._chief = self._nursery.start("chief", CHIEF, [], {**self._address("chief"), **hidden})
         self._slots = [_Slot(index, self._worker(index, discovers=index == 0)) for index in range(len(self._groups))]
         return self
 
     def __exit__(self, *error: object) -> None:
-        for slot in self._slots:
-            slot.child.end(at_once=True)
-        self._chief.end(at_once=True)
+        self._nursery.close()
         if self._order:
             (self._run_dir / "logs").mkdir(exist_ok=True)
             for log in self.folder.glob("*.log"):
@@ -90,7 +90,7 @@ class Supervisor:
         Raises:
             SearchError: if the workload or the space cannot be used.
         """
-        deadline = time.monotonic() + self._options.stall_seconds
+        deadline = time.monotonic() + max(self._options.stall_seconds, _FEWEST_START_SECONDS)
         while True:
             child, message = self._next()
             if message is not None and message["event"] == "discovered":
@@ -98,11 +98,9 @@ class Supervisor:
             if message is not None and message["event"] == "refused":
                 raise SearchError(message["message"])
             if message is None and child is not None:
-                raise SearchError(f"A process of the search {child.how_it_ended()}. {child.end_of_log()}")
+                raise SearchError(f"A process of the search {child.how_it_ended()}. {self._nursery.end_of_log(child)}")
             if time.monotonic() > deadline:
-                raise SearchError(
-                    f"The space was not built within {self._options.stall_seconds:g} seconds (stall_seconds)."
-                )
+                raise SearchError("The space was not built within the time that a sign of life takes (stall_seconds).")
 
     def run(self, run_dir: Path, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
         """Runs all trials.
@@ -116,6 +114,8 @@ class Supervisor:
         self._chief.send(**self._order, space=found["space"], options=self._options.to_json(), epochs=epochs)
         for slot in self._slots:
             slot.child.send(**self._order)
+        rows = run_dir / "trials.jsonl"
+        self._announced = {row.trial_id for row in read_rows(rows)}
         started = time.monotonic()
         while not all(slot.done for slot in self._slots):
             child, message = self._next()
@@ -126,11 +126,8 @@ class Supervisor:
                     if slot.child is child:
                         self._worker_said(slot, message)
             self._watch(started)
-        self._chief.end()
-        while not self._inbox.empty():
-            child, message = self._inbox.get()
-            if child is self._chief and message is not None:
-                self._chief_said(message)
+        for row in read_rows(rows):
+            self._announce(row)
 
     def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
         """Trains with Keras Tuner's config of hyperparameters, in a fresh worker; says where, and the metrics."""
@@ -145,17 +142,17 @@ class Supervisor:
                 return message
 
     def _worker(self, index: int, *, discovers: bool = False) -> Child:
-        command = [sys.executable, "-m", WORKER, str(self.folder / "task.json"), str(index)]
         environment = self._address(f"worker-{index}")
-        if self._groups[index].visible_gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._groups[index].visible_gpus
-        log = self.folder / f"worker-{index}.log"
-        return Child([*command, "discover"] if discovers else command, environment, log, self._inbox)
+        visible = self._groups[index].visible_gpus
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible
+        arguments = [str(index), "discover"] if discovers else [str(index)]
+        return self._nursery.start(f"worker-{index}", WORKER, arguments, environment)
 
-    def _address(self, tuner_id: str) -> dict[str, str | None]:
+    def _address(self, tuner_id: str) -> dict[str, str]:
         """Keras Tuner's own variables; it makes "unix:PATH" of the two, which gRPC takes for a socket."""
-        return {"KERASTUNER_TUNER_ID": tuner_id, "KERASTUNER_ORACLE_IP": "unix", "TF_CONFIG": None,
-                "KERASTUNER_ORACLE_PORT": str(self.folder / "chief.sock"), "KERAS_BACKEND": "tensorflow"}  # fmt: skip
+        return {"KERASTUNER_TUNER_ID": tuner_id, "KERASTUNER_ORACLE_IP": "unix",
+                "KERASTUNER_ORACLE_PORT": str(self.folder / "chief.sock")}  # fmt: skip
 
     def _next(self) -> tuple[Child | None, dict[str, Any] | None]:
         try:
@@ -165,16 +162,21 @@ class Supervisor:
 
     def _chief_said(self, message: dict[str, Any] | None) -> None:
         if message is None:
-            if self._chief.process.wait() != 0:
+            if self._chief.status != 0:
                 raise SearchError(
                     f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Go on with "
                     f"resume='auto' (--resume=auto). {self._chief.end_of_log()}"
                 )
             for slot in self._slots:  # all trials are done; a worker that had not asked for one yet would wait for ever
-                slot.child.end(at_once=True)
+                slot.child.kill()
                 slot.done = True
         elif message["event"] == "row":
-            self._on_row(TrialRow.from_json(message["row"]))
+            self._announce(TrialRow.from_json(message["row"]))
+
+    def _announce(self, row: TrialRow) -> None:
+        if row.trial_id not in self._announced:
+            self._announced.add(row.trial_id)
+            self._on_row(row)
 
     def _worker_said(self, slot: _Slot, message: dict[str, Any] | None) -> None:
         slot.last_sign = time.monotonic()
@@ -187,9 +189,8 @@ class Supervisor:
 
     def _worker_ended(self, slot: _Slot) -> None:
         """Makes a failed trial of what the worker was doing, and puts another one into its place."""
-        status = slot.child.process.wait()
+        status = slot.child.status
         how = slot.ended_because or f"Its process {slot.child.how_it_ended()}."
-        slot.child.end(at_once=True)
         if slot.trial_id is not None:
             self._finish_failed(slot, how)
         elif status == 0:
@@ -226,4 +227,4 @@ class Supervisor:
             elif now - max(slot.last_sign, slot.began) > options.stall_seconds:
                 slot.ended_because = f"It gave no sign of life for {options.stall_seconds:g} seconds (stall_seconds)."
             if slot.ended_because is not None:
-                slot.child.process.kill()
+                slot.child.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -70,9 +69,6 @@ class TrialRunner:
             row |= self._outcome(trial_id, hp, save_to)
         except Exception as error:
             row["cause"] = cause_of(error)
-        finally:
-            keras.backend.clear_session()
-            gc.collect()
         seconds = round(time.perf_counter() - started, 3)
         return TrialRow(**row, hyperparameters=dict(hp.values), seconds=seconds)
 
@@ -80,7 +76,8 @@ class TrialRunner:
         made = None if self.builds_models else self.maker.space(hp)
         workload = self.maker.workload(made)
         plan = self.maker.plan(workload)
-        keras.backend.clear_session()  # forgets the dtype policy; the runtime sets the plan's
+        # Lets go of the trial before. It forgets the dtype policy as well, and the runtime sets the plan's.
+        keras.backend.clear_session()
         with Runtime(plan, seed=self.maker.options.seed) as runtime:
             with runtime.strategy.scope():
                 made = self.maker.space(hp) if self.builds_models else made

@@ -1,17 +1,14 @@
-"""A worker of a search: runs the trials that the chief gives it, on its device group.
+"""A worker of a search: runs the trials that the chief gives it, on its device group; made by the nursery.
 
-    python -m tfaccel.tuning.worker_program TASK.json INDEX [discover]
-
-With `discover` it first says what there is to search. It tells on standard output what it does, and ends with its
-standard input. It ends with status 75 where it should be started anew: after a trial that ran out of memory, or when
-it has grown.
+Its arguments are the number of its device group and, for the worker that first says what there is to search,
+"discover". It ends with status 75 where it should be started anew: after a trial that ran out of memory, or when it has
+grown.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -33,20 +30,20 @@ _SETTLED_AFTER = 2
 _IDLE_SECONDS = 0.2
 
 
-def main(argv: list[str]) -> int:
+def main(folder: Path, name: str, arguments: list[str]) -> int:
     """Runs the worker; returns the exit status."""
-    line = ParentLine()
-    task, index = json.loads(Path(argv[0]).read_text(encoding="utf-8")), int(argv[1])
-    group = DeviceGroup.from_json(task["groups"][index])
-    if group.cores:
-        os.sched_setaffinity(0, group.cores)
+    line = ParentLine(folder, name)
+    task, group = json.loads((folder / "task.json").read_text(encoding="utf-8")), int(arguments[0])
+    devices = DeviceGroup.from_json(task["groups"][group])
+    if devices.cores:
+        os.sched_setaffinity(0, devices.cores)
     try:
         source = SearchSource.from_json(task["source"])
         source.prepare()
         from tfaccel.tuning.trial_maker import TrialMaker
 
-        maker = TrialMaker.of(source, SearchOptions.from_json(task["options"]), dict(group.plan_fields))
-        if argv[2:] == ["discover"]:
+        maker = TrialMaker.of(source, SearchOptions.from_json(task["options"]), dict(devices.plan_fields))
+        if "discover" in arguments:
             from tfaccel.tuning.discovery import discover
 
             line.send("discovered", found={**discover(maker), "epochs": maker.epochs})
@@ -120,7 +117,3 @@ def _work(line: ParentLine, order: dict[str, Any], maker: Any) -> None:
 
     local = keras_tuner.Oracle(objective=keras_tuner.Objective(objective.name, objective.direction))
     Worker(local, directory=str(run_dir), project_name="tuner").search()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
