@@ -12,13 +12,17 @@ import json, sys, tempfile
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
+import tensorflow as tf
 from tfaccel import Plan, train
 from tfaccel.compressing.distillation import distilled
 from tfmot_workload import BATCH, rows, workload
 
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 folder = Path(sys.argv[1])
-ON_ONE = Plan(strategy="none", devices=("CPU:0",), global_batch_size=BATCH)
-ON_TWO = replace(ON_ONE, strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2)
+ON_ONE = Plan(strategy="none", devices=("CPU:0",), global_batch_size=BATCH, num_logical_cpus=2)
+ON_TWO = replace(ON_ONE, strategy="mirrored", devices=("CPU:0", "CPU:1"))
 
 def network(width, **last):
     import keras
@@ -126,6 +130,6 @@ def test_run_resumes_to_the_same_bits_and_bad_teachers_are_refused(run_python, t
     assert "There is no teacher" in found["missing"]
     assert "The teacher gives [(7,)], the student [(4,)]" in found["seven"]
     assert "broken.keras cannot be loaded" in found["broken"]
-    assert "cannot learn from a teacher: its loss is mse" in found["loss"]
+    assert "cannot learn from a teacher: its loss is 'mse'" in found["loss"]
     assert "distill_alpha must be above 0 and at most 1. Received: 0.0" in found["alpha"]
     assert "distill_temperature must be a number above 0. Received: -1.0" in found["temperature"]
