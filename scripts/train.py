@@ -25,6 +25,7 @@ from tfaccel.scripts.train_flags import (
     define_train_flags,
     run_dir,
     run_option,
+    with_teacher,
     workload_options,
 )
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
@@ -83,7 +84,7 @@ def _what_to_train() -> tuple[Workload, Plan, int]:
         plan = default_plan(detect_hardware(), workload, **fixed)
         if "global_batch_size" in parameters and plan.global_batch_size != workload.global_batch_size:
             workload = chosen_workload(**{**options, "global_batch_size": plan.global_batch_size})
-    return workload, plan, chosen_epochs(parameters)
+    return with_teacher(workload), plan, chosen_epochs(parameters)
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:

@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.planning.workload import Workload
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
 
@@ -24,6 +25,10 @@ _WORKLOAD_SWITCHES = {
     "ema": "train with a moving average of the weights, and end with it",
     "remat": "calculate inner values again in the backward pass: less memory, more time",
 }
+_DISTILLATION = {
+    "distill_temperature": "what logits are divided by before the teacher's and the student's are compared, or auto",
+    "distill_alpha": "part of the loss that is the teacher's, above 0 and at most 1, or auto",
+}
 _RUN_OPTIONS = {
     "epochs": "passes over the training data, or auto for the recipe's choice",
     "checkpoint_interval": "optimizer steps between checkpoints, or auto: after epochs, at 2 % of the time at most",
@@ -32,12 +37,13 @@ _RUN_OPTIONS = {
 
 def define_train_flags() -> None:
     """Defines the flags, once for the whole program."""
-    texts = {name: text for name, (_, text) in _WORKLOAD_OPTIONS.items()} | _RUN_OPTIONS
+    texts = {name: text for name, (_, text) in _WORKLOAD_OPTIONS.items()} | _DISTILLATION | _RUN_OPTIONS
     for name, text in texts.items():
         flags.DEFINE_string(name, AUTO, text, module_name=__name__, allow_override=True)
     for name, text in _WORKLOAD_SWITCHES.items():
         flags.DEFINE_bool(name, False, text, module_name=__name__, allow_override=True)
     own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
+    flags.DEFINE_string("teacher", None, "a run directory or .keras file of a model to learn from as well", **own)
     flags.DEFINE_string("run_dir", None, "a new folder for all that the run leaves", **own)
     flags.DEFINE_string("plan", None, "JSON file with the plan; flags that are set change it", **own)
     flags.DEFINE_integer("seed", 0, "decides initial weights, dropout and the order of the data", lower_bound=0, **own)
@@ -62,6 +68,24 @@ def workload_options() -> dict[str, Any]:
         if flags.FLAGS[name].present:
             options[name] = flags.FLAGS[name].value
     return options | parameter_values()
+
+
+def with_teacher(workload: Workload) -> Workload:
+    """The workload, learning from --teacher too where that is given.
+
+    Raises:
+        TfaccelError: if there is no such teacher, or an option of distillation without one.
+    """
+    texts = {name: str(flags.FLAGS[name].value) for name in _DISTILLATION}
+    chosen = {name: value_of(name, text, NUMBER) for name, text in texts.items() if text != AUTO}
+    teacher = flags.FLAGS["teacher"].value
+    if teacher is None:
+        if chosen:
+            raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
+        return workload
+    from tfaccel.compressing.distillation import distilled
+
+    return distilled(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})
 
 
 def run_option(name: str) -> int | None:
