@@ -46,11 +46,13 @@ def image_workload() -> Workload:
     )  # fmt: skip
 
 
-def several_inputs_model() -> keras.Model:
+def several_inputs_model(*, unroll: bool = False) -> keras.Model:
     """Tokens and numbers in, two outputs by name."""
     keras.utils.set_random_seed(1)
     tokens, numbers = keras.Input((6,), dtype="int32", name="tokens"), keras.Input((3,), name="numbers")
-    x = layers.Bidirectional(layers.LSTM(8, name="lstm"), name="both_ways")(layers.Embedding(20, 8)(tokens))
+    x = layers.Bidirectional(layers.LSTM(8, name="lstm", unroll=unroll), name="both_ways")(
+        layers.Embedding(20, 8)(tokens)
+    )
     x = layers.Concatenate()([x, numbers])
     return keras.Model(
         {"tokens": tokens, "numbers": numbers},

@@ -77,6 +77,21 @@ def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
     assert "GPTQ is for a stack of Transformer blocks" in by_name["keras_gptq"].failure
 
 
+@pytest.mark.slow
+def test_gptq_takes_a_stack_of_transformer_blocks(logical_devices, tmp_path):
+    from tfaccel.compressing.keras_quantize import quantize_in_keras
+    from tfaccel.recipes.text_generation import build_model
+
+    model = build_model("transformer", 30, width=32, num_layers=2, dropout=0.0, remat=False)
+    tokens = np.random.default_rng(0).integers(2, 30, (8, 128)).astype("int32")
+    expected = model.predict(tokens, verbose=0)
+    notes = quantize_in_keras(model, "gptq", [{"characters": tokens[row : row + 1]} for row in range(len(tokens))])
+    model.save(tmp_path / "small.keras")
+    found = keras.models.load_model(tmp_path / "small.keras", compile=False).predict(tokens, verbose=0)
+    assert notes[0].endswith("layers with weights are quantized by Keras")
+    assert 0 < np.abs(found - expected).mean() < 0.3 * np.abs(expected).mean()
+
+
 def test_costliest_layers_stay_in_float(all_forms):
     found, _, by_name = all_forms
     assert {"first", "second", "hidden", "logits"} == {cost.layer for cost in found.sensitivity}
@@ -130,6 +145,24 @@ def converted(model, x):
         return LitertModel(slim(converter.float_content), signature), signature
 
 
+def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devices):
+    from tfaccel.compressing.litert_file import float_operations, operations, slim
+    from tfaccel.compressing.post_training import converter_of
+
+    model, x = cases.image_model(), cases.images(num_rows=6)
+    signature = signature_of(model, x)
+    with converter_of(model, signature) as converter:
+        contents = [converter.float_content, converter.convert("int8", list(signature.rows(x)))]
+    for content in contents:
+        slimmed = slim(content)
+        assert len(slimmed) < len(content) - 500
+        assert slim(slimmed) == slimmed
+        assert operations(slimmed) == operations(content)
+        assert float_operations(slimmed) == float_operations(content)
+        before, after = (LitertModel(one, signature).predict(x) for one in (content, slimmed))
+        assert np.array_equal(before, after)
+
+
 def test_several_inputs_and_outputs_keep_their_names(logical_devices):
     model, x = cases.several_inputs_model(), cases.several_inputs(5)
     litert, signature = converted(model, x)
@@ -138,6 +171,21 @@ def test_several_inputs_and_outputs_keep_their_names(logical_devices):
     assert found.keys() == expected.keys() == {"score", "kind"}
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=1e-5)
+
+
+def test_loops_have_no_form_in_int8_and_are_named(logical_devices):
+    from tfaccel.compressing.post_training import converter_of
+
+    for unroll in (False, True):
+        model, x = cases.several_inputs_model(unroll=unroll), cases.several_inputs(5)
+        signature = signature_of(model, x)
+        with converter_of(model, signature) as converter:
+            if unroll:
+                found = LitertModel(converter.convert("int8", list(signature.rows(x))), signature).predict(x)
+                np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
+            else:
+                with pytest.raises(CompressionError, match=r"are loops: 'both_ways/backward_lstm', 'both_ways/forwar"):
+                    converter.convert("int8", list(signature.rows(x)))
 
 
 def test_model_of_a_class_of_its_own_is_called_as_it_is(logical_devices):

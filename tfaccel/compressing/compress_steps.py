@@ -114,19 +114,32 @@ class _Steps:
             return VariantResult(variant=Variant(name=name, method=name, path=f"{name}{suffix}"), failure=str(error))
 
     def _measured(self, results: Sequence[VariantResult]) -> list[VariantResult]:
-        """The results with latency and memory."""
-        options, row, imports = self._options, self._judge.row, self._source.imports
-        options.progress("latency of all forms, by turns")
-        good = [place for place, result in enumerate(results) if not result.failure]
-        variants = [results[place].variant for place in good]
-        times = latencies(variants, row, num_threads=options.num_threads or default_num_threads(),
-                          seconds=options.latency_seconds, imports=imports)  # fmt: skip
+        """The results with latency and memory; a form that its runtime cannot run has failed."""
+        self._options.progress("latency of all forms, by turns")
         measured = list(results)
-        for place, variant, found in zip(good, variants, times, strict=True):
-            options.progress(f"{variant.name}: memory")
-            memory = peak_memory_bytes(variant, row, imports=imports)
-            measured[place] = replace(results[place], latencies=found, peak_memory_bytes=memory)
+        for is_litert in (True, False):
+            places = [place for place, one in enumerate(results) if one.variant.is_litert == is_litert]
+            places = [place for place in places if not results[place].failure]
+            for place, found in zip(places, self._timed([results[place] for place in places]), strict=True):
+                measured[place] = found if found.failure else self._with_memory(found)
         return measured
+
+    def _timed(self, results: Sequence[VariantResult]) -> list[VariantResult]:
+        """Results of one runtime with latency, measured by turns; one by one, where that fails, to see which fails."""
+        options, variants = self._options, [result.variant for result in results]
+        try:
+            times = latencies(variants, self._judge.row, num_threads=options.num_threads or default_num_threads(),
+                              seconds=options.latency_seconds, imports=self._source.imports)  # fmt: skip
+        except CompressionError as error:
+            if len(results) == 1:
+                return [replace(results[0], failure=str(error))]
+            return [found for result in results for found in self._timed([result])]
+        return [replace(result, latencies=found) for result, found in zip(results, times, strict=True)]
+
+    def _with_memory(self, result: VariantResult) -> VariantResult:
+        self._options.progress(f"{result.variant.name}: memory")
+        memory = peak_memory_bytes(result.variant, self._judge.row, imports=self._source.imports)
+        return replace(result, peak_memory_bytes=memory)
 
 
 def _save_picture(folder: Path, found: GateResult) -> None:

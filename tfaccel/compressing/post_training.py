@@ -21,9 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
-from tfaccel.compressing.litert_file import input_order
+from tfaccel.compressing.litert_file import input_order, named_operations
 from tfaccel.compressing.methods import FLOAT32
-from tfaccel.compressing.unsupported_layers import refusal
+from tfaccel.compressing.unsupported_layers import check_no_loops, refusal
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import tf_variable
 from tfaccel.training.private_tensorflow import one_scale_per_kernel
@@ -84,6 +84,7 @@ class Converter:
         """TensorFlow's converter, set up for a method; representative examples go in by the order of the float file."""
         converter = self._prepared(method)
         if rows:
+            check_no_loops(named_operations(self.float_content), self._model, method)
             order = input_order(self.float_content)
             converter.representative_dataset = lambda: ([row[name] for name in order] for row in rows)
         return converter

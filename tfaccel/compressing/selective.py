@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
@@ -10,18 +10,14 @@ import tensorflow as tf
 
 from tfaccel.compressing.litert_file import named_operations
 from tfaccel.compressing.post_training import Converter, Rows, quiet_conversion
-from tfaccel.compressing.unsupported_layers import layer_names, layer_path
+from tfaccel.compressing.unsupported_layers import layer_of
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import all_layers
 
 # Operations that only move numbers: they have the kind of numbers of what is around them, and cost nothing.
 _MOVES = frozenset(
     {"RESHAPE", "TRANSPOSE", "CONCATENATION", "PAD", "STRIDED_SLICE", "SLICE", "GATHER", "PACK", "UNPACK", "SPLIT",
      "EXPAND_DIMS", "SQUEEZE", "SHAPE", "QUANTIZE", "DEQUANTIZE", "CAST", "RESIZE_NEAREST_NEIGHBOR"}
 )  # fmt: skip
-
-# Attributes of layers with weights that are multiplied with what comes in.
-_KERNELS = ("kernel", "embeddings", "depthwise_kernel")
 
 
 class SelectiveQuantizer:
@@ -64,23 +60,6 @@ class SelectiveQuantizer:
                 return bytes(self._debugger.get_nondebug_quantized_model())
         except (ValueError, RuntimeError) as error:
             raise CompressionError(f"Nothing of {', '.join(layers)} can be quantized: {error}") from error
-
-
-def layer_of(names: Sequence[str], model: keras.Model) -> str:
-    """The path of the layer that an operation belongs to.
-
-    An operation may be made of several, whose names stand beside each other: a convolution, the normalization after it
-    and an activation. It belongs to the layer with a kernel.
-
-    Arguments:
-        names: of the operation's output and of its constants.
-        model: whose layers they are.
-    """
-    known = layer_names(model)
-    paths = [layer_path(name, known) for group in names for name in group.split(";")]
-    with_kernel = {layer.name for layer in all_layers(model) if any(hasattr(layer, name) for name in _KERNELS)}
-    chosen = [path for path in paths if path.rpartition("/")[2] in with_kernel] or [path for path in paths if path]
-    return chosen[0] if chosen else model.name
 
 
 def _debugger(converter: Converter, rows: Rows) -> Any:

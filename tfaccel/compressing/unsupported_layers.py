@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 
+from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import all_layers
 
 _OPERATION = re.compile(r"\btf\.(\w+)")
 _SHOWN_CHARACTERS = 300
+# Attributes of layers with weights that are multiplied with what comes in.
+_KERNELS = ("kernel", "embeddings", "depthwise_kernel")
 
 
 def refusal(error: BaseException, graph: Any, model: keras.Model, method: str) -> str:
@@ -56,9 +59,45 @@ def layers_with(graph: Any, kinds: list[str], model: keras.Model) -> list[tuple[
     return list(dict.fromkeys(found))
 
 
+def check_no_loops(operations: Iterable[tuple[str, Sequence[str]]], model: keras.Model, method: str) -> None:
+    """Raises CompressionError for a model with loops, in which the ranges of activations cannot be found.
+
+    TensorFlow's converter would end the process.
+
+    Arguments:
+        operations: what the model's file in float32 consists of; see `litert_file.named_operations`.
+        model: what it was made from.
+        method: what was asked for.
+    """
+    loops = [layer_of(names, model) for operation, names in operations if operation == "WHILE"]
+    if loops:
+        raise CompressionError(
+            f"These layers of the model are loops: {', '.join(map(repr, dict.fromkeys(loops)))}. The ranges of "
+            f"activations inside them cannot be found ({method}). Use dynamic, float16 or weight_int8, or make these "
+            "layers with unroll=True."
+        )
+
+
 def layer_names(model: keras.Model) -> set[str]:
     """The names of all layers inside a model."""
     return {layer.name for layer in all_layers(model) if layer is not model}
+
+
+def layer_of(names: Sequence[str], model: keras.Model) -> str:
+    """The path of the layer that an operation belongs to.
+
+    An operation may be made of several, whose names stand beside each other: a convolution, the normalization after it
+    and an activation. It belongs to the layer with a kernel.
+
+    Arguments:
+        names: of the operation's output and of its constants.
+        model: whose layers they are.
+    """
+    known = layer_names(model)
+    paths = [layer_path(name, known) for group in names for name in group.split(";")]
+    with_kernel = {layer.name for layer in all_layers(model) if any(hasattr(layer, name) for name in _KERNELS)}
+    chosen = [path for path in paths if path.rpartition("/")[2] in with_kernel] or [path for path in paths if path]
+    return chosen[0] if chosen else model.name
 
 
 def layer_path(operation: str, names: Collection[str]) -> str:
