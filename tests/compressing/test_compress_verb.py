@@ -12,7 +12,9 @@ from PIL import Image
 
 from tfaccel import compress
 from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.litert_file import float_operations, operations, slim
 from tfaccel.compressing.litert_model import LitertModel
+from tfaccel.compressing.post_training import converter_of
 from tfaccel.errors import CompressionError, RunDirError, VersionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
@@ -137,18 +139,12 @@ def test_none_within_the_limit_leaves_no_model(logical_devices, tmp_path):
 
 def converted(model, x):
     """The float32 form of a model, as LiteRT runs it, and its signature."""
-    from tfaccel.compressing.litert_file import slim
-    from tfaccel.compressing.post_training import converter_of
-
     signature = signature_of(model, x)
     with converter_of(model, signature) as converter:
         return LitertModel(slim(converter.float_content), signature), signature
 
 
 def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devices):
-    from tfaccel.compressing.litert_file import float_operations, operations, slim
-    from tfaccel.compressing.post_training import converter_of
-
     model, x = cases.image_model(), cases.images(num_rows=6)
     signature = signature_of(model, x)
     with converter_of(model, signature) as converter:
@@ -173,19 +169,20 @@ def test_several_inputs_and_outputs_keep_their_names(logical_devices):
         np.testing.assert_allclose(found[name], values, atol=1e-5)
 
 
-def test_loops_have_no_form_in_int8_and_are_named(logical_devices):
-    from tfaccel.compressing.post_training import converter_of
+def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkeypatch):
+    from tfaccel.compressing import post_training
 
-    for unroll in (False, True):
-        model, x = cases.several_inputs_model(unroll=unroll), cases.several_inputs(5)
-        signature = signature_of(model, x)
-        with converter_of(model, signature) as converter:
-            if unroll:
-                found = LitertModel(converter.convert("int8", list(signature.rows(x))), signature).predict(x)
-                np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
-            else:
-                with pytest.raises(CompressionError, match=r"are loops: 'both_ways/backward_lstm', 'both_ways/forwar"):
-                    converter.convert("int8", list(signature.rows(x)))
+    model, x = cases.several_inputs_model(), cases.several_inputs(5)
+    signature, rows = signature_of(model, x), list(signature_of(model, x).rows(x))
+    with post_training.converter_of(model, signature) as converter:
+        found = LitertModel(converter.convert("int8", rows), signature).predict(x)
+        np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
+        assert "WHILE" in operations(converter.convert("dynamic"))
+        assert not any(layer.unroll for layer in model._flatten_layers() if hasattr(layer, "unroll"))
+        monkeypatch.setattr(post_training, "MOST_STEPS", 5)
+        del converter.without_loops
+        with pytest.raises(CompressionError, match=r"are loops: 'both_ways/backward_lstm', 'both_ways/forward_lstm'"):
+            converter.convert("int8", rows)
 
 
 def test_model_of_a_class_of_its_own_is_called_as_it_is(logical_devices):

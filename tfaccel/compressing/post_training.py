@@ -21,12 +21,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
-from tfaccel.compressing.litert_file import input_order, named_operations
+from tfaccel.compressing.litert_file import input_order, named_operations, operations
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.unsupported_layers import check_no_loops, refusal
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import tf_variable
+from tfaccel.training.private_api import all_layers, tf_variable
 from tfaccel.training.private_tensorflow import one_scale_per_kernel
+
+# Recurrent layers are unrolled up to so many steps; each takes a dozen operations of the file.
+MOST_STEPS = 256
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -45,6 +48,7 @@ class Converter:
 
     def __init__(self, model: keras.Model, signature: CallSignature, folder: str | Path) -> None:
         self._model = model
+        self._signature = signature
         self._folder = str(folder)
         names = signature.output_names
 
@@ -62,6 +66,20 @@ class Converter:
         """The file in float32."""
         return self._converted(self._prepared(FLOAT32), FLOAT32)
 
+    @functools.cached_property
+    def without_loops(self) -> Converter:
+        """A converter of the same model with its recurrent layers unrolled; itself where there is no loop.
+
+        TensorFlow's converter cannot find the ranges of activations in loops. It would end the process.
+        """
+        longest = max((tensor.shape[0] for tensor in self._signature.inputs if tensor.shape), default=0)
+        if "WHILE" not in operations(self.float_content) or longest > MOST_STEPS:
+            return self
+        folder = Path(self._folder) / "unrolled"
+        folder.mkdir()
+        with unrolled(self._model):
+            return Converter(self._model, self._signature, folder)
+
     def convert(self, method: str, rows: Rows = (), *, one_scale: bool = False) -> bytes:
         """The file that a method gives.
 
@@ -75,7 +93,7 @@ class Converter:
         """
         if method == FLOAT32:
             return self.float_content
-        converter = self.prepared(method, rows)
+        converter = (self.without_loops if rows else self).prepared(method, rows)
         if one_scale:
             one_scale_per_kernel(converter)
         return self._converted(converter, method)
@@ -117,6 +135,19 @@ def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Conve
     """A converter with a folder of its own, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder:
         yield Converter(model, signature, folder)
+
+
+@contextlib.contextmanager
+def unrolled(model: keras.Model) -> Iterator[None]:
+    """Recurrent layers are traced step by step, without a loop; afterwards as before."""
+    layers = [layer for layer in all_layers(model) if getattr(layer, "unroll", None) is False]
+    try:
+        for layer in layers:
+            layer.unroll = True
+        yield
+    finally:
+        for layer in layers:
+            layer.unroll = False
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ class SelectiveQuantizer:
     def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
         self._outputs: dict[str, list[str]] = {}
         self.layers: dict[str, dict[str, int]] = {}
+        converter = converter.without_loops
         for operation, names in named_operations(converter.float_content):
             if operation in _MOVES:
                 continue
