@@ -10,7 +10,7 @@
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
 minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
 `Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
-`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; five minutes a repetition),
+`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes a repetition),
 `compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32; two minutes) and
 `serve` (throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot
 reload; six minutes). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
