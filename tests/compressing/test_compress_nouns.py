@@ -41,7 +41,7 @@ def test_smallest_form_within_the_limit_wins():
     assert verdicts[3] == "accuracy is worse by 0.07: too much"
     assert found.drop(found.results[3]) == pytest.approx(0.07)
     assert found.summary()[0].startswith(
-        "Smallest within the limit (accuracy worse by 0.01 at most): int8, 0.25 of float32."
+        "Smallest within the limit (accuracy worse by 0.01 at most): int8, 0.25 of float32"
     )
 
 
@@ -88,6 +88,15 @@ def test_what_is_not_smaller_or_failed_or_no_number_does_not_win():
     assert found.winner is None
     verdicts = [found.verdict(one) for one in found.results[1:]]
     assert verdicts == ["not smaller than float32", "failed: no such operation", "accuracy is not a number"]
+
+
+def test_a_pruned_form_is_smaller_when_zipped_only_and_comes_last():
+    pruned = result("prune", accuracy=0.92, size=400, zipped_bytes=60)
+    found = gate(pruned)
+    assert found.winner.variant.name == "prune"
+    assert found.verdict(pruned) == "smallest within the limit, smaller only when zipped"
+    assert found.summary()[0].endswith("prune, 1.00 of float32, zipped 0.30.")
+    assert gate(pruned, result(accuracy=0.915, size=399)).winner.variant.name == "int8"
 
 
 def test_a_keras_model_is_compared_with_the_float_model_in_keras():

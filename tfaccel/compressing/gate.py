@@ -20,7 +20,8 @@ _ROUNDING = 1e-9
 class GateResult:
     """Every form of a model beside the float model, and the verdict.
 
-    The smallest form whose metric is worse by at most `max_metric_drop` wins, if it is smaller than the float model.
+    The smallest form whose metric is worse by at most `max_metric_drop` wins, if it is smaller than the float model; a
+    pruned one is so only when zipped, which counts last.
 
     Attributes:
         metric: what the forms are judged by.
@@ -87,7 +88,7 @@ class GateResult:
     def winner(self) -> VariantResult | None:
         """The smallest form that is within the limit and smaller than the float model; None if there is none."""
         passing = [one for one in self.results if self._may_win(one)]
-        return min(passing, key=lambda one: (one.size_bytes, one.best_seconds), default=None)
+        return min(passing, key=lambda one: (one.size_bytes, one.zipped_bytes, one.best_seconds), default=None)
 
     @property
     def fastest(self) -> VariantResult | None:
@@ -117,9 +118,9 @@ class GateResult:
         if best is None:
             lines = [f"Do not compress: no form is within the limit ({limit}) and smaller than float32."]
         else:
-            lines = [
-                f"Smallest within the limit ({limit}): {best.variant.name}, {self.size_ratio(best):.2f} of float32."
-            ]
+            zipped = best.zipped_bytes / self.results[0].zipped_bytes
+            share = f"{self.size_ratio(best):.2f} of float32, zipped {zipped:.2f}"
+            lines = [f"Smallest within the limit ({limit}): {best.variant.name}, {share}."]
         if fastest is None:
             lines.append("For speed do not use any of them: none within the limit is faster than float32.")
         else:
@@ -154,8 +155,11 @@ class GateResult:
         return cls(**known)
 
     def _may_win(self, result: VariantResult) -> bool:
-        smaller = result.size_bytes < self.results[0].size_bytes
-        return not self.is_float(result) and self.is_within(result) and smaller
+        return not self.is_float(result) and self.is_within(result) and self._is_smaller(result)
+
+    def _is_smaller(self, result: VariantResult) -> bool:
+        of_float = self.results[0]
+        return result.size_bytes < of_float.size_bytes or result.zipped_bytes < of_float.zipped_bytes
 
     def _of_metric_and_size(self, result: VariantResult) -> str:
         if not self.is_within(result):
@@ -163,9 +167,10 @@ class GateResult:
             if math.isnan(drop):
                 return f"{self.metric} is not a number"
             return f"{self.metric} is worse by {drop:.4g}: too much" if drop > 0 else "gain too small"
-        if result.size_bytes >= self.results[0].size_bytes:
+        if not self._is_smaller(result):
             return "not smaller than float32"
-        return "smallest within the limit" if result is self.winner else "within the limit"
+        zipped = ", smaller only when zipped" if result.size_bytes >= self.results[0].size_bytes else ""
+        return ("smallest within the limit" if result is self.winner else "within the limit") + zipped
 
     def _row(self, result: VariantResult) -> dict[str, Any]:
         derived = {"drop": self.drop(result), "size_ratio": math.nan, "latency_ratio": math.nan}

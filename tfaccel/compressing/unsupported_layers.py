@@ -73,8 +73,8 @@ def check_no_loops(operations: Iterable[tuple[str, Sequence[str]]], model: keras
     if loops:
         raise CompressionError(
             f"These layers of the model are loops: {', '.join(map(repr, dict.fromkeys(loops)))}. The ranges of "
-            f"activations inside them cannot be found ({method}): they are no recurrent layers of Keras, or too long to "
-            "be unrolled. Use dynamic, float16 or weight_int8."
+            f"activations inside them cannot be found ({method}): they are no recurrent layers of Keras, or too long "
+            "to be unrolled. Use dynamic, float16 or weight_int8."
         )
 
 
