@@ -125,15 +125,12 @@ def workload(
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model])
     check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words)
     check_parts(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
-    texts = (
-        documentation_passages()
-        if data_dir is None
-        else read_labelled_texts(data_dir, text_column=text_column, label_column=label_column)
-    )
+    columns = {"text_column": text_column, "label_column": label_column}
+    texts = documentation_passages() if data_dir is None else read_labelled_texts(data_dir, **columns)
     vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MOST_TOKENS)
     settings = {"data_dir": data_place(data_dir), "model": model, "num_words": num_words,
                 "dropout": dropout, "token_dropout": token_dropout, "label_smoothing": label_smoothing, "remat": remat,
-                "text_column": text_column, "label_column": label_column}  # fmt: skip
+                **columns}  # fmt: skip
     num_classes = len(texts.class_names)
     costs = cost(model, len(vocabulary), num_words, num_classes=num_classes)
     num_steps = epochs * max(1, len(texts.train_texts) // global_batch_size)

@@ -185,8 +185,7 @@ def workload(
         },
         class_names=images.class_names,
         from_scratch=(lambda: workload(**{**arguments, "pretrained": False, "lora_rank": None, "baseline": False}))
-        if pretrained and baseline else None,
-    )  # fmt: skip
+        if pretrained and baseline else None)  # fmt: skip
 
 
 def read_images(data_dir: str | os.PathLike[str] | None, network: Backbone, image_size: int | None) -> ImageSet:
@@ -293,8 +292,7 @@ def show_result(work: TransferWorkload, result: TrainResult) -> None:
         config = json.loads((run_dir / "config.json").read_text())
         ways["from scratch"] = train(
             work.from_scratch(), result.plan, run_dir=run_dir / "from_scratch", epochs=config["epochs"],
-            seed=config["seed"], resume="auto", verbose=0,
-        )  # fmt: skip
+            seed=config["seed"], resume="auto", verbose=0)  # fmt: skip
     compared = {way: {name: one.final[name] for name in ("accuracy", "loss")} for way, one in ways.items()}
     curves = {way: [value or 0.0 for value in one.history["val_accuracy"]] for way, one in ways.items()}
     write_json(run_dir / "comparison.json", {way: {**compared[way], "by_epoch": curves[way]} for way in ways})

@@ -53,7 +53,7 @@ def build(folder, *, bias):
     signatures.traced["slow"], signatures.functions["slow"] = traced(slow, {"pixels": signatures.inputs["pixels"]})
     rows = sample_rows(signatures.inputs, model, RAW, num_rows=1)
     requests = [("serving_default", rows), ("serving_raw", raw_rows(RAW, rows))]
-    write_saved_model(folder, model, signatures, name=NAME, raw_input=RAW, requests=requests)
+    write_saved_model(folder, signatures, name=NAME, raw_input=RAW, requests=requests)
 
 
 class Server:

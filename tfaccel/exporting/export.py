@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
-from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, url_name
+from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.planning.near_name import near_name
 
 if TYPE_CHECKING:
@@ -76,9 +76,13 @@ def export(
         check_onnx_packages()
     if isinstance(run_or_model, (str, os.PathLike)):
         logger.info("Loading %s", place.path)
-        model = load_keras_model(place.path, modules=modules)
+        whole = load_keras_model(place.path, modules=modules)
     else:
-        model = run_or_model
+        whole = run_or_model
+    model = served_model(whole)
+    if model is not whole:
+        logger.info("Of %s, %s is exported", whole.name, model.name)
+        place = ModelPlace(Path(), place.name, place.raw_input)
     from tfaccel.exporting.exporter import Exporter
 
     with export_folder(folder) as unfinished:
@@ -116,7 +120,7 @@ def _place(run_or_model: Any, name: str | None) -> ModelPlace:
     else:
         import keras
 
-        if not isinstance(run_or_model, keras.Model) or not run_or_model.built:
+        if not isinstance(run_or_model, keras.Model) or not served_model(run_or_model).built:
             raise ExportError(
                 f"Give a run directory, a .keras file, or a built Keras model. Received: {run_or_model!r:.200}"
             )

@@ -101,7 +101,7 @@ class Exporter:
         requests = [(DEFAULT, _first(self._rows)), (DEFAULT, self._rows)]
         requests += [(RAW, _first(raw)), (RAW, raw)] if raw else []
         path.parent.mkdir()
-        write_saved_model(path, self._exact, self._signatures, name=self._place.name, raw_input=raw_input,
+        write_saved_model(path, self._signatures, name=self._place.name, raw_input=raw_input,
                           requests=requests)  # fmt: skip
         wanted = dict(zip(self._names, self._wanted, strict=True))
         rows = dict(self._rows)

@@ -44,7 +44,6 @@ def litert_content(
     function, concrete = _of_one_example(signatures, model, rows)
     with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, _quiet():
         archive = keras.export.ExportArchive()
-        archive.track(model)
         archive.add_endpoint(DEFAULT, function)
         archive.write_out(folder, verbose=False)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[DEFAULT])

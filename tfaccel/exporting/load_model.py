@@ -106,6 +106,12 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     return model
 
 
+def served_model(model: keras.Model) -> keras.Model:
+    """The part of a model that is of use after training: what its class names so (`served_model`), or all of it."""
+    part: keras.Model = getattr(model, "served_model", model)
+    return part
+
+
 def import_modules(modules: Sequence[str]) -> None:
     """Imports modules of the user's; the current folder is searched too.
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 
 from tfaccel.errors import ExportError, VersionError
+from tfaccel.exporting.onnx_operations import add_operations
+from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.private_api import all_layers
 
 _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
 _OPSET = 18  # which onnxruntime knows from 1.14 on
 _LONGEST_REASON = 300  # characters
+_UNKNOWN = re.compile(r"op \[(\S+): (\w+)\] is not supported")
 
 
 def check_onnx_packages() -> None:
@@ -37,7 +43,8 @@ def write_onnx(path: Path, model: keras.Model) -> None:
         VersionError: if a package is missing.
     """
     check_onnx_packages()
-    with _quiet():
+    add_operations()
+    with _messages() as unknown, _numpy_constants(model):
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # The converter raises errors of many kinds.
@@ -45,20 +52,54 @@ def write_onnx(path: Path, model: keras.Model) -> None:
             raise ExportError(
                 f"The model cannot be written as ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
             ) from error
+    if unknown:
+        named = ", ".join(dict.fromkeys(f"{place!r} ({kind})" for place, kind in unknown))
+        raise ExportError(
+            f"ONNX cannot take these parts of the model: {named}; tf2onnx has no form for the operations in brackets. "
+            "Replace them by others, or leave onnx out of --formats."
+        )
     if not path.is_file():
         raise ExportError("Keras wrote no ONNX file. Leave onnx out of --formats.")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leaves out what the converter tells of itself."""
-    logger = logging.getLogger("tf2onnx")
-    level = logger.level
+def _numpy_constants(model: keras.Model) -> Iterator[None]:
+    """Lets layers hold numpy's arrays in place of TensorFlow's tensors, which would become inputs of the ONNX file."""
+    with contextlib.ExitStack() as stack:
+        for layer in all_layers(model):
+            own = {name: value.numpy() for name, value in vars(layer).items() if isinstance(value, tf.Tensor)}
+            stack.enter_context(instance_attributes(layer, own))
+        yield
+
+
+class _Unknown(logging.Handler):
+    """Keeps which operations the converter does not know: the place in the model, and the kind."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Looks at one message."""
+        found = _UNKNOWN.search(record.getMessage())
+        if found is not None:
+            self.found.append((found[1].rpartition("/")[0] or found[1], found[2]))
+
+
+@contextlib.contextmanager
+def _messages() -> Iterator[list[tuple[str, str]]]:
+    """Gives the operations that the converter does not know; leaves out what it tells of itself."""
+    logger, handler = logging.getLogger("tf2onnx"), _Unknown()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
     try:
         logger.setLevel(logging.ERROR)
+        logger.propagate = False
         with warnings.catch_warnings():
             # Keras mends tf2onnx for numpy 2, and asks whether numpy still has `np.object`.
             warnings.filterwarnings("ignore", "In the future `np", FutureWarning)
-            yield
+            yield handler.found
     finally:
+        logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate

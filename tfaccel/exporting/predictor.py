@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ExportError
-from tfaccel.exporting.load_model import ModelPlace, load_keras_model
+from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes, version_folders
 from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, signatures_of
 from tfaccel.reporting.class_scores import softmax
@@ -39,7 +39,7 @@ class Predictor:
             self._functions: dict[str, Any] = dict(self._loaded.signatures)
             self.raw_input = read_notes(folder)[1]
         else:
-            self._loaded = load_keras_model(place.path, modules=modules)
+            self._loaded = served_model(load_keras_model(place.path, modules=modules))
             self._functions = signatures_of(self._loaded, place.raw_input).functions
         self.inputs = input_specs(self._functions[DEFAULT])
         self.raw_inputs = input_specs(self._functions[RAW]) if RAW in self._functions else {}

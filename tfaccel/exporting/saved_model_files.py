@@ -20,7 +20,6 @@ GRAPH_FILE = "saved_model.pb"
 
 def write_saved_model(
     folder: Path,
-    model: keras.Model,
     signatures: Signatures,
     *,
     name: str,
@@ -31,14 +30,12 @@ def write_saved_model(
 
     Arguments:
         folder: of the version, such as `models/digits/1`; it must not be there yet.
-        model: whose weights are written.
-        signatures: its functions.
+        signatures: the model's functions, with whose variables they are written.
         name: by which clients ask for it.
         raw_input: what is noted for tfaccel's own server, class names among it.
         requests: warm-up requests.
     """
     archive = keras.export.ExportArchive()
-    archive.track(model)
     for resource in signatures.resources:
         archive.track(resource)
     for function_name, function in signatures.traced.items():

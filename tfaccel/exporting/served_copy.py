@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfaccel.exporting.float32_model import float32_model
-from tfaccel.exporting.load_model import ModelPlace, load_keras_model
+from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.sample_rows import raw_rows, sample_rows
 from tfaccel.exporting.saved_model_files import write_saved_model
 from tfaccel.exporting.signatures import DEFAULT, RAW, signatures_of
@@ -27,10 +27,10 @@ def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str]
         ExportError: if the file cannot be loaded.
     """
     logger.info("Making a SavedModel of %s", place.path)
-    model = float32_model(load_keras_model(place.path, modules=modules))
+    model = float32_model(served_model(load_keras_model(place.path, modules=modules)))
     signatures = signatures_of(model, place.raw_input)
     rows = sample_rows(signatures.inputs, model, place.raw_input, num_rows=1)
     requests = [(DEFAULT, rows)]
     if RAW in signatures.functions:
         requests.append((RAW, raw_rows(place.raw_input, rows)))
-    write_saved_model(folder / "1", model, signatures, name=place.name, raw_input=place.raw_input, requests=requests)
+    write_saved_model(folder / "1", signatures, name=place.name, raw_input=place.raw_input, requests=requests)

@@ -36,6 +36,11 @@ class ConditionalGan(keras.Model):
         self.discriminator_loss = keras.metrics.Mean(name="discriminator_loss")
         self.generator_loss = keras.metrics.Mean(name="generator_loss")
 
+    @property
+    def served_model(self) -> keras.Model:
+        """What is exported and served: the generator."""
+        return self.generator
+
     def compile(self, optimizer: Any, *, generator_optimizer: Any = None, **kwargs: Any) -> None:
         """Takes two optimizers: `optimizer` is the discriminator's. The generator's has the same loss scaling."""
         super().compile(optimizer=optimizer, **kwargs)
