@@ -22,6 +22,7 @@ _PUBLIC_NAMES = {
     "predict": "tfaccel.training.predict",
     "train": "tfaccel.training.train",
     "export": "tfaccel.exporting.export",
+    "search": "tfaccel.tuning.search",
     "compress": "tfaccel.compressing.compress",
     "TrainResult": "tfaccel.training.result",
 }

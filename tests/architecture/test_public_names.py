@@ -17,6 +17,7 @@ PUBLIC_NAMES = [
     "export",
     "fit",
     "predict",
+    "search",
     "train",
 ]
 

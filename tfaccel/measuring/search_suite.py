@@ -18,8 +18,8 @@ from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.suite_options import SuiteOptions
 
-# Recipe -> epochs of a trial, which then take about ten seconds on one core; the metric; and how far the best scores may
-# be apart: a few of the test images, since sums are rounded differently.
+# Recipe -> epochs of a trial, which then take about ten seconds on one core; the metric; and how far the best scores
+# may be apart: a few of the test images, since sums are rounded differently.
 SEARCHES = {"image_classification": (48, "val_accuracy", 0.01)}
 NUM_TRIALS, PARALLEL = 16, 2
 MOST_TIME = 0.6  # of plain Keras Tuner's
