@@ -15,7 +15,7 @@ import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
-from tfaccel.compressing.tfmot_stream import named_arrays
+from tfaccel.compressing.tfmot_stream import named_arrays, save_arrays
 from tfaccel.compressing.tfmot_training import TrainingJob
 from tfaccel.compressing.translation_source import TakenApart
 from tfaccel.errors import CompressionError
@@ -120,8 +120,9 @@ def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, meth
     inputs = batches.first[: len(taken.graph.inputs)]
     outputs = keras.tree.flatten(taken.model(batches.first_x, training=False))
     arrays = {f"in{n}": array for n, array in enumerate(inputs)}
-    np.savez(folder / "check.npz", **arrays, **{f"out{n}": np.asarray(one) for n, one in enumerate(outputs)})
-    np.savez(folder / "weights.npz", **named_arrays(taken.weights()))
+    arrays |= {f"out{n}": np.asarray(array) for n, array in enumerate(outputs)}
+    save_arrays(folder / "check.npz", arrays)
+    save_arrays(folder / "weights.npz", named_arrays(taken.weights()))
     modules = {*taken.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
     job = {
         "method": method, "graph": taken.graph.to_json(), "options": options.to_json(), "sys_path": sys.path,

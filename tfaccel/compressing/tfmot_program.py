@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
-from tfaccel.compressing.tfmot_stream import arrays_by_path, named_arrays, read_part
+from tfaccel.compressing.tfmot_stream import arrays_by_path, named_arrays, read_part, save_arrays
 from tfaccel.compressing.translation_graph import FlatGraph
 from tfaccel.errors import TfaccelError
 
@@ -93,7 +93,7 @@ class Program:
         train(wrapped.model, job, self._graph, batches, callbacks=wrapped.callbacks,
               report=lambda message: self.report(**message))  # fmt: skip
         weights = wrapped.weights()
-        np.savez(self._folder / "weights_out.npz", **named_arrays(weights))
+        save_arrays(self._folder / "weights_out.npz", named_arrays(weights))
         self.report(changed=sorted(wrapped.wrappers))
         return weights
 
@@ -103,7 +103,7 @@ class Program:
 
         num_inputs = len(self._graph.inputs)
         rows = [_outputs(model, batch[:num_inputs]) for batch in read_part(self._batches)]
-        np.savez(self._folder / "predictions.npz", **named_arrays({str(n): row for n, row in enumerate(rows)}))
+        save_arrays(self._folder / "predictions.npz", named_arrays({str(n): row for n, row in enumerate(rows)}))
         self.report(stage="convert")
         (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
 

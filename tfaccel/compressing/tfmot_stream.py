@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -51,6 +52,11 @@ def read_part(stream: IO[bytes]) -> Iterator[list[np.ndarray]]:
         while body.tell() < size:
             arrays.append(np.lib.format.read_array(body, allow_pickle=False))
         yield arrays
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name to a `.npz` file."""
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def named_arrays(weights: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:

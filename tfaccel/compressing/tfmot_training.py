@@ -72,7 +72,8 @@ def tf_optimizer(job: TrainingJob) -> tuple[Any, str]:
 
     rate = tf_keras.optimizers.schedules.CosineDecay(job.learning_rate, max(1, job.num_steps))
     name = job.optimizer["class_name"]
-    cls, note = getattr(tf_keras.optimizers, name, None), ""
+    cls: Any = getattr(tf_keras.optimizers, name, None)
+    note = ""
     if cls is None or not inspect.isclass(cls) or name == "Optimizer":
         cls, note = tf_keras.optimizers.Adam, f"trained on with Adam, since tf_keras has no optimizer {name}"
     accepted = inspect.signature(cls.__init__).parameters
@@ -114,7 +115,7 @@ def _tf_loss(saved: Any) -> Any:
 
     loss = keras_loss(saved)
 
-    class LossOfKeras(tf_keras.losses.Loss):  # type: ignore[misc, name-defined]
+    class LossOfKeras(tf_keras.losses.Loss):
         """Hands over to the loss of Keras 3.
 
         `tf_keras` has made the mask part of the weights, so that predictions are handed over without it.
@@ -164,7 +165,7 @@ def _one_or_all(arrays: Sequence[Any]) -> Any:
 def _progress(job: TrainingJob, report: Callable[[dict[str, Any]], None]) -> Any:
     import tf_keras
 
-    class Progress(tf_keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Progress(tf_keras.callbacks.Callback):
         """Reports now and then, and at the end of each epoch."""
 
         epoch, told = 0, 0.0

@@ -52,7 +52,7 @@ def kept_layer_class() -> Any:
     import tensorflow as tf
     import tf_keras
 
-    class KeptLayer(tf_keras.layers.Layer):  # type: ignore[misc, name-defined]
+    class KeptLayer(tf_keras.layers.Layer):
         """Calls a Keras 3 layer or operation.
 
         Arguments:
