@@ -1,0 +1,68 @@
+"""What recipes' runs leave is enough to export them and to predict files with them."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfaccel.data.raw_input import ImageInput, load_raw_input
+from tfaccel.training.run_dir import RunDir
+
+RUN = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', *sys.argv[1:]]))"
+
+
+def tfaccel(folder, *arguments):
+    """Runs the command; returns what it wrote on standard output."""
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_run_directory_keeps_what_raw_inputs_are(tmp_path):
+    run, raw_input = RunDir(tmp_path, {}), ImageInput(image_size=8, num_channels=1, class_names=("a", "b"))
+    run.write_raw_input(None)
+    assert list(tmp_path.iterdir()) == []
+    run.write_raw_input(raw_input)
+    assert load_raw_input(tmp_path / "raw_input.json") == raw_input
+    other = RunDir(tmp_path / "worker", {}, writes=False)
+    other.write_raw_input(raw_input)
+    assert not (tmp_path / "worker").exists()
+
+
+@pytest.mark.slow
+def test_run_on_images_is_exported_in_every_format_and_predicts_files(tmp_path):
+    tfaccel(tmp_path, "train", "--recipe=image_classification", "--run_dir=run", "--epochs=4", "--quiet")
+    formats = "--formats=keras,saved_model,litert,onnx"
+    result = json.loads(tfaccel(tmp_path, "export", "--run_dir=run", formats, "--out=out", "--json", "--quiet"))
+    assert {file["format"]: file["max_difference"] < 1e-4 for file in result["files"]} == dict.fromkeys(
+        ("keras", "saved_model", "litert", "onnx"), True
+    )
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        pixels = np.round(digits.images[number] * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number:02d}.png")
+    for model in ("--run_dir=run", "--model=out"):
+        tfaccel(tmp_path, "predict", model, "--input=photos", "--output=found.csv")
+        with (tmp_path / "found.csv").open(newline="") as file:
+            found = [int(row["class"]) for row in csv.DictReader(file)]
+        assert np.mean(np.array(found) == digits.target[:40]) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["text_classification", "tabular_classification", "gan", "sequence_forecasting"])
+def test_run_of_a_recipe_is_exported_in_every_format(tmp_path, recipe):
+    tfaccel(tmp_path, "train", f"--recipe={recipe}", "--run_dir=run", "--epochs=1", "--quiet")
+    formats = "--formats=keras,saved_model,litert,onnx"
+    result = json.loads(tfaccel(tmp_path, "export", "--run_dir=run", formats, "--out=out", "--json", "--quiet"))
+    assert len(result["files"]) == 4
+    signatures = ["serving_default", "serving_raw"] if recipe == "text_classification" else ["serving_default"]
+    assert result["files"][1]["signatures"] == signatures

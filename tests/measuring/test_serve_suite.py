@@ -1,0 +1,36 @@
+"""The server's benchmark measures real servers; figures of windows this short mean nothing, but no request may fail."""
+
+import pytest
+
+from tfaccel.errors import ServeError, TfaccelError
+from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.measuring.served_model import ServedModel
+from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.scripts.benchmark import chosen_figures
+
+
+def test_figures_are_found_by_name():
+    assert chosen_figures("serve", ["all"]) == list(SERVE_FIGURES)
+    with pytest.raises(TfaccelError, match=r"unknown figure 'soek'\. Did you mean 'soak'\?"):
+        chosen_figures("serve", ["soek"])
+
+
+def test_server_that_does_not_start_says_why(tmp_path):
+    with (
+        pytest.raises(ServeError, match=r"The server did not start: .*There is no file or folder .*nowhere"),
+        ServedModel(tmp_path / "nowhere"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_no_request_fails_while_a_version_comes():
+    lines = []
+    options = SuiteOptions(repetitions=1, scale=0.1, progress=lines.append)
+    report = run_serve_suite(["image_classification", "soak"], options)
+    found = {figure.quantity: figure for figure in report.figures if figure.name == "soak"}
+    failed = next(figure for quantity, figure in found.items() if quantity.startswith("failed requests"))
+    assert (failed.met, found["versions that answered at the end"].met) == (True, True)
+    gain = next(figure for figure in report.figures if "with batching / without" in figure.quantity)
+    assert gain.median > 1.0
+    assert any("without batching, 1 of 1" in line for line in lines)
