@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
@@ -108,9 +107,9 @@ def _result(found: GateResult, method: str) -> VariantResult:
 
 
 def _measurement(name: str, seconds: Sequence[float]) -> Measurement:
-    windows = [Window(wall_seconds=one, cpu_seconds=0.0, epoch_seconds=(one,), tail_seconds=(0.0,), loss=math.nan)
+    windows = [Window(wall_seconds=one, cpu_seconds=0.0, epoch_seconds=(one,), tail_seconds=(0.0,), loss=0.0)
                for one in seconds]  # fmt: skip
-    return Measurement(name=name, num_steps=1, windows=tuple(windows), warm_up_loss=math.nan)
+    return Measurement(name=name, num_steps=1, windows=tuple(windows), warm_up_loss=0.0)
 
 
 def _held_out_row(work: Workload) -> dict[str, np.ndarray]:

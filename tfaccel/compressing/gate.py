@@ -62,7 +62,7 @@ class GateResult:
     def drop(self, result: VariantResult) -> float:
         """How much worse the metric is than the float model's, in its own unit; below 0 for a gain."""
         change = self.value(result) - self.value(self.results[0])
-        return change if self.lower_is_better else -change
+        return (change if self.lower_is_better else -change) + 0.0  # no minus before nothing
 
     def size_ratio(self, result: VariantResult) -> float:
         """Its size / the float model's in the same runtime."""

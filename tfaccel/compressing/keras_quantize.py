@@ -44,7 +44,7 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
                 model.quantize("gptq", config=_gptq_config(model, rows))
             else:
                 model.quantize(mode)
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             text = " ".join(str(error).split())[:300]
             raise CompressionError(f"Keras cannot quantize this model ({mode}): {text}") from error
     layers = [layer for layer in all_layers(model) if not isinstance(layer, keras.Model) and layer.weights]
