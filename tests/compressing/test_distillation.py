@@ -110,6 +110,7 @@ def run(run_python, code, folder):
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_loss_is_the_formula_under_every_strategy(run_python, tmp_path):
     found = run(run_python, STRATEGIES, tmp_path)
     assert found["two"] == pytest.approx(found["one"], rel=1e-5)

@@ -110,14 +110,16 @@ def check_pruned(found, names):
     assert found["unchanged"]
 
 
-def test_pruned_model_comes_back_with_zeros(run_python):
-    found = run(run_python, METHODS, "prune")
+def test_pruned_model_comes_back_with_zeros_and_bad_input_is_refused(run_python):
+    child = run_python(METHODS + REFUSED, "prune", cwd=HERE, timeout_seconds=500)
+    found, refused = map(json.loads, child.stdout.splitlines()[-2:])
     check_pruned(found, ["prune"])
     assert found["prune"]["changed"] == ["block/conv2d", "block/conv2d_1", "dense", "logits"]
     assert found["prune"]["sparsity"] == pytest.approx(0.8, abs=0.01)
     assert "not pruned: block/depthwise_conv2d" in found["prune"]["notes"]
     assert "80.0% of the weights are zero in 4 layers" in found["prune"]["notes"][0]
     assert any("pruning: epoch 10/10, step 8/8, loss" in line for line in found["said"])
+    check_refused(refused)
 
 
 @pytest.mark.slow
@@ -138,8 +140,7 @@ def test_every_method_leaves_what_it_says(run_python):
         assert any("layer_normalization (LayerNormalization)" in note for note in found[name]["notes"])
 
 
-def test_what_cannot_be_trained_is_refused(run_python):
-    found = run(run_python, REFUSED)
+def check_refused(found):
     assert "no method with training called 'prone'. Did you mean 'prune'?" in found["unknown"]
     assert "Layer 'mine' is of class Own, which is defined in the program itself" in found["own"]
     assert "The model is a Subclassed, a class of its own" in found["subclassed"]
@@ -150,6 +151,7 @@ def test_what_cannot_be_trained_is_refused(run_python):
     )
 
 
+@pytest.mark.slow
 def test_child_ends_with_its_parent():
     parent = subprocess.Popen([sys.executable, "-c", KILLED], cwd=HERE, stdout=subprocess.PIPE, text=True)
     for line in parent.stdout:

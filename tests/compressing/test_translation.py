@@ -5,13 +5,14 @@ import json
 import pytest
 
 from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32, tensors_in
+from tfaccel.compressing.translation_model import largest_difference
 from tfaccel.errors import CompressionError
 
 TOLERANCE = 1e-5
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 # Not known to TFMOT, or without an equal in tf_keras: taken along as Keras 3 has them.
-KEPT_LAYERS = {"Activation_hard_silu", "Activation_hard_sigmoid", "AlphaDropout", "EinsumDense", "GroupNormalization",
-               "Normalization", "Rescaling", "RNN", "TimeDistributed"}  # fmt: skip
+KEPT_LAYERS = {"Activation_hard_silu", "Activation_hard_sigmoid", "AlphaDropout", "EinsumDense", "Embedding_masked",
+               "GroupNormalization", "Normalization", "Rescaling", "RNN", "TimeDistributed"}  # fmt: skip
 APPLICATIONS = ("MobileNetV2", "MobileNetV3Small", "ResNet50", "EfficientNetB0", "DenseNet121")
 RECIPES = ("autoencoder", "image_classification", "object_detection", "sequence_forecasting", "summarization",
            "tabular_classification", "tabular_regression", "text_classification", "text_generation",
@@ -46,10 +47,9 @@ def translate(run_python, *cases):
 
 def test_models_in_models_are_opened():
     inner = functional(INPUT, layer("dense", node(("x", 0))), outputs="dense")
-    inner |= {"name": "inner", "inbound_nodes": [node(("x", 0)), node(("inner", 1))]}
+    inner |= {"name": "inner", "inbound_nodes": [node(("x", 0)), node(("inner", 0))]}
     inner["config"] |= {"name": "inner"}
     model = functional(INPUT, inner, layer("y", node(("inner", 0), ("inner", 1)), kind="Add"))
-    # Keras counts the node by which a model was made itself where it is an output, and not among inbound nodes.
     graph = flat_graph(model)
     assert [call.path for call in graph.calls] == ["inner/dense", "inner/dense", "y"]
     assert [tensors_in(call.args) for call in graph.calls] == [["in:0"], ["0:0"], ["0:0", "1:0"]]
@@ -59,7 +59,9 @@ def test_models_in_models_are_opened():
 def test_training_is_handed_down():
     inner = functional(INPUT, layer("dropout", node(("x", 0)), kind="Dropout"), outputs="dropout")
     call = node(("x", 0)) | {"kwargs": {"training": False}}
-    graph = flat_graph(functional(INPUT, {**inner, "name": "y", "inbound_nodes": [call]}, outputs="y") | {})
+    model = functional(INPUT, {**inner, "name": "y", "inbound_nodes": [call]})
+    model["config"]["output_layers"] = ["y", 1, 0]  # Keras counts the node by which a model was made, but only here.
+    graph = flat_graph(model)
     assert graph.calls[0].kwargs == {"training": False}
 
 
@@ -90,15 +92,23 @@ def test_model_that_cannot_be_translated_is_refused(model, message):
         flat_graph(model)
 
 
+def test_differences_are_seen():
+    assert largest_difference([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
+    assert largest_difference([[1.0, 2.1]], [[1.0, 2.0]]) == pytest.approx(0.05)
+    assert largest_difference([[1.0, float("nan")]], [[1.0, 2.0]]) == float("inf")
+    assert largest_difference([[1.0]], [[1.0, 2.0]]) == float("inf")
+
+
 def test_layers_and_models_give_the_same_in_both(run_python):
-    found = translate(run_python, "layers", "merge", "attention", "mixed")
+    found = translate(run_python, "layers", "merge", "attention", "mixed", "nested")
     assert {name for name, result in found.items() if result["difference"] > TOLERANCE} == set()
     assert all(result["returned"] for result in found.values())
-    names = set(found) - {"merge", "attention", "mixed"}
+    names = set(found) - {"merge", "attention", "mixed", "nested"}
     assert len(names) > 70
     assert {name for name in names if found[name]["kept"]} == KEPT_LAYERS
     assert sorted(found["mixed"]["kept"]) == []
-    assert {"concatenate", "multiply_1", "add_1", "get_item", "nan_to_num"} <= set(found["merge"]["kept"])
+    assert {"multiply_1", "add_1", "get_item", "concatenate_1", "nan_to_num"} == set(found["merge"]["kept"])
+    assert found["nested"]["layers"] == 4
 
 
 @pytest.mark.slow

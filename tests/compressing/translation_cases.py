@@ -132,6 +132,16 @@ def attention_model(keras):
     return keras.Model([words, context], layers.GlobalAveragePooling1D()(layers.LayerNormalization()(y)))
 
 
+def nested_model(keras):
+    """A model that ends in a model, which ends in a model; and dropout that is off, whatever is trained."""
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dropout(0.9)], name="inner")
+    middle_inputs = keras.Input((4,))
+    middle = keras.Model(middle_inputs, inner(layers.ReLU()(middle_inputs), training=False), name="middle")
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, middle(layers.Dense(4)(inputs)))
+
+
 def mixed_model(keras):
     """A model in mixed precision, translated in float32."""
     layers, policy = keras.layers, {"dtype": "mixed_bfloat16"}
@@ -209,7 +219,7 @@ def main(names):
         elif kind == "recipe":
             results = {name: translated(*recipe(what))}
         else:
-            models = {"merge": merge_model, "attention": attention_model, "mixed": mixed_model}
+            models = {"merge": merge_model, "attention": attention_model, "mixed": mixed_model, "nested": nested_model}
             results = {name: translated(models[name](keras))}
         for one, result in results.items():
             print(json.dumps({"case": one, **result}), flush=True)
