@@ -154,7 +154,7 @@ def workload(
             model, len(vocabulary), num_words, num_classes=num_classes, dropout=dropout, remat=remat
         ),
         compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=train_data_of(batches),
+        train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),

@@ -171,7 +171,7 @@ def workload(
         name="transfer_learning",
         build_model=build_model,
         compile_args=compile_args,
-        train_data=train_data_of(batches),
+        train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=ImageInput.of(images),

@@ -110,6 +110,18 @@ def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
         assert all(np.array_equal(leaf, np.concatenate(part)) for leaf, *part in zip(expected, *parts, strict=True))
 
 
+@pytest.mark.parametrize("make", [images, table, texts], ids=lambda make: make.__name__)
+def test_several_epochs_follow_each_other(logical_devices, make):
+    made = make()
+    train_data = train_data_of(lambda: made, several_epochs=True)
+    apart = [leaves(train_data(8, seed=1, epoch=epoch)) for epoch in (2, 3, 4)]
+    together = train_data(8, seed=1, epoch=2, start_step=1, num_epochs=3)
+    expected = [*apart[0][1:], *apart[1], *apart[2]]
+    assert int(together.cardinality()) == len(expected)
+    for one, other in zip(expected, leaves(together), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_examples():
     result = doctest.testmod(importlib.import_module("tfaccel.data.train_data"))
     assert (result.failed, result.attempted > 0) == (0, True)

@@ -8,7 +8,7 @@ reading what comes before, and can be shared among workers, each of which reads 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +83,9 @@ class Pipeline:
 
     def train(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
-        augmented: bool = True,
+        augmented: bool = True, num_epochs: int = 1,
     ) -> tf.data.Dataset:  # fmt: skip
-        """One epoch of full batches; the examples left over are other ones in each epoch.
+        """Full batches of an epoch; the examples left over are other ones in each epoch.
 
         All batches have one shape, for XLA and so that every replica has an equal share.
 
@@ -95,20 +95,30 @@ class Pipeline:
             start_step: the batch to begin with; those before it are not read.
             shard: (index, count): of each batch only the rows of worker `index` out of `count`; None for all.
             augmented: False: batches as `augment` takes them, to be augmented later; it matters with an augmentation.
+            num_epochs: so many epochs, one behind the other, from this one on; `start_step` counts in the first. To
+                prepare epochs of a few steps one by one takes as long as to train on them.
 
         Raises:
             DataError: if there are fewer examples than one batch takes, or no such step or shard.
         """
-        positions = epoch_positions(
-            self._num_examples, global_batch_size, start_step=start_step, shard=shard, noun=self._noun
-        )
+        parts = []
+        for i in range(num_epochs):
+            first = 0 if i else start_step
+            positions = epoch_positions(
+                self._num_examples, global_batch_size, start_step=first, shard=shard, noun=self._noun
+            )
+            parts.append(tf.nest.map_structure(lambda array: array[positions], self._numbers(seed, epoch + i)))  # noqa: B023
+        with tf.device("/CPU:0"):
+            steps = tf.data.Dataset.from_tensor_slices(joined(parts))
+        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
+
+    def _numbers(self, seed: int, epoch: int) -> tuple[Any, ...]:
+        """Whatever is random about an epoch, by place: the example, and what it is augmented with."""
         generator = np.random.default_rng([seed, epoch])
         numbers: tuple[Any, ...] = (generator.permutation(self._num_examples),)
         if self._augmentation is not None:
             numbers += (self._augmentation.draw(generator, self._num_examples),)
-        with tf.device("/CPU:0"):
-            steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))
-        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
+        return numbers
 
     def augment(self, batch: tuple[Any, Any]) -> Any:
         """A training batch as `train` makes it, of one that it made with `augmented=False`. It can be traced.
@@ -141,6 +151,16 @@ class Pipeline:
 
             self._traced[key] = tf.function(batch, autograph=False).get_concrete_function(*specs)
         return self._traced[key]
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Nests of arrays one behind the other, as one.
+
+    Example:
+        >>> joined([(np.arange(2),), (np.arange(3),)])[0].tolist()
+        [0, 1, 0, 1, 2]
+    """
+    return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def array_batches(arrays: Any, positions: np.ndarray) -> tf.data.Dataset:

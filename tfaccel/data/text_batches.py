@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfaccel.data.epoch_positions import Shard, epoch_positions
 from tfaccel.data.ordered_map import untuned
-from tfaccel.data.pipeline import array_batches
+from tfaccel.data.pipeline import array_batches, joined
 from tfaccel.errors import DataError
 
 RandomChange = Callable[[Any, np.random.Generator], Any]
@@ -35,20 +35,25 @@ class TextBatches:
         self._train, self._test, self._change = train, test, change
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> tf.data.Dataset:
-        """One epoch of full batches; the examples left over are other ones in each epoch.
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        num_epochs: int = 1,
+    ) -> tf.data.Dataset:  # fmt: skip
+        """Full batches of an epoch; the examples left over are other ones in each epoch.
 
         Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_rows = num_examples(self._train)
-        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard)
-        generator = np.random.default_rng([seed, epoch])
-        rows = generator.permutation(num_rows)[: num_rows // global_batch_size * global_batch_size]
-        data = tf.nest.map_structure(lambda array: array[rows], self._train)
-        if self._change is not None:
-            data = self._change(data, generator)
-        return array_batches(data, positions)
+        num_used = num_rows // global_batch_size * global_batch_size
+        parts, positions = [], []
+        for i in range(num_epochs):
+            first = 0 if i else start_step
+            places = epoch_positions(num_rows, global_batch_size, start_step=first, shard=shard)
+            positions.append(places + i * num_used)
+            generator = np.random.default_rng([seed, epoch + i])
+            rows = generator.permutation(num_rows)[:num_used]
+            data = tf.nest.map_structure(lambda array: array[rows], self._train)  # noqa: B023
+            parts.append(data if self._change is None else self._change(data, generator))
+        return array_batches(joined(parts), np.concatenate(positions))
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test examples in their order; the last batch may have fewer."""

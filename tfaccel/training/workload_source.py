@@ -42,6 +42,8 @@ class WorkloadSource(IteratorSource):
         start_epoch, start_step: where to begin; the step counts in the first epoch only.
     """
 
+    _feed: Any  # an IteratorFeed, or JoinedEpochs
+
     def __init__(self, workload: Workload, plan: Plan, replicas: Replicas, *, seed: int, epochs: int = 1,
                  start_epoch: int = 0, start_step: int = 0) -> None:  # fmt: skip
         self._workload = workload
@@ -75,7 +77,7 @@ class WorkloadSource(IteratorSource):
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
         self._first: tf.data.Dataset | None = first
 
-    def feed(self) -> IteratorFeed | JoinedEpochs:
+    def feed(self) -> Any:
         """The batches of the next epoch."""
         if self._epochs_in_feed:
             self._feed.begin(self.num_batches)
@@ -95,7 +97,7 @@ class WorkloadSource(IteratorSource):
         if joined <= 1:
             return self._opened(self._first or self._dataset_of(epoch)), 1
         feed = JoinedEpochs(self._dataset_of(epoch, first_step, num_epochs=joined), self.batch_size)
-        feed.begin(self.num_batches - first_step)
+        feed.begin((self.num_batches or 0) - first_step)
         return feed, joined
 
     @functools.cached_property
