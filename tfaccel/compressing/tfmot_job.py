@@ -153,7 +153,7 @@ def saved_loss(loss: Any) -> Any:
         saved: dict[str, Any] = {"import": [module, name]}
         if is_object:
             saved["config"] = json.loads(json.dumps(loss.get_config()))
-    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
+    except (ImportError, TypeError, ValueError, RuntimeError) as error:
         raise _no_loss(name or repr(loss), str(error)) from error
     if module == "__main__" or found is not target:
         raise _no_loss(name or repr(loss), f"it is not found as {module}.{name}")

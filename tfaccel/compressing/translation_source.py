@@ -89,7 +89,7 @@ def take_apart(model: keras.Model) -> TakenApart:
     _check_classes(model)
     try:
         saved = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise CompressionError(
             f"Model {model.name!r} cannot be saved, and so not be translated: {' '.join(str(error).split())[:300]}. "
             f"Give its layers a get_config, {_POST_TRAINING}."
