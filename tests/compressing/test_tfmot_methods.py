@@ -105,7 +105,7 @@ def run(run_python, code, *arguments):
 
 def check_pruned(found, names):
     for name in names:
-        assert found[name]["accuracy"] > found["float"] - 0.05, name
+        assert found[name]["accuracy"] > found["float"] - 0.1, name  # chance is 0.25
         assert found[name]["policy"] == "float32"
     assert found["unchanged"]
 

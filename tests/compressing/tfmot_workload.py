@@ -83,13 +83,13 @@ def int8_kernels(content: bytes) -> list[dict[str, Any]]:
     """Shape and values of the int8 kernels of convolutions and dense layers in a LiteRT file."""
     from ai_edge_litert.interpreter import Interpreter
 
-    interpreter = Interpreter(model_content=content, experimental_preserve_all_tensors=True)
+    interpreter = Interpreter(model_content=content)
     interpreter.allocate_tensors()
     found = []
     for detail in interpreter.get_tensor_details():
         if detail["dtype"] != np.int8 or len(detail["shape"]) < 2 or detail["shape"][0] == 1:
             continue  # activations and depthwise kernels begin with 1
-        kernel = interpreter.get_tensor(detail["index"])
+        kernel = interpreter.get_tensor(detail["index"])  # constants can be read without keeping other tensors
         found.append({"rank": kernel.ndim, "size": kernel.size, "zeros": float(np.mean(kernel == 0)),
                       "unique": len(np.unique(kernel))})  # fmt: skip
     return found

@@ -80,7 +80,7 @@ def pruned_model(graph: FlatGraph, layers: TranslatedLayers, method: str, option
                 return layer
             arguments["sparsity_m_by_n"] = _M_BY_N
         elif method == "prune_block":
-            if any(sum(size > 1 for size in kernel.shape) > 2 or min(kernel.shape) < 1 for kernel in kernels):
+            if any(len(kernel.shape) != 2 for kernel in kernels):
                 singly.append(path)
             else:
                 arguments |= {"block_size": options.block_size, "block_pooling_type": "AVG"}
