@@ -66,6 +66,7 @@ class Engine:
         self._steps = self._make_steps()
         self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
         self.step_seconds: dict[str, float] = {}
+        self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         model, options = self.model, self._options

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfaccel.training.checkpoint import read_state, save_checkpoint
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.engine import Engine
 from tfaccel.training.run_dir import RunDir
 
 _MOST_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
@@ -82,7 +82,7 @@ class Checkpoints(keras.callbacks.Callback):
     """Saves the whole training state, and puts a saved one back.
 
     Args:
-        run_dir, replicas: where to, and whose state.
+        run_dir, engine: where to, and whose state.
         others: the callbacks whose state (best value, patience) is saved too; this callback must come after them.
         interval: steps between checkpoints; None: after epochs, but where they are so short that saving would take
             more than 2 % of the time, not after every one. The first and the last epoch always end with one.
@@ -91,12 +91,13 @@ class Checkpoints(keras.callbacks.Callback):
 
     tfaccel_windows = True
 
-    def __init__(self, run_dir: RunDir, replicas: Replicas, others: list[keras.callbacks.Callback], *,
+    def __init__(self, run_dir: RunDir, engine: Engine, others: list[keras.callbacks.Callback], *,
                  interval: int | None, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:  # fmt: skip
         super().__init__()
         self._interval = interval
         self._run_dir = run_dir
-        self._replicas = replicas
+        self._engine = engine
+        self._replicas = engine.replicas
         self._others = others
         self._restored = restored
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0, "step": 0}
@@ -113,6 +114,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Gives the other callbacks back what they knew (they forget it when training begins)."""
         if self._restored is not None:
             arrays, position = self._restored
+            self._engine.loops.update(position.get("loops", {}))
             for index, callback in enumerate(self._others):
                 restore_callback(callback, position["callbacks"][index], arrays, f"callback/{index}")
 
@@ -146,6 +148,7 @@ class Checkpoints(keras.callbacks.Callback):
             states.append(state)
             arrays.update(more)
         position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states,
+                    "loops": dict(self._engine.loops),
                     "stopped": step_in_epoch == 0 and bool(self.model.stop_training)}  # fmt: skip
         if self._run_dir.writes:
             save_checkpoint(self._run_dir.checkpoints, arrays, position)

@@ -104,7 +104,7 @@ class TrainSession:
             if verbose:
                 every.append(TrainingProgress(epochs=self._epochs, first_epoch=self._first_epoch, steps_of_epoch=steps,
                                               examples_per_step=self._source.batch_size))  # fmt: skip
-        every.append(Checkpoints(self._run_dir, engine.replicas, callbacks, interval=self._interval,
+        every.append(Checkpoints(self._run_dir, engine, callbacks, interval=self._interval,
                                  restored=self._restored))  # fmt: skip
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
 

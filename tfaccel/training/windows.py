@@ -72,10 +72,12 @@ class WindowLength:
 
     @property
     def loops(self) -> bool:
-        """Whether the next graph call needs a loop."""
-        if self._fixed is not None:
-            return self._fixed > 1
-        return (self._engine.step_seconds.get(self._kind) or 0.0) < LONG_STEP_SECONDS
+        """Whether the next graph call needs a loop.
+
+        TensorFlow optimizes the two graphs differently, so that their results differ in the last bits. What the first
+        step that was timed decided therefore stays, and a checkpoint keeps it.
+        """
+        return self._fixed > 1 if self._fixed is not None else self._engine.loops.get(self._kind, True)
 
     def next(self, done: int, limit: int | None) -> int:
         """Steps of the next call, after `done` steps of an epoch of at most `limit`."""
@@ -94,14 +96,15 @@ class WindowLength:
         if traced or num_steps == 0:
             return
         step_seconds = seconds / num_steps
+        times = self._engine.step_seconds
         if self._engine.replicas.num_workers > 1:  # all workers must choose alike
-            if self._kind not in self._engine.step_seconds:
+            if self._kind not in times:
                 micros = self._engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
-                self._engine.step_seconds[self._kind] = micros * 1e-6
-            return
-        # A call may have compiled for a new shape: one slow call must not change the length of windows much.
-        known = self._engine.step_seconds.get(self._kind, step_seconds)
-        self._engine.step_seconds[self._kind] = max(min(step_seconds, 1.5 * known), 1e-6)
+                times[self._kind] = micros * 1e-6
+        else:
+            # A call may have compiled for a new shape: one slow call must not change the length of windows much.
+            times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
+        self._engine.loops.setdefault(self._kind, times[self._kind] < LONG_STEP_SECONDS)
 
 
 def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None,
