@@ -99,10 +99,10 @@ def check_formats(formats: Sequence[str]) -> list[str]:
         ExportError: for none, or one that does not exist.
 
     Example:
-        >>> check_formats(["tflite"])
+        >>> check_formats(["pdf"])
         Traceback (most recent call last):
         ...
-        tfaccel.errors.ExportError: There is no format 'tflite'. Formats: keras, saved_model, litert, onnx.
+        tfaccel.errors.ExportError: There is no format 'pdf'. Formats: keras, saved_model, litert, onnx.
     """
     if not formats:
         raise ExportError(f"Name at least one format. Formats: {', '.join(FORMATS)}.")
