@@ -94,3 +94,18 @@ class OwnTestStep(keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         del data
         return {"loss": 0.0}
+
+
+def stack_of_blocks() -> keras.Model:
+    """A model that names its blocks, for GPTQ."""
+    keras.utils.set_random_seed(3)
+    tokens = keras.Input((12,), dtype="int32", name="tokens")
+    parts = [layers.Embedding(30, 16), layers.Dense(32, activation="relu"), layers.Dense(8)]
+    x = tokens
+    for part in parts:
+        x = part(x)
+    model = keras.Model(tokens, x)
+    model.get_quantization_layer_structure = lambda mode: {
+        "pre_block_layers": parts[:1], "sequential_blocks": parts[1:]
+    }  # fmt: skip
+    return model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ import keras
 import numpy as np
 
 from tfaccel.errors import CompressionError
-from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
 from tfaccel.training.private_api import all_layers
 
 _TAKEN = "Dense, EinsumDense, Embedding and ReversibleEmbedding"
@@ -37,13 +37,14 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
     Raises:
         CompressionError: if no layer of the model can be quantized so.
     """
+    saved = _saved_layers(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # Keras warns of each layer that has nothing to quantize.
         try:
             if mode == "gptq":
-                model.quantize("gptq", config=_gptq_config(model, rows))
+                model.quantize("gptq", config=_gptq_config(model, rows), filters=lambda layer: layer in saved)
             else:
-                model.quantize(mode)
+                model.quantize(mode, filters=lambda layer: layer in saved)
         except (ValueError, TypeError, RuntimeError) as error:
             text = " ".join(str(error).split())[:300]
             raise CompressionError(f"Keras cannot quantize this model ({mode}): {text}") from error
@@ -52,19 +53,36 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
     if not quantized:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise CompressionError(
-            f"Keras quantizes {_TAKEN} ({mode}), and this model has none. Received layers: {kinds}. Use a form of "
-            "LiteRT, such as int8."
+            f"Keras quantizes {_TAKEN} ({mode}), and this model has none, or inside other layers only, from where they "
+            f"cannot be loaded again. Received layers: {kinds}. Use a form of LiteRT, such as int8."
         )
     return (f"{len(quantized)} of {len(layers)} layers with weights are quantized by Keras",)
 
 
+def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
+    """A model that was saved after it was quantized.
+
+    Raises:
+        CompressionError: if Keras cannot load it again.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras warns of parts that such a file does not have, and need not have.
+        try:
+            return keras.models.load_model(path, compile=False)
+        except (ValueError, TypeError) as error:
+            text = " ".join(str(error).split())[:200]
+            raise CompressionError(
+                f"Keras cannot load the quantized model again ({text}): layers that a class of its own makes are not "
+                "saved as quantized. Use a form of LiteRT, such as int8."
+            ) from error
+
+
 def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -> Any:
     """What GPTQ needs to know: the blocks, one after the other, and tokens to calibrate them with."""
-    structure = _block_structure(model)
-    if structure is None or not rows or len(rows[0]) != 1:
+    if model.get_quantization_layer_structure("gptq") is None or not rows or len(rows[0]) != 1:
         raise CompressionError(
-            "GPTQ is for a stack of Transformer blocks behind one embedding of tokens, and this model is none that is "
-            "known. Override `get_quantization_layer_structure` in the model's class, or use keras_int4."
+            "GPTQ is for a stack of blocks behind an embedding of tokens, which the model has to name: override "
+            "`get_quantization_layer_structure` in its class, or use keras_int4."
         )
     tokens = [next(iter(row.values()))[0] for row in rows]
     if tokens[0].ndim != 1 or not np.issubdtype(tokens[0].dtype, np.integer):
@@ -74,16 +92,13 @@ def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -
         )
     return keras.quantizers.GPTQConfig(
         dataset=tokens, tokenizer=str, weight_bits=_GPTQ_BITS, num_samples=len(tokens),
-        sequence_length=len(tokens[0]), group_size=-1, quantization_layer_structure=structure,
+        sequence_length=len(tokens[0]), group_size=-1,
     )  # fmt: skip
 
 
-def _block_structure(model: keras.Model) -> dict[str, Any] | None:
-    own = model.get_quantization_layer_structure("gptq")
-    if own is not None:
-        return dict(own)
-    embeddings = [layer for layer in all_layers(model) if isinstance(layer, TokenEmbedding)]
-    blocks = [layer for layer in all_layers(model) if isinstance(layer, TransformerBlock)]
-    if len(embeddings) != 1 or not blocks or any(block.get_config()["has_context"] for block in blocks):
-        return None
-    return {"pre_block_layers": embeddings, "sequential_blocks": blocks}
+def _saved_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Layers whose quantization is saved with them: those of models, but not those inside layers of other classes."""
+    found: list[keras.layers.Layer] = []
+    for layer in model.layers:
+        found += _saved_layers(layer) if isinstance(layer, keras.Model) else [layer]
+    return found

@@ -12,6 +12,7 @@ from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
 from tfaccel.compressing.examples import first_inputs, rows_of
 from tfaccel.compressing.int8_scales import relative_error
+from tfaccel.compressing.keras_quantize import load_quantized
 from tfaccel.compressing.litert_file import float_operations, operations, zipped_bytes
 from tfaccel.compressing.litert_model import LitertModel
 from tfaccel.compressing.runtime_measures import default_num_threads
@@ -87,7 +88,7 @@ class VariantJudge:
     def _predict_of(self, variant: Variant) -> Predict:
         if variant.is_litert:
             return self._litert(Path(variant.path).read_bytes()).predict
-        return keras_predict(keras.models.load_model(variant.path, compile=False))
+        return keras_predict(load_quantized(variant.path))
 
     def _litert(self, content: bytes) -> LitertModel:
         return LitertModel(content, self._source.signature, num_threads=max(default_num_threads()))

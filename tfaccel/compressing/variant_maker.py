@@ -14,7 +14,7 @@ from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
 from tfaccel.compressing.examples import rows_of
 from tfaccel.compressing.int8_scales import int8_content
-from tfaccel.compressing.keras_quantize import quantize_in_keras
+from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
 from tfaccel.compressing.litert_file import slim
 from tfaccel.compressing.methods import FLOAT32, Method, parts_of
 from tfaccel.compressing.post_training import Converter, Rows
@@ -134,6 +134,7 @@ class VariantMaker:
         notes = quantize_in_keras(model, mode, self.rows if method.needs_rows else ())
         path = self._folder / f"{method.name}{KERAS_SUFFIX}"
         model.save(path)
+        load_quantized(path)
         return Variant(name=method.name, method=method.name, path=str(path), notes=notes)
 
     def _after_training(self, name: str, method: Method, afterwards: Method | None) -> Variant:
