@@ -41,7 +41,7 @@ def define_compress_flags() -> None:
     text = "training examples that show the ranges of activations"
     flags.DEFINE_integer("num_representative", 200, text, lower_bound=1, **own)
     text = "numbers of threads to measure latency with; else one, and one for each core"
-    flags.DEFINE_list("num_threads", [], text, **own)
+    flags.DEFINE_list("latency_threads", [], text, **own)
     text = "how long to time each file with each number of threads"
     flags.DEFINE_float("latency_seconds", 1.0, text, lower_bound=0.001, **own)
     flags.DEFINE_bool("sensitivity", False, "also measure what each layer alone in int8 costs", **own)
@@ -66,7 +66,7 @@ def compress_options() -> dict[str, Any]:
     names = ("methods", "max_metric_drop", "workload", "metric", "direction", "num_representative", "latency_seconds",
              "sensitivity", "out_dir")  # fmt: skip
     given = {name: flags.FLAGS[name].value for name in names}
-    threads = tuple(int(_number(int, "num_threads", text)) for text in flags.FLAGS["num_threads"].value)
+    threads = tuple(int(_number(int, "latency_threads", text)) for text in flags.FLAGS["latency_threads"].value)
     training = {
         option: _number(kind, name, flags.FLAGS[name].value)
         for name, (kind, option, _) in _TRAINING.items()
