@@ -25,7 +25,10 @@ def run(capsys, *arguments):
         (["--run_dir=tests", "--methods=in8"], "There is no method 'in8'. Did you mean 'int8'?"),
         (["--run_dir=tests", "--methods="], "Name at least one method."),
         (["--run_dir=tests", "--max_metric_drop=much"], "max_metric_drop"),
-        (["--run_dir=tests", "--latency_threads=two"], "--latency_threads must be a whole number. Received: --latency_threads=two"),
+        (
+            ["--run_dir=tests", "--latency_threads=two"],
+            "--latency_threads must be a whole number. Received: --latency_threads=two",
+        ),
         (["--run_dir=tests", "--num_representative=0"], "num_representative"),
         (["--run_dir=tests", "--metod=int8"], "Unknown command line flag 'metod'"),
     ],
