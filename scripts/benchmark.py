@@ -19,6 +19,7 @@ reload; six minutes). Let nothing else run meanwhile. Exit status 1 if a bound i
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from absl import flags
@@ -34,7 +35,7 @@ from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, show_progress
 
 SUITES = ("engine", "recipes", "search", "compress", "serve")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
@@ -90,7 +91,8 @@ def _main(suite: str) -> int:
 def _measure(suite: str, names: list[str]) -> Report:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds are a CPU's.
-    options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=show_progress)
+    progress = partial(show_progress, "benchmark")
+    options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=progress)
     try:
         if suite == "recipes":
             from tfaccel.measuring.recipe_suite import run_recipe_suite
@@ -108,7 +110,7 @@ def _measure(suite: str, names: list[str]) -> Report:
 
         return run_engine_suite(names, options)
     finally:
-        show_progress("")
+        progress("")
 
 
 def chosen_figures(suite: str, names: list[str]) -> list[str]:
@@ -141,15 +143,6 @@ def write_json(path: Path, data: object) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(data, indent=2) + "\n")
     temporary.replace(path)
-
-
-def show_progress(text: str) -> None:
-    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()
-    elif text:
-        print(f"benchmark: {text}", file=sys.stderr, flush=True)
 
 
 def print_report(report: Report) -> None:

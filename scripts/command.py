@@ -34,6 +34,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def show_progress(program: str, text: str) -> None:
+    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+    elif text:
+        print(f"{program}: {text}", file=sys.stderr, flush=True)
+
+
 def own_flags_help() -> str:
     """Help of the flags that tfaccel's programs define (absl's own are left out)."""
     by_module = flags.FLAGS.flags_by_module_dict()

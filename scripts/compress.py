@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from functools import partial
 
 from absl import flags
 from rich.console import Console
@@ -20,7 +21,7 @@ from rich.text import Text
 from tfaccel.compressing.compress import compress
 from tfaccel.compressing.gate import GateResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, show_progress
 from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
 
 define_compress_flags()
@@ -40,24 +41,15 @@ def _main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
     if not quiet:
-        options["progress"] = show_progress
+        options["progress"] = partial(show_progress, "compress")
     with contextlib.redirect_stdout(sys.stderr):
         result = compress(directory, **options)
-    show_progress("")
+    show_progress("compress", "")
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         print_result(result)
     return 0 if result.winner is not None else 1
-
-
-def show_progress(text: str) -> None:
-    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()
-    elif text:
-        print(f"compress: {text}", file=sys.stderr, flush=True)
 
 
 def print_result(result: GateResult) -> None:

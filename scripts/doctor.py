@@ -25,7 +25,7 @@ from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, show_progress
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import COUNT, value_of
@@ -69,12 +69,12 @@ def _main() -> int:
     given = [name for name in names if flags.FLAGS[name].value not in (None, AUTO)]
     if given and not _TPU_READY.value:
         raise TfaccelError(f"--{given[0]} is for --tpu_ready. Add --tpu_ready, or drop --{given[0]}.")
-    examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_progress)
+    examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_trying)
     run_checks = _tpu_readiness(examination) if _TPU_READY.value else lambda: examine(examination)
     try:
         checks = run_checks()
     finally:
-        show_progress("")
+        show_trying("")
     if _JSON.value:
         print(json.dumps({"checks": [check.to_json() for check in checks]}, indent=2))
     else:
@@ -110,13 +110,9 @@ def _global_batch_size(workload: Workload) -> int:
     return size
 
 
-def show_progress(text: str) -> None:
-    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text and f'trying {text} ...'}")
-        sys.stderr.flush()
-    elif text:
-        print(f"tfaccel doctor: trying {text} ...", file=sys.stderr, flush=True)
+def show_trying(text: str) -> None:
+    """What is being tried; "" for nothing any more."""
+    show_progress("tfaccel doctor", text and f"trying {text} ...")
 
 
 def print_checks(checks: list[Check], console: Console) -> None:

@@ -12,8 +12,6 @@ where the data could be read, whatever was found, and 2 where it could not.
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from absl import flags
@@ -24,11 +22,12 @@ from tfaccel.data.inspect_data import inspect_data
 from tfaccel.data.inspection import InspectionReport
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.scoped_flags import Flag, scoped_flags
 
-_TEXTS = {
-    "data_dir": (None, "a table (.csv, .tsv, .parquet), a .npz file, or a folder of classes, or with train and test"),
-    "target": (None, "the column of a table that is predicted; without it, classes and labels are left alone"),
-    "text_column": (None, "the column of a table that holds texts to be read"),
+_TEXTS: dict[str, Flag] = {
+    "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz file, or a folder of classes, or with train and test"),
+    "target": (str, "the column of a table that is predicted; without it, classes and labels are left alone"),
+    "text_column": (str, "the column of a table that holds texts to be read"),
     "column_kinds": (
         "",
         "columns that are not what they look like: NAME=KIND,...; numeric, categorical, ignored",
@@ -43,27 +42,8 @@ _MOST_CLASSES_SHOWN = 30
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with _own_flags():
+    with scoped_flags({**_TEXTS, "json": (False, "print the same as JSON")}, __name__):
         return run_command(_main, argv, description=(__doc__ or "").strip())
-
-
-@contextmanager
-def _own_flags() -> Iterator[None]:
-    """Defines this command's flags while it runs: other commands have flags of the same names for something else."""
-    names = [*_TEXTS, "json"]
-    before = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
-    for name in before:
-        delattr(flags.FLAGS, name)
-    for name, (default, text) in _TEXTS.items():
-        flags.DEFINE_string(name, default, text, module_name=__name__)
-    flags.DEFINE_bool("json", False, "print the same as JSON", module_name=__name__)
-    try:
-        yield
-    finally:
-        for name in names:
-            delattr(flags.FLAGS, name)
-        for name, flag in before.items():
-            flags.FLAGS[name] = flag
 
 
 def _main() -> int:

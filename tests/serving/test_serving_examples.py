@@ -8,11 +8,10 @@ import pytest
 
 import tfaccel.serving
 
-PROGRAM = "tfaccel.exporting.litert_program"  # is copied beside LiteRT files, and tested there
 MODULES = [module.name for module in pkgutil.iter_modules(tfaccel.serving.__path__, "tfaccel.serving.")]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != PROGRAM])
+@pytest.mark.parametrize("name", MODULES)
 def test_examples(name, logical_devices):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import check_names, near_name
 
 DIRECTIONS = ("auto", "min", "max")
 
@@ -74,11 +74,7 @@ class CompressOptions:
         Raises:
             CompressionError: for a name that is no option, with the nearest one.
         """
-        known = [one.name for one in fields(cls)]
-        for name in options:
-            if name not in known:
-                hint = near_name(name, known) or f" Options: {', '.join(known)}."
-                raise CompressionError(f"There is no option {name!r}.{hint}")
+        check_names(options, [one.name for one in fields(cls)], CompressionError, "There is no option {!r}.")
         return cls(**options)
 
 

@@ -22,6 +22,7 @@ def epoch_positions(
     start_step: int = 0,
     shard: Shard | None = None,
     noun: str = "examples",
+    num_epochs: int = 1,
 ) -> np.ndarray:
     """The places of an epoch that go into each of its full batches, places counted from 0.
 
@@ -34,9 +35,10 @@ def epoch_positions(
         start_step: full batches to leave out at the beginning.
         shard: (index, count): of each batch only the rows of worker `index`, from 0, out of `count`.
         noun: what examples are called in messages.
+        num_epochs: so many epochs, one behind the other. Places of the second begin at `num_examples`, and so on.
 
     Returns:
-        int64, of shape (num_steps - start_step, rows).
+        int64, of shape (num_epochs * num_steps - start_step, rows).
 
     Raises:
         DataError: if there are fewer examples than one batch takes, or no such shard or step.
@@ -46,13 +48,16 @@ def epoch_positions(
         [[0, 1, 2, 3], [4, 5, 6, 7]]
         >>> epoch_positions(11, 4, start_step=1, shard=(1, 2)).tolist()
         [[6, 7]]
+        >>> epoch_positions(5, 2, start_step=1, num_epochs=2).tolist()
+        [[2, 3], [5, 6], [7, 8]]
     """
     check_one_batch(num_examples, global_batch_size, noun)
     num_steps = num_examples // global_batch_size
     if not 0 <= start_step <= num_steps:
         raise DataError(f"An epoch has {num_steps} full batches. Received: start_step={start_step}.")
     start, stop = shard_rows(global_batch_size, shard)
-    firsts = np.arange(start_step, num_steps, dtype=np.int64) * global_batch_size
+    epochs, steps = np.divmod(np.arange(start_step, num_epochs * num_steps, dtype=np.int64), num_steps)
+    firsts = epochs * num_examples + steps * global_batch_size
     return firsts[:, np.newaxis] + np.arange(start, stop, dtype=np.int64)
 
 

@@ -101,15 +101,13 @@ class Pipeline:
         Raises:
             DataError: if there are fewer examples than one batch takes, or no such step or shard.
         """
-        parts = []
-        for i in range(num_epochs):
-            first = 0 if i else start_step
-            positions = epoch_positions(
-                self._num_examples, global_batch_size, start_step=first, shard=shard, noun=self._noun
-            )
-            parts.append(tf.nest.map_structure(lambda array: array[positions], self._numbers(seed, epoch + i)))  # noqa: B023
+        positions = epoch_positions(
+            self._num_examples, global_batch_size, start_step=start_step, shard=shard, noun=self._noun,
+            num_epochs=num_epochs,
+        )  # fmt: skip
+        numbers = joined([self._numbers(seed, epoch + i) for i in range(num_epochs)])
         with tf.device("/CPU:0"):
-            steps = tf.data.Dataset.from_tensor_slices(joined(parts))
+            steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))
         return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
 
     def _numbers(self, seed: int, epoch: int) -> tuple[Any, ...]:

@@ -46,18 +46,16 @@ class TabularBatches:
         short that to prepare each alone takes as long as to train on it.
         """
         num_rows = len(self._data.train.targets)
-        positions = [
-            epoch_positions(num_rows, global_batch_size, start_step=0 if i else start_step, shard=shard, noun="rows")
-            + i * num_rows
-            for i in range(num_epochs)
-        ]
+        positions = epoch_positions(
+            num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows", num_epochs=num_epochs
+        )
         order = np.concatenate(
             [np.random.default_rng([seed, epoch + i]).permutation(num_rows) for i in range(num_epochs)]
         )
         batch: tuple[Any, ...] = self._rows(self._data.train.inputs, self._data.train.targets, order)
         if self._data.class_weights is not None:
             batch += (self._data.class_weights.astype(np.float32)[self._data.train.targets[order]],)
-        return array_batches(batch, np.concatenate(positions))
+        return array_batches(batch, positions)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test rows in their order, without weights; the last batch may have fewer."""

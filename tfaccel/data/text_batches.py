@@ -44,16 +44,18 @@ class TextBatches:
         """
         num_rows = num_examples(self._train)
         num_used = num_rows // global_batch_size * global_batch_size
-        parts, positions = [], []
-        for i in range(num_epochs):
-            first = 0 if i else start_step
-            places = epoch_positions(num_rows, global_batch_size, start_step=first, shard=shard)
-            positions.append(places + i * num_used)
-            generator = np.random.default_rng([seed, epoch + i])
-            rows = generator.permutation(num_rows)[:num_used]
-            data = tf.nest.map_structure(lambda array: array[rows], self._train)  # noqa: B023
-            parts.append(data if self._change is None else self._change(data, generator))
-        return array_batches(joined(parts), np.concatenate(positions))
+        positions = epoch_positions(
+            num_used or num_rows, global_batch_size, start_step=start_step, shard=shard, num_epochs=num_epochs
+        )
+        epochs = [self._epoch(seed, epoch + i, num_used) for i in range(num_epochs)]
+        return array_batches(joined(epochs), positions)
+
+    def _epoch(self, seed: int, epoch: int, num_used: int) -> Any:
+        """The training arrays of an epoch, in its order and changed at random."""
+        generator = np.random.default_rng([seed, epoch])
+        rows = generator.permutation(num_examples(self._train))[:num_used]
+        data = tf.nest.map_structure(lambda array: array[rows], self._train)
+        return data if self._change is None else self._change(data, generator)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test examples in their order; the last batch may have fewer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import check_names, near_name
 
 if TYPE_CHECKING:
     import keras
@@ -115,11 +115,7 @@ class TrainingOptions:
         Raises:
             WorkloadError: for a name that is no option, with the nearest one.
         """
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                hint = near_name(name, known) or f" Options: {', '.join(known)}."
-                raise WorkloadError(f"There is no option {name!r}.{hint}")
+        check_names(options, [one.name for one in fields(cls)], WorkloadError, "There is no option {!r}.")
         return cls(**options)
 
     @property

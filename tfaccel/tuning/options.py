@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import check_names, near_name
 from tfaccel.planning.plan import check_field_names
 from tfaccel.planning.plan_fields import check_value
 
@@ -96,11 +96,7 @@ class SearchOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """The options in a dictionary; SearchError for a name that is none, with the nearest one."""
-        known = [entry.name for entry in fields(cls)]
-        for name in options:
-            if name not in known:
-                hint = near_name(name, known) or f" Options: {', '.join(known)}."
-                raise SearchError(f"A search has no option {name!r}.{hint}")
+        check_names(options, [one.name for one in fields(cls)], SearchError, "A search has no option {!r}.")
         return cls(**options)
 
     @property
