@@ -41,7 +41,7 @@ from tfaccel.data.image_files import read_image_set
 from tfaccel.data.number_rows import read_number_rows
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
-from tfaccel.models.autoencoder_parts import autoencoder_cost, image_parts, row_parts
+from tfaccel.models.autoencoder_parts import WIDTH, autoencoder_cost, image_parts, row_parts
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -83,6 +83,7 @@ def workload(
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     latent_size: int = LATENT_SIZE,
+    width: int = WIDTH,
     dropout: float = 0.0,
     remat: bool = False,
     **training_options: Any,
@@ -96,6 +97,7 @@ def workload(
         epochs: passes over the training examples, for the learning rate's schedule.
         global_batch_size: examples per step, over all replicas.
         latent_size: numbers by which an example is described.
+        width: filters of the first convolution; all other layers have more, in proportion, those for rows too.
         dropout: part of the hidden values of both networks that is left out in each step, from 0 to below 1.
         remat: calculate the inside of both networks again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
@@ -110,12 +112,12 @@ def workload(
         1437
     """
     options = TrainingOptions.of({**DEFAULTS, **training_options})
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size, width=width)
     check_parts(dropout=dropout)
     examples = read_examples(data_dir, image_size=image_size, encoding=encoding)
     check_one_batch(examples.num_examples[TRAIN], global_batch_size, "images" if examples.is_image else "rows")
     num_steps = epochs * max(1, examples.num_examples[TRAIN] // global_batch_size)
-    costs = autoencoder_cost(examples.shape, latent_size)
+    costs = autoencoder_cost(examples.shape, latent_size, width=width)
 
     def batches(values: Any, **part: Any) -> Any:
         from tfaccel.data.noise_batches import with_noise
@@ -128,7 +130,7 @@ def workload(
 
     return AutoencoderWorkload(
         name="autoencoder",
-        build_model=lambda: autoencoder(examples, latent_size, dropout=dropout, remat=remat),
+        build_model=lambda: autoencoder(examples, latent_size, width, dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, examples, num_steps=num_steps),
         train_data=train_data,
         validation_data=lambda batch_size: batches(
@@ -141,7 +143,7 @@ def workload(
         num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "shape": list(examples.shape),
-            "encoding": encoding, "latent_size": latent_size, "dropout": dropout, "remat": remat,
+            "encoding": encoding, "latent_size": latent_size, "width": width, "dropout": dropout, "remat": remat,
         },
         examples=examples,
         latent_size=latent_size,
@@ -165,11 +167,11 @@ def with_targets(values: Any, noise: Any) -> Any:
 # ---------- The model: an encoder to normal distributions, and a decoder from a sample of them
 
 
-def autoencoder(examples: Unlabelled, latent_size: int, *, dropout: float, remat: bool) -> "keras.Model":
+def autoencoder(examples: Unlabelled, latent_size: int, width: int, *, dropout: float, remat: bool) -> "keras.Model":
     """From examples and noise to a reconstruction's parameters and the divergence from the prior (both float32).
 
     Example:
-        >>> model = autoencoder(UnlabelledImages(digits()), 8, dropout=0.0, remat=False)
+        >>> model = autoencoder(UnlabelledImages(digits()), 8, WIDTH, dropout=0.0, remat=False)
         >>> model.output["reconstruction"].shape, model.output["divergence"].shape
         ((None, 8, 8, 1), (None, 1))
     """
@@ -183,7 +185,7 @@ def autoencoder(examples: Unlabelled, latent_size: int, *, dropout: float, remat
         return rematerialize(model) if remat else model
 
     values, noise = keras.Input(examples.shape, name="values"), keras.Input((latent_size,), name="noise")
-    encoder, decoder = image_parts(examples.shape) if examples.is_image else row_parts(examples.shape[0])
+    encoder, decoder = image_parts(examples.shape, width) if examples.is_image else row_parts(examples.shape[0], width)
     drop = [layers.Dropout(dropout)] if dropout else []
     x = block(examples.shape, encoder, "encoder")(values)
     for layer in drop:

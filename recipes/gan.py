@@ -56,7 +56,8 @@ logger = logging.getLogger("tfaccel")
 
 EPOCHS = 30
 GLOBAL_BATCH_SIZE = 64
-LATENT_SIZE = 32
+LATENT_SIZE, WIDTH = 32, 32
+GROUPS = 8  # of channels, which are normalised together
 # Adam with the average of the generator's weights, at a steady rate.
 DEFAULTS = {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "constant", "weight_decay": 0.0, "ema": True}
 SAMPLES_PER_CLASS = 100
@@ -82,6 +83,7 @@ def workload(
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     latent_size: int = LATENT_SIZE,
+    width: int = WIDTH,
     dropout: float = 0.2,
     label_smoothing: float = 0.1,
     remat: bool = False,
@@ -95,6 +97,7 @@ def workload(
         epochs: passes over the training images.
         global_batch_size: images per step, over all replicas.
         latent_size: numbers of noise from which an image is made.
+        width: filters of both networks at the image's full size, a multiple of 8; each halving doubles them.
         dropout: part of the discriminator's features that is left out in each step, from 0 to below 1.
         label_smoothing: part of the discriminator's target that is taken from real images, from 0 to below 1.
         remat: calculate the inside of the generator again in the backward pass: less memory, more time.
@@ -110,14 +113,16 @@ def workload(
         1437
     """
     options = TrainingOptions.of({**DEFAULTS, **training_options})
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size, width=width)
+    if width % GROUPS:
+        raise WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     if options.early_stopping is not None:
         raise WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
-    flops_per_example, num_parameters = gan_costs(images, latent_size)
+    flops_per_example, num_parameters = gan_costs(images, latent_size, width=width)
 
     @functools.cache
     def batches() -> Any:
@@ -142,7 +147,7 @@ def workload(
     def build_model() -> Any:
         from tfaccel.models.conditional_gan import ConditionalGan
 
-        parts = generator(images, latent_size, remat=remat), discriminator(images, dropout=dropout)
+        parts = generator(images, latent_size, width, remat=remat), discriminator(images, width, dropout=dropout)
         return ConditionalGan(*parts, label_smoothing=label_smoothing)
 
     def callbacks() -> list[Any]:
@@ -162,7 +167,8 @@ def workload(
         num_parameters=num_parameters,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
-            "latent_size": latent_size, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
+            "latent_size": latent_size, "width": width, "dropout": dropout, "label_smoothing": label_smoothing,
+            "remat": remat,
         },
         images=images,
         test_images=lambda batch_size: batches().test(batch_size),
@@ -172,13 +178,13 @@ def workload(
 # ---------- The models: both double or halve the size with each convolution
 
 
-def generator(images: ImageSet, latent_size: int, *, remat: bool) -> "keras.Model":
+def generator(images: ImageSet, latent_size: int, width: int, *, remat: bool) -> "keras.Model":
     """From [noise, one-hot labels] to standardised pixels (float32).
 
     Normalised by groups of channels in place of batches: a replica's rows then do not matter to the others.
 
     Example:
-        >>> generator(digits(), 32, remat=False).output.shape
+        >>> generator(digits(), 32, 32, remat=False).output.shape
         (None, 8, 8, 1)
     """
     import keras
@@ -187,16 +193,16 @@ def generator(images: ImageSet, latent_size: int, *, remat: bool) -> "keras.Mode
     from tfaccel.training.rematerialize import rematerialize
 
     halvings = num_halvings(images.image_size)
-    size, num_filters = -(-images.image_size // 2**halvings), 32 * 2**halvings
+    size, num_filters = -(-images.image_size // 2**halvings), width * 2**halvings
     noise, labels = keras.Input((latent_size,), name="noise"), keras.Input((len(images.class_names),), name="labels")
     x = layers.Dense(size * size * num_filters)(layers.Concatenate()([noise, labels]))
     x = layers.Reshape((size, size, num_filters))(x)
-    x = layers.ReLU()(layers.GroupNormalization(8)(x))
+    x = layers.ReLU()(layers.GroupNormalization(GROUPS)(x))
     for number in range(halvings):
         num_filters //= 2
         inputs = y = keras.Input(x.shape[1:])
         y = layers.Conv2DTranspose(num_filters, 4, 2, padding="same", use_bias=False)(y)
-        y = layers.ReLU()(layers.GroupNormalization(8)(y))
+        y = layers.ReLU()(layers.GroupNormalization(GROUPS)(y))
         block = keras.Model(inputs, y, name=f"generator_{number}")
         x = (rematerialize(block) if remat else block)(x)
     x = layers.Conv2D(images.num_channels, 3, padding="same")(x)
@@ -206,11 +212,11 @@ def generator(images: ImageSet, latent_size: int, *, remat: bool) -> "keras.Mode
     return keras.Model([noise, labels], x, name="generator")
 
 
-def discriminator(images: ImageSet, *, dropout: float) -> "keras.Model":
+def discriminator(images: ImageSet, width: int, *, dropout: float) -> "keras.Model":
     """From [standardised pixels, one-hot labels] to one logit (float32): is the image real, and of that class?
 
     Example:
-        >>> discriminator(digits(), dropout=0.2).output.shape
+        >>> discriminator(digits(), 32, dropout=0.2).output.shape
         (None, 1)
     """
     import keras
@@ -218,15 +224,15 @@ def discriminator(images: ImageSet, *, dropout: float) -> "keras.Model":
 
     pixels = x = keras.Input((images.image_size, images.image_size, images.num_channels), name="images")
     labels = keras.Input((len(images.class_names),), name="labels")
-    num_filters = 32
+    num_filters = width
     x = layers.LeakyReLU(negative_slope=0.2)(layers.Conv2D(num_filters, 3, padding="same")(x))
     for _ in range(num_halvings(images.image_size)):
         num_filters *= 2
         x = layers.LeakyReLU(negative_slope=0.2)(layers.Conv2D(num_filters, 4, 2, padding="same")(x))
         x = layers.Dropout(dropout)(x)
-    x = layers.LeakyReLU(negative_slope=0.2)(layers.Dense(128)(layers.Flatten()(x)))
+    x = layers.LeakyReLU(negative_slope=0.2)(layers.Dense(4 * width)(layers.Flatten()(x)))
     # The logit says how real the features are, and how well they go with the class (a projection).
-    fit = layers.Dot(1, dtype="float32")([x, layers.Dense(128, use_bias=False)(labels)])
+    fit = layers.Dot(1, dtype="float32")([x, layers.Dense(4 * width, use_bias=False)(labels)])
     logit = layers.Add(dtype="float32")([layers.Dense(1, dtype="float32")(x), fit])
     return keras.Model([pixels, labels], logit, name="discriminator")
 

@@ -23,7 +23,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +51,7 @@ logger = logging.getLogger("tfaccel")
 
 EPOCHS = 24
 GLOBAL_BATCH_SIZE = 64
+WIDTH, NUM_BLOCKS = 32, 1  # filters of the first blocks, and blocks of each size
 LABEL_SMOOTHING = 0.1  # part of the target that is spread over all classes
 MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
 MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
@@ -73,6 +74,8 @@ def workload(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
+    width: int = WIDTH,
+    num_blocks: int = NUM_BLOCKS,
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
     label_smoothing: float = LABEL_SMOOTHING,
@@ -86,6 +89,8 @@ def workload(
     Arguments:
         data_dir: a folder, file or data set, as said at the top; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
+        width: filters of the first blocks; each halving of the size doubles them.
+        num_blocks: residual blocks for each size.
         epochs: passes over the training images, for the learning rate's schedule.
         global_batch_size: images per step, over all replicas.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
@@ -105,15 +110,17 @@ def workload(
         1437
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_blocks=num_blocks)
     check_parts(label_smoothing=label_smoothing)
     check_choice("augmentation", augmentation, AUGMENTATIONS)
     check_choice("cache", cache, PLACES)
     kept = CacheOptions(place=cache)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     check_one_batch(images.num_train_images, global_batch_size, "images")
-    flops_per_example, num_parameters = cost(images)
-    data_and_model = {"data_dir": data_place(data_dir), "image_size": images.image_size,
+    blocks = residual_blocks(images.image_size, width=width, num_blocks=num_blocks)
+    flops_per_example, num_parameters = cost(images, blocks)
+    data_and_model = {"data_dir": data_place(data_dir), "image_size": images.image_size, "width": width,
+                      "num_blocks": num_blocks,
                       "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
@@ -147,7 +154,7 @@ def workload(
 
     return ImageWorkload(
         name="image_classification",
-        build_model=lambda: residual_network(images, remat=remat),
+        build_model=lambda: residual_network(images, blocks, remat=remat),
         compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=train_data,
         validation_data=lambda batch_size: batches().test(batch_size),
@@ -176,17 +183,17 @@ class Block:
     size: int  # height and width of what comes out
 
 
-def residual_blocks(image_size: int) -> tuple[Block, ...]:
-    """One block for each size, halved down to 4 pixels or three times, each time with twice the filters.
+def residual_blocks(image_size: int, *, width: int = WIDTH, num_blocks: int = NUM_BLOCKS) -> tuple[Block, ...]:
+    """`num_blocks` for each size, halved down to 4 pixels or three times, each time with twice the filters.
 
     Example:
         >>> residual_blocks(8)
         (Block(num_filters=32, strides=1, size=8), Block(num_filters=64, strides=2, size=4))
     """
-    blocks = [Block(32, 1, -(-image_size // first_convolution(image_size)[1]))]
-    while blocks[-1].size > 4 and len(blocks) < 4:
-        blocks.append(Block(2 * blocks[-1].num_filters, 2, -(-blocks[-1].size // 2)))
-    return tuple(blocks)
+    firsts = [Block(width, 1, -(-image_size // first_convolution(image_size)[1]))]
+    while firsts[-1].size > 4 and len(firsts) < 4:
+        firsts.append(Block(2 * firsts[-1].num_filters, 2, -(-firsts[-1].size // 2)))
+    return tuple(block for first in firsts for block in [first] + [replace(first, strides=1)] * (num_blocks - 1))
 
 
 def first_convolution(image_size: int) -> tuple[int, int]:
@@ -194,11 +201,11 @@ def first_convolution(image_size: int) -> tuple[int, int]:
     return (3, 1) if image_size <= 32 else (3, 2) if image_size <= 96 else (7, 4)
 
 
-def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
+def residual_network(images: ImageSet, blocks: tuple[Block, ...], *, remat: bool) -> "keras.Model":
     """The model: raw pixel values in, one logit (float32) for each class out.
 
     Example:
-        >>> residual_network(digits(), remat=False).output.shape
+        >>> residual_network(digits(), residual_blocks(8), remat=False).output.shape
         (None, 10)
     """
     import keras
@@ -221,7 +228,6 @@ def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
         model = keras.Model(inputs, layers.ReLU()(layers.Add()([x, y])), name=name)
         return rematerialize(model) if remat else model
 
-    blocks = residual_blocks(images.image_size)
     inputs = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
     x = layers.Rescaling(1 / images.pixel_scale, -images.pixel_mean / images.pixel_scale)(inputs)
     x = layers.ReLU()(normalized_convolution(x, blocks[0].num_filters, *first_convolution(images.image_size)))
@@ -232,15 +238,15 @@ def residual_network(images: ImageSet, *, remat: bool) -> "keras.Model":
     return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="logits")(x))
 
 
-def cost(images: ImageSet) -> tuple[float, int]:
+def cost(images: ImageSet, blocks: tuple[Block, ...]) -> tuple[float, int]:
     """Floating-point operations of one image's forward and backward pass, and the number of trainable parameters.
 
     Example:
-        >>> cost(digits())
+        >>> cost(digits(), residual_blocks(8))
         (12697344.0, 77290)
     """
-    blocks, (kernel_size, _) = residual_blocks(images.image_size), first_convolution(images.image_size)
-    inputs, num_classes = blocks[0].num_filters, len(images.class_names)
+    (kernel_size, _), num_classes = first_convolution(images.image_size), len(images.class_names)
+    inputs = blocks[0].num_filters
     # The numbers in each kernel, the filters, and the size of what comes out.
     convolutions = [(kernel_size**2 * images.num_channels * inputs, inputs, blocks[0].size)]
     for block in blocks:

@@ -59,8 +59,7 @@ EPOCHS = 12
 GLOBAL_BATCH_SIZE = 32
 IMAGE_SIZE = 128  # of images of your own
 MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)  # of images of your own; scenes are new in every epoch
-NUM_FILTERS = (32, 48, 96, 128)  # at a half, a quarter, an eighth and a sixteenth of the image's size
-HEAD_FILTERS = 64
+WIDTH = 32  # filters at half of the image's size
 ROWS_AT_ONCE = 64
 FIRST_HEAT = -4.0  # the logit of a cell before training: objects are rare
 
@@ -82,6 +81,7 @@ def workload(
     image_size: int | None = None,
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
+    width: int = WIDTH,
     dropout: float = 0.0,
     remat: bool = False,
     **training_options: Any,
@@ -94,6 +94,7 @@ def workload(
             128. Digits have 64.
         epochs: passes over the training images, for the learning rate's schedule.
         global_batch_size: images per step, over all replicas.
+        width: filters at half of the image's size; all other layers have more, in proportion.
         dropout: part of the features that is left out in each step, from 0 to below 1.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
@@ -110,12 +111,12 @@ def workload(
     """
     check_coco_library()
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width)
     check_parts(dropout=dropout)
     images = read_images(data_dir, image_size)
     check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
-    costs = cost(images)
+    costs = cost(images, width)
 
     @functools.cache
     def batches() -> Any:
@@ -125,7 +126,7 @@ def workload(
 
     return DetectionWorkload(
         name="object_detection",
-        build_model=lambda: detector(images, dropout=dropout, remat=remat),
+        build_model=lambda: detector(images, width, dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, num_steps=num_steps),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
@@ -136,7 +137,7 @@ def workload(
         num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
-            "dropout": dropout, "remat": remat,
+            "width": width, "dropout": dropout, "remat": remat,
         },
         images=images,
         batches=batches,
@@ -158,11 +159,21 @@ def read_images(data_dir: str | os.PathLike[str] | None, image_size: int | None)
 # ---------- The model: down to a sixteenth of the size, and back up to a quarter
 
 
-def detector(images: BoxedImages, *, dropout: float, remat: bool) -> "keras.Model":
+def filters(width: int) -> tuple[int, ...]:
+    """The filters at a half, a quarter, an eighth and a sixteenth of the image's size.
+
+    Example:
+        >>> filters(32)
+        (32, 48, 96, 128)
+    """
+    return width, 3 * width // 2, 3 * width, 4 * width
+
+
+def detector(images: BoxedImages, width: int, *, dropout: float, remat: bool) -> "keras.Model":
     """Raw pixel values in; for each cell of 4x4 pixels, logits of each class's heat, and size and place of a box out.
 
     Example:
-        >>> detector(digit_scenes(), dropout=0.0, remat=False).output.shape
+        >>> detector(digit_scenes(), WIDTH, dropout=0.0, remat=False).output.shape
         (None, 16, 16, 14)
     """
     import keras
@@ -185,15 +196,15 @@ def detector(images: BoxedImages, *, dropout: float, remat: bool) -> "keras.Mode
 
     inputs = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
     x = layers.Rescaling(1 / 63.75, -2.0)(inputs)
-    x = layers.ReLU()(convolution(x, NUM_FILTERS[0], 2, 5))
+    x = layers.ReLU()(convolution(x, width, 2, 5))
     ways = []
-    for number, num_filters in enumerate(NUM_FILTERS[1:]):
+    for number, num_filters in enumerate(filters(width)[1:]):
         x = block(x, num_filters, f"down_{number}")
         ways.append(x)
     for way in ways[-2::-1]:
         x = layers.UpSampling2D()(layers.ReLU()(convolution(x, way.shape[-1], 1, 1)))
         x = layers.ReLU()(convolution(layers.Add()([x, way]), way.shape[-1]))
-    x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, HEAD_FILTERS)))
+    x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, 2 * width)))
     # Both stay float32 under mixed precision: 16 bits are too few for loss and places.
     first = keras.initializers.Constant(FIRST_HEAT)
     heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=first, dtype="float32", name="heat")(x)
@@ -201,28 +212,28 @@ def detector(images: BoxedImages, *, dropout: float, remat: bool) -> "keras.Mode
     return keras.Model(inputs, layers.Concatenate(dtype="float32")([heat, boxes]))
 
 
-def cost(images: BoxedImages) -> LayerCost:
+def cost(images: BoxedImages, width: int) -> LayerCost:
     """Multiplications of one image's forward pass, and the number of trainable parameters.
 
     Example:
-        >>> cost(digit_scenes()).num_parameters
+        >>> cost(digit_scenes(), WIDTH).num_parameters
         587790
     """
-    size, num_filters = images.image_size // 2, NUM_FILTERS[0]
+    size, num_filters = images.image_size // 2, width
     costs = layer_cost(25 * images.num_channels, num_filters, positions=size**2, per_unit=2)
     ways = []
-    for filters in NUM_FILTERS[1:]:
+    for deeper in filters(width)[1:]:
         size //= 2
-        for inputs in (9 * num_filters, 9 * filters, num_filters):
-            costs += layer_cost(inputs, filters, positions=size**2, per_unit=2)
-        num_filters = filters
-        ways.append((filters, size))
-    for filters, larger in ways[-2::-1]:
-        costs += layer_cost(num_filters, filters, positions=size**2, per_unit=2)
-        costs += layer_cost(9 * filters, filters, positions=larger**2, per_unit=2)
-        num_filters, size = filters, larger
-    costs += layer_cost(9 * num_filters, HEAD_FILTERS, positions=size**2, per_unit=2)
-    return costs + layer_cost(HEAD_FILTERS, len(images.class_names) + 4, positions=size**2)
+        for inputs in (9 * num_filters, 9 * deeper, num_filters):
+            costs += layer_cost(inputs, deeper, positions=size**2, per_unit=2)
+        num_filters = deeper
+        ways.append((deeper, size))
+    for higher, larger in ways[-2::-1]:
+        costs += layer_cost(num_filters, higher, positions=size**2, per_unit=2)
+        costs += layer_cost(9 * higher, higher, positions=larger**2, per_unit=2)
+        num_filters, size = higher, larger
+    costs += layer_cost(9 * num_filters, 2 * width, positions=size**2, per_unit=2)
+    return costs + layer_cost(2 * width, len(images.class_names) + 4, positions=size**2)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def workload(
     horizon: int = HORIZON,
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
+    width: int = WIDTH,
     dropout: float = DROPOUT,
     augmentation: Literal["none", "jitter"] = "none",
     remat: bool = False,
@@ -97,6 +98,7 @@ def workload(
         horizon: rows that it forecasts.
         epochs: passes over the training windows, for the learning rate's schedule.
         global_batch_size: windows per step, over all replicas.
+        width: numbers that describe the past at each step.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
         augmentation: how the past is changed at random: not at all (none), or values jittered and columns scaled a
             little (jitter); see `tfaccel.data.series_augmentation`.
@@ -113,7 +115,8 @@ def workload(
         2793
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, window=window, horizon=horizon)
+    counts = {"window": window, "horizon": horizon, "width": width}
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, **counts)
     check_parts(dropout=dropout)
     check_choice("model", model, MODELS)
     changed = series_augmentation(augmentation)
@@ -126,7 +129,7 @@ def workload(
     num_windows = series.num_windows(window, horizon)
     check_one_batch(num_windows, global_batch_size, "windows")
     num_steps = epochs * max(1, num_windows // global_batch_size)
-    costs = forecaster_cost(series, model, (window, horizon))
+    costs = forecaster_cost(series, model, (window, horizon), width=width)
 
     @functools.cache
     def batches() -> Any:
@@ -136,7 +139,7 @@ def workload(
 
     return SeriesWorkload(
         name="sequence_forecasting",
-        build_model=lambda: forecaster(series, model, (window, horizon), dropout=dropout, remat=remat),
+        build_model=lambda: forecaster(series, model, (window, horizon), width=width, dropout=dropout, remat=remat),
         compile_args=lambda: compile_args(options, series, num_steps=num_steps),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
@@ -147,7 +150,7 @@ def workload(
         num_parameters=costs.num_parameters,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "time_column": time_column,
-            "target": target, "encoding": encoding, "model": model, "window": window, "horizon": horizon,
+            "target": target, "encoding": encoding, "model": model, **counts,
             "dropout": dropout, "augmentation": augmentation, "remat": remat,
         },
         series=series,
@@ -160,7 +163,13 @@ def workload(
 
 
 def forecaster(
-    series: SeriesSet, model: str, window_and_horizon: tuple[int, int], *, dropout: float, remat: bool
+    series: SeriesSet,
+    model: str,
+    window_and_horizon: tuple[int, int],
+    *,
+    width: int = WIDTH,
+    dropout: float,
+    remat: bool,
 ) -> "keras.Model":
     """The model: raw values of the past in, quantiles of the future, of shape (horizon, num_targets, 3), out.
 
@@ -178,8 +187,8 @@ def forecaster(
     means, deviations = series.means_and_deviations()
     inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
     scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
-    x = read_past(scaled, model, dropout=dropout, remat=remat)
-    x = layers.Dropout(dropout)(layers.Dense(2 * WIDTH, activation="silu")(x))
+    x = read_past(scaled, model, width=width, dropout=dropout, remat=remat)
+    x = layers.Dropout(dropout)(layers.Dense(2 * width, activation="silu")(x))
     # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
     steps = layers.Dense(horizon * num_targets * len(QUANTILES), dtype="float32", kernel_initializer="zeros")(x)
     steps = layers.Reshape((horizon, num_targets, len(QUANTILES)), dtype="float32")(steps)

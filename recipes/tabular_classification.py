@@ -37,7 +37,7 @@ from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
 from tfaccel.data.train_data import train_data_of
-from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
+from tfaccel.models.tabular_network import NUM_LAYERS, WIDTH, TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.classifier_compile_args import classifier_compile_args
@@ -77,6 +77,8 @@ def workload(
     class_weights: Literal["auto", "balanced", "none"] = "auto",
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
+    width: int = WIDTH,
+    num_layers: int = NUM_LAYERS,
     dropout: float = DROPOUT,
     label_smoothing: float = LABEL_SMOOTHING,
     remat: bool = False,
@@ -94,6 +96,8 @@ def workload(
         class_weights: whether rows of small classes count more; see `tfaccel.data.table_options.TableOptions`.
         epochs: passes over the training rows, for the learning rate's schedule.
         global_batch_size: rows per step, over all replicas.
+        width: of each hidden layer.
+        num_layers: hidden layers.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
         remat: calculate the inside of each layer again in the backward pass: less memory, more time.
@@ -109,7 +113,7 @@ def workload(
         455
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     table_options = TableOptions(
         target=EMBEDDED_TARGET if data_dir is None else target, column_kinds=column_kinds, encoding=encoding,
@@ -123,7 +127,8 @@ def workload(
     num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
     options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
     num_outputs = len(table.encoding.class_names)
-    parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat)
+    shape = {"width": width, "num_layers": num_layers}
+    parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat, **shape)
     cost = parts.cost(table.encoding)
 
     @functools.cache
@@ -145,7 +150,7 @@ def workload(
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
         options={
-            **asdict(options), **asdict(table_options), "data": data if data_dir is None else None,
+            **asdict(options), **asdict(table_options), **shape, "data": data if data_dir is None else None,
             "data_dir": data_place(data_dir), "dropout": dropout,
             "label_smoothing": label_smoothing, "remat": remat,
         },

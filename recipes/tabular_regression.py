@@ -37,7 +37,7 @@ from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
 from tfaccel.data.train_data import train_data_of
-from tfaccel.models.tabular_network import TabularNetwork, for_small_tables
+from tfaccel.models.tabular_network import NUM_LAYERS, WIDTH, TabularNetwork, for_small_tables
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import write_json
@@ -74,6 +74,8 @@ def workload(
     encoding: str = "utf-8",
     epochs: int = EPOCHS,
     global_batch_size: int = GLOBAL_BATCH_SIZE,
+    width: int = WIDTH,
+    num_layers: int = NUM_LAYERS,
     dropout: float = DROPOUT,
     remat: bool = False,
     **training_options: Any,
@@ -88,6 +90,8 @@ def workload(
         encoding: of a CSV file.
         epochs: passes over the training rows, for the learning rate's schedule.
         global_batch_size: rows per step, over all replicas.
+        width: of each hidden layer.
+        num_layers: hidden layers.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
         remat: calculate the inside of each layer again in the backward pass: less memory, more time.
         **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
@@ -102,7 +106,7 @@ def workload(
         353
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size)
+    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
     check_parts(dropout=dropout)
     target = EMBEDDED_TARGET if data_dir is None else target
     table_options = TableOptions(target=target, column_kinds=column_kinds, encoding=encoding)
@@ -113,7 +117,8 @@ def workload(
     check_one_batch(len(table.train.targets), global_batch_size, "rows")
     num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
     options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
-    parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat)
+    shape = {"width": width, "num_layers": num_layers}
+    parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat, **shape)
     cost = parts.cost(table.encoding)
 
     @functools.cache
@@ -135,7 +140,7 @@ def workload(
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
         options={
-            **asdict(options), **asdict(table_options), "data_dir": data_place(data_dir),
+            **asdict(options), **asdict(table_options), **shape, "data_dir": data_place(data_dir),
             "dropout": dropout, "remat": remat,
         },
         table=table,

@@ -51,6 +51,7 @@ from tfaccel.data.raw_input import ImageInput
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
+from tfaccel.models.low_rank import with_lora
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.comparison_table import comparison_lines
@@ -92,6 +93,7 @@ def workload(
     image_size: int | None = None,
     backbone: str = DIGITS,
     pretrained: bool = True,
+    head_width: int = 0,
     num_stages: int = 2,
     lora_rank: int | None = None,
     baseline: bool = True,
@@ -110,6 +112,7 @@ def workload(
         backbone: digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file.
         pretrained: begin with the weights that the backbone has learned; otherwise with fresh ones, all of which learn
             from the start.
+        head_width: of a hidden layer in the new head; 0 for none.
         num_stages: into so many stages the backbone is cut; the one nearest the head begins to learn first, and each
             deeper one has half of the learning rate before it.
         lora_rank: the backbone's dense layers and convolutions learn by low-rank updates (LoRA) of this rank in place
@@ -138,11 +141,14 @@ def workload(
     counts = {} if lora_rank is None else {"lora_rank": lora_rank}
     check_counts(epochs=epochs, global_batch_size=global_batch_size, num_stages=num_stages, **counts)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    if type(head_width) is not int or head_width < 0:
+        raise WorkloadError(f"`head_width` must be a whole number of at least 0. Received: head_width={head_width!r}.")
     network = find_backbone(backbone)
     images = read_images(data_dir, network, image_size)
     check_one_batch(images.num_train_images, global_batch_size, "images")
     num_steps = epochs * max(1, images.num_train_images // global_batch_size)
-    costs = classifier_cost(network, images.image_size, len(images.class_names), frozen_normalisations=pretrained)
+    costs = classifier_cost(network, images.image_size, len(images.class_names), head_width=head_width,
+                            frozen_normalisations=pretrained)  # fmt: skip
     stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
 
     @cache
@@ -152,10 +158,9 @@ def workload(
         return ImageBatches(images, MOVES)
 
     def build_model() -> Any:
-        model, weights = classifier(images, network, pretrained=pretrained, dropout=dropout, lora_rank=lora_rank,
-                                    num_stages=num_stages, remat=remat)  # fmt: skip
-        stages[:] = weights
-        return model
+        backbone, stages[:] = features(images, network, pretrained=pretrained, lora_rank=lora_rank,
+                                       num_stages=num_stages, remat=remat)  # fmt: skip
+        return classifier(images, backbone, head_width=head_width, dropout=dropout)
 
     def compile_args() -> dict[str, Any]:
         import keras
@@ -166,7 +171,7 @@ def workload(
         optimizer = staged_optimizer(options, stages, num_steps=num_steps)
         return {"optimizer": optimizer, "loss": loss, "metrics": ["accuracy"]}
 
-    names = ("pretrained", "num_stages", "lora_rank", "baseline", "dropout", "label_smoothing", "remat")
+    names = ("pretrained", "head_width", "num_stages", "lora_rank", "baseline", "dropout", "label_smoothing", "remat")
     return TransferWorkload(
         name="transfer_learning",
         build_model=build_model,
@@ -207,16 +212,14 @@ def read_images(data_dir: str | os.PathLike[str] | None, network: Backbone, imag
 # ---------- The model: the backbone's features, and a new head
 
 
-def classifier(
-    images: ImageSet, network: Backbone, *, pretrained: bool, dropout: float, lora_rank: int | None, num_stages: int,
-    remat: bool,
-) -> tuple["keras.Model", list[Any]]:  # fmt: skip
-    """The model, from raw pixel values to logits (float32), and the weights of each stage that begins to learn later.
+def features(
+    images: ImageSet, network: Backbone, *, pretrained: bool, lora_rank: int | None, num_stages: int, remat: bool
+) -> tuple["keras.Model", list[Any]]:
+    """The backbone, and the weights of each of its stages, which begin to learn later.
 
     A pre-trained backbone's batch normalisations are frozen: a few images say too little of the statistics.
     """
     import keras
-    from keras import layers
 
     from tfaccel.training.private_api import all_layers
     from tfaccel.training.rematerialize import rematerialize
@@ -224,36 +227,28 @@ def classifier(
 
     backbone = load_backbone(network, images.image_size, pretrained=pretrained)
     for layer in all_layers(backbone):
-        if isinstance(layer, layers.BatchNormalization):
+        if isinstance(layer, keras.layers.BatchNormalization):
             layer.trainable = not pretrained
     if lora_rank is not None:
         with_lora(backbone, lora_rank)
     if remat:  # Networks of Keras are one layer of the backbone.
         rematerialize(next((layer for layer in backbone.layers if isinstance(layer, keras.Model)), backbone))
-    inputs = x = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
-    if images.num_channels < network.num_channels:
-        x = layers.Concatenate(name="grey_as_colors")([x] * network.num_channels)
-    x = layers.LayerNormalization(name="head_normalization")(backbone(x))
-    x = layers.Dropout(dropout, name="head_dropout")(x)
-    logits = layers.Dense(len(images.class_names), dtype="float32", name="head_logits")(x)
-    return keras.Model(inputs, logits), layer_stages(backbone, num_stages) if pretrained else []
+    return backbone, layer_stages(backbone, num_stages) if pretrained else []
 
 
-def with_lora(backbone: "keras.Model", rank: int) -> None:
-    """Freezes a network but for low-rank updates of its dense layers and convolutions."""
+def classifier(images: ImageSet, backbone: "keras.Model", *, head_width: int, dropout: float) -> "keras.Model":
+    """The model, from raw pixel values to logits (float32)."""
     import keras
+    from keras import layers
 
-    from tfaccel.training.private_api import all_layers
-
-    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, keras.layers.Conv2D)
-    layers = [layer for layer in all_layers(backbone) if not isinstance(layer, keras.Model)]
-    changed = [layer for layer in layers if type(layer) in kinds]
-    if not changed:
-        raise WorkloadError("LoRA is for dense layers and convolutions, and this backbone has none.")
-    for layer in layers:
-        layer.trainable = layer in changed
-    for layer in changed:
-        layer.enable_lora(rank)
+    inputs = x = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
+    if images.num_channels < backbone.input_shape[-1]:
+        x = layers.Concatenate(name="grey_as_colors")([x] * backbone.input_shape[-1])
+    x = layers.LayerNormalization(name="head_normalization")(backbone(x))
+    if head_width:
+        x = layers.Dense(head_width, activation="gelu", name="head_hidden")(x)
+    x = layers.Dropout(dropout, name="head_dropout")(x)
+    return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="head_logits")(x))
 
 
 # ---------- The run: trains, trains from scratch, and sets both side by side

@@ -26,7 +26,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
 
 @pytest.mark.parametrize("image_size", [8, 13, 64])
 def test_images_of_every_size_come_back(logical_devices, image_size):
-    model = recipe.autoencoder(UnlabelledImages(digits(image_size)), 3, dropout=0.1, remat=True)
+    model = recipe.autoencoder(UnlabelledImages(digits(image_size)), 3, 32, dropout=0.1, remat=True)
     assert model.output["reconstruction"].shape == (None, image_size, image_size, 1)
 
 
@@ -39,7 +39,7 @@ def test_loss_is_the_negative_bound(logical_devices):
     from tfaccel.models.variational import bounds
 
     examples = UnlabelledRows(rows_of(20, 3))
-    model = recipe.autoencoder(examples, 2, dropout=0.0, remat=False)
+    model = recipe.autoencoder(examples, 2, 32, dropout=0.0, remat=False)
     values, noise = examples._rows.values, np.random.default_rng(0).standard_normal((20, 2), np.float32)
     model.compile(**recipe.compile_args(recipe.TrainingOptions(), examples, num_steps=5))
     x, y = recipe.with_targets(values, noise)
@@ -50,7 +50,7 @@ def test_loss_is_the_negative_bound(logical_devices):
 
 def test_divergence_of_the_prior_from_itself_is_zero(logical_devices):
     examples = UnlabelledRows(rows_of(20, 3))
-    model = recipe.autoencoder(examples, 2, dropout=0.0, remat=False)
+    model = recipe.autoencoder(examples, 2, 32, dropout=0.0, remat=False)
     for name in ("mean", "log_variance"):
         model.get_layer(name).set_weights([0 * weight for weight in model.get_layer(name).get_weights()])
     made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)

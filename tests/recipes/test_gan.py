@@ -24,9 +24,9 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
 @pytest.mark.parametrize("image_size", [8, 13, 28, 64])
 def test_both_models_take_images_of_every_size(logical_devices, image_size):
     images = digits(image_size)
-    generator = recipe.generator(images, 5, remat=False)
+    generator = recipe.generator(images, 5, 16, remat=False)
     assert generator.output.shape == (None, image_size, image_size, 1)
-    assert recipe.discriminator(images, dropout=0.1).output.shape == (None, 1)
+    assert recipe.discriminator(images, 16, dropout=0.1).output.shape == (None, 1)
     noise, labels = np.full((2, 5), 100, np.float32), np.eye(10, dtype=np.float32)[:2]
     made = np.asarray(generator([noise, labels]))
     assert (made.dtype, np.abs(made).max() <= recipe.LARGEST_VALUE) == (np.float32, True)
@@ -48,6 +48,7 @@ def test_noise_follows_from_seed_and_epoch(logical_devices):
     ("options", "error", "message"),
     [
         ({"latent_size": 0}, WorkloadError, "`latent_size` must be a whole number of at least 1."),
+        ({"width": 12}, WorkloadError, "`width` must be a multiple of 8. Received: width=12."),
         ({"dropout": 1}, WorkloadError, "`dropout` must be a number from 0 to below 1."),
         ({"early_stopping": 3}, WorkloadError, "A GAN has no validation loss to stop early by."),
         ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),

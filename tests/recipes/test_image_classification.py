@@ -17,6 +17,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.recipes import image_classification as recipe
 
 SIZES = [(8, 1, 10), (28, 1, 2), (64, 3, 5), (128, 3, 7)]
+DEEPER = {"width": 12, "num_blocks": 3}
 
 
 def image_set(image_size, num_channels, num_classes):
@@ -40,13 +41,13 @@ def test_workload_says_what_rules_need():
     assert default_plan(Hardware(), work).global_batch_size == 32
 
 
-@pytest.mark.parametrize("shape", SIZES)
-def test_cost_is_the_model_s(logical_devices, shape):
+@pytest.mark.parametrize(("shape", "options"), [*((shape, {}) for shape in SIZES), (SIZES[1], DEEPER)])
+def test_cost_is_the_model_s(logical_devices, shape, options):
     import keras
 
-    images = image_set(*shape)
-    model = recipe.residual_network(images, remat=False)
-    flops, num_parameters = recipe.cost(images)
+    images, blocks = image_set(*shape), recipe.residual_blocks(shape[0], **options)
+    model = recipe.residual_network(images, blocks, remat=False)
+    flops, num_parameters = recipe.cost(images, blocks)
     assert num_parameters == sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
     positions = [np.prod(layer.output.shape[1:-1]) for layer in layers]
@@ -61,7 +62,7 @@ def test_model_takes_raw_pixels_and_gives_float32_logits(logical_devices, shape)
     policy = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")
-        model = recipe.residual_network(image_set(*shape), remat=True)
+        model = recipe.residual_network(image_set(*shape), recipe.residual_blocks(shape[0]), remat=True)
     finally:
         keras.config.set_dtype_policy(policy)
     logits = model(np.full((2, shape[0], shape[0], shape[1]), 255, np.uint8))
@@ -104,6 +105,8 @@ def test_labels_are_smoothed(logical_devices):
         ({"optimiser": "adam"}, WorkloadError, "There is no option 'optimiser'. Did you mean 'optimizer'?"),
         ({"epochs": 0}, WorkloadError, "`epochs` must be a whole number of at least 1. Received: epochs=0."),
         ({"global_batch_size": 6.4}, WorkloadError, "`global_batch_size` must be a whole number of at least 1."),
+        ({"width": 0}, WorkloadError, "`width` must be a whole number of at least 1. Received: width=0."),
+        ({"num_blocks": 1.5}, WorkloadError, "`num_blocks` must be a whole number of at least 1."),
         ({"label_smoothing": 1.0}, WorkloadError, "`label_smoothing` must be a number from 0 to below 1."),
         ({"augmentation": "spin"}, WorkloadError, "`augmentation` must be one of moves, none, flip, crop,"),
         ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),

@@ -4,8 +4,17 @@ import math
 
 import pytest
 
+from tfaccel.errors import WorkloadError
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
-from tfaccel.recipes import autoencoder, gan, object_detection, sequence_forecasting, transfer_learning
+from tfaccel.recipes import (
+    autoencoder,
+    gan,
+    object_detection,
+    sequence_forecasting,
+    tabular_classification,
+    tabular_regression,
+    transfer_learning,
+)
 
 
 def multiplications(model):
@@ -37,6 +46,12 @@ def rows(tmp_path):
     ("recipe", "options"),
     [
         (object_detection, {}),
+        (object_detection, {"width": 9}),
+        (autoencoder, {"width": 12}),
+        (autoencoder, {"data_dir": "rows", "width": 20}),
+        (sequence_forecasting, {"model": "gru", "width": 12}),
+        (sequence_forecasting, {"model": "convolution", "width": 20}),
+        (transfer_learning, {"head_width": 12}),
         (autoencoder, {"latent_size": 5}),
         (autoencoder, {"image_size": 21}),
         (autoencoder, {"data_dir": "rows"}),
@@ -58,13 +73,25 @@ def test_cost_is_the_model_s(logical_devices, rows, recipe, options):
     assert work.flops_per_example == pytest.approx(6 * multiplications(model), rel=rough)
 
 
-@pytest.mark.parametrize("image_size", [None, 21])
-def test_cost_of_a_step_of_both_networks(logical_devices, image_size):
-    work = gan.workload(image_size=image_size)
+@pytest.mark.parametrize(("image_size", "width"), [(None, 32), (21, 32), (None, 16)])
+def test_cost_of_a_step_of_both_networks(logical_devices, image_size, width):
+    work = gan.workload(image_size=image_size, width=width)
     model = work.build_model()
     made, judged = multiplications(model.generator), multiplications(model.discriminator)
     assert work.num_parameters == num_parameters(model.generator) + num_parameters(model.discriminator)
     assert work.flops_per_example == 2 * (4 * made + 8 * judged)
+
+
+SIZED = [autoencoder, gan, object_detection, sequence_forecasting, tabular_classification, tabular_regression]
+
+
+@pytest.mark.parametrize("recipe", SIZED)
+def test_a_width_is_checked_and_kept(recipe):
+    with pytest.raises(WorkloadError, match=r"`width` must be a whole number of at least 1. Received: width=0"):
+        recipe.workload(width=0)
+    usual, narrow = recipe.workload(), recipe.workload(width=16)
+    assert narrow.options == {**usual.options, "width": 16}
+    assert narrow.num_parameters < usual.num_parameters
 
 
 def test_costs_add_up():

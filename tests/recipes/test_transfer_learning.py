@@ -112,6 +112,7 @@ def test_a_model_of_your_own_loses_its_old_head(logical_devices, tmp_path):
         ({"image_size": 16}, WorkloadError, "The backbone digits takes images of 8 pixels. Received: 16."),
         ({"backbone": "Xception", "image_size": 32}, WorkloadError, "takes images of 71 or more pixels"),
         ({"num_stages": 0}, WorkloadError, "`num_stages` must be a whole number of at least 1."),
+        ({"head_width": -1}, WorkloadError, "`head_width` must be a whole number of at least 0."),
         ({"lora_rank": 0}, WorkloadError, "`lora_rank` must be a whole number of at least 1."),
         ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
     ],

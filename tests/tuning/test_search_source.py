@@ -7,7 +7,7 @@ import pytest
 from tfaccel import Workload
 from tfaccel.errors import SearchError
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.tuning.recipe_space import recipe_space
+from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
 from tfaccel.tuning.source import Reference, SearchSource
 
 
@@ -78,6 +78,8 @@ def test_every_recipe_has_a_space_of_its_own(name):
     workload = function()
     arguments = recipe_space(function, workload)(hp)
     assert {"optimizer", "learning_rate", "schedule", "weight_decay", "global_batch_size"} <= set(arguments)
+    assert any(name in arguments for name in ("model", *SIZES, *DEPTHS))  # architecture
+    assert any(name in arguments for name in PARTS)
     assert arguments["optimizer"] == workload.options["optimizer"]
     assert arguments["global_batch_size"] == workload.global_batch_size
     again = function(**arguments)

@@ -119,9 +119,16 @@ def _input_shape(path: Path) -> list[Any]:
 
 
 def classifier_cost(
-    backbone: Backbone, image_size: int, num_classes: int, *, frozen_normalisations: bool
+    backbone: Backbone, image_size: int, num_classes: int, *, head_width: int = 0, frozen_normalisations: bool
 ) -> LayerCost | None:
     """The cost of the network with a normalised head; None for a model in a file. Keras's are counted by their pixels.
+
+    Arguments:
+        backbone: from `find_backbone`.
+        image_size: height and width of the images in pixels.
+        num_classes: outputs of the head.
+        head_width: of a hidden layer in the head; 0 for none.
+        frozen_normalisations: whether the backbone's batch normalisations do not learn.
 
     Example:
         >>> classifier_cost(find_backbone("digits"), 8, 5, frozen_normalisations=True).num_parameters
@@ -141,7 +148,10 @@ def classifier_cost(
         num_features = num_inputs * size**2
     else:
         return None
-    return costs + LayerCost(num_parameters=2 * num_features) + layer_cost(num_features, num_classes)
+    costs += LayerCost(num_parameters=2 * num_features)
+    if head_width:
+        costs, num_features = costs + layer_cost(num_features, head_width), head_width
+    return costs + layer_cost(num_features, num_classes)
 
 
 def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:

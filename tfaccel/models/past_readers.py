@@ -14,16 +14,17 @@ from tfaccel.data.series_set import SeriesSet
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
 
 MODELS = ("gru", "convolution")
-WIDTH = 48  # numbers that describe the past at each step
+WIDTH = 48  # numbers that describe the past at each step, unless said otherwise
 KERNEL_SIZE = 3
 
 
-def read_past(past: Any, model: str, *, dropout: float, remat: bool) -> Any:
-    """A description of the past, a tensor of shape (num_windows, WIDTH).
+def read_past(past: Any, model: str, *, width: int, dropout: float, remat: bool) -> Any:
+    """A description of the past, a tensor of shape (num_windows, width).
 
     Arguments:
         past: a tensor of shape (num_windows, window, num_columns).
         model: gru or convolution.
+        width: numbers that describe the past at each step.
         dropout: part of the hidden values that is left out in each step.
         remat: calculate the inside of each convolution block again in the backward pass.
     """
@@ -31,15 +32,15 @@ def read_past(past: Any, model: str, *, dropout: float, remat: bool) -> Any:
 
     if model == "gru":
         # What is carried from step to step stays float32: in 16 bits, errors were a seventh larger.
-        first = layers.GRU(WIDTH, return_sequences=True, dtype="float32")(past)
-        return layers.GRU(WIDTH, dtype="float32")(layers.Dropout(dropout, dtype="float32")(first))
+        first = layers.GRU(width, return_sequences=True, dtype="float32")(past)
+        return layers.GRU(width, dtype="float32")(layers.Dropout(dropout, dtype="float32")(first))
     x = past
     for dilation in dilations(past.shape[1]):
-        x = layers.Dropout(dropout)(temporal_block(x, dilation, remat=remat))
+        x = layers.Dropout(dropout)(temporal_block(x, width, dilation, remat=remat))
     return x[:, -1]
 
 
-def temporal_block(x: Any, dilation: int, *, remat: bool) -> Any:
+def temporal_block(x: Any, width: int, dilation: int, *, remat: bool) -> Any:
     """Two causal convolutions that look back over 2 (KERNEL_SIZE - 1) dilation steps, and a way around them."""
     import keras
     from keras import layers
@@ -48,8 +49,8 @@ def temporal_block(x: Any, dilation: int, *, remat: bool) -> Any:
 
     inputs = y = keras.Input(x.shape[1:])
     for _ in range(2):
-        y = layers.Conv1D(WIDTH, KERNEL_SIZE, padding="causal", dilation_rate=dilation, activation="silu")(y)
-    around = inputs if x.shape[-1] == WIDTH else layers.Dense(WIDTH)(inputs)
+        y = layers.Conv1D(width, KERNEL_SIZE, padding="causal", dilation_rate=dilation, activation="silu")(y)
+    around = inputs if x.shape[-1] == width else layers.Dense(width)(inputs)
     block = keras.Model(inputs, layers.Add()([around, y]), name=f"dilation_{dilation}")
     return (rematerialize(block) if remat else block)(x)
 
@@ -67,13 +68,16 @@ def dilations(window: int) -> list[int]:
     return found
 
 
-def forecaster_cost(series: SeriesSet, model: str, window_and_horizon: tuple[int, int]) -> LayerCost:
+def forecaster_cost(
+    series: SeriesSet, model: str, window_and_horizon: tuple[int, int], *, width: int = WIDTH
+) -> LayerCost:
     """Multiplications of one window's forward pass, and the number of trainable parameters.
 
     Arguments:
         series: what is forecast.
         model: gru or convolution.
         window_and_horizon: rows that the model sees, and rows that it forecasts.
+        width: numbers that describe the past at each step.
 
     Example:
         >>> from tfaccel.data.series_set import pendulum_series
@@ -82,10 +86,10 @@ def forecaster_cost(series: SeriesSet, model: str, window_and_horizon: tuple[int
     """
     (window, horizon), inputs, costs = window_and_horizon, len(series.names), LayerCost()
     if model == "gru":  # Three gates, each with a bias for its inputs and one for its state.
-        for numbers in (inputs, WIDTH):
-            costs += layer_cost(numbers + WIDTH, 3 * WIDTH, positions=window, per_unit=2)
+        for numbers in (inputs, width):
+            costs += layer_cost(numbers + width, 3 * width, positions=window, per_unit=2)
     else:
-        costs += layer_cost(inputs, WIDTH, positions=window) if inputs != WIDTH else LayerCost()
-        for numbers in (inputs, *[WIDTH] * (2 * len(dilations(window)) - 1)):
-            costs += layer_cost(KERNEL_SIZE * numbers, WIDTH, positions=window)
-    return costs + layer_cost(WIDTH, 2 * WIDTH) + layer_cost(2 * WIDTH, horizon * len(series.targets) * 3)
+        costs += layer_cost(inputs, width, positions=window) if inputs != width else LayerCost()
+        for numbers in (inputs, *[width] * (2 * len(dilations(window)) - 1)):
+            costs += layer_cost(KERNEL_SIZE * numbers, width, positions=window)
+    return costs + layer_cost(width, 2 * width) + layer_cost(2 * width, horizon * len(series.targets) * 3)

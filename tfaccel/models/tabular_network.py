@@ -14,6 +14,7 @@ from tfaccel.training.training_options import TrainingOptions
 if TYPE_CHECKING:
     import keras
 
+WIDTH, NUM_LAYERS = 64, 2
 LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
 
 
@@ -34,8 +35,8 @@ class TabularNetwork:
     """
 
     num_outputs: int
-    width: int = 64
-    num_layers: int = 2
+    width: int = WIDTH
+    num_layers: int = NUM_LAYERS
     dropout: float = 0.0
     remat: bool = False
 

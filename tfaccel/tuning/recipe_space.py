@@ -14,7 +14,9 @@ from tfaccel.training.training_options import SCHEDULES, TrainingOptions
 # Architecture: whole numbers, tried at half, as they are, and doubled.
 SIZES = ("width", "latent_size", "num_filters", "units")
 # Architecture: whole numbers, tried one lower, as they are, and one higher.
-DEPTHS = ("num_blocks", "num_layers")
+DEPTHS = ("num_blocks", "num_layers", "num_stages")
+# Architecture: the width of a layer that may be left out (0), with the widths that are tried.
+OPTIONAL_SIZES = {"head_width": (0, 64, 256)}
 # Architecture and augmentation: parameters whose type names the choices.
 CHOICES = ("model", "augmentation")
 # Regularisation: parts from 0 to 1, with the highest that is tried.
@@ -74,6 +76,8 @@ def _own_parameters(taken: dict[str, Any], hints: dict[str, Any]) -> list[_Maker
             makers.append(_choice(name, values, default))
         elif (name in SIZES or name == "global_batch_size") and type(default) is int:
             makers.append(_choice(name, sorted({max(1, default // 2), default, default * 2}), default))
+        elif name in OPTIONAL_SIZES and type(default) is int:
+            makers.append(_choice(name, sorted({*OPTIONAL_SIZES[name], default}), default))
         elif name in DEPTHS and type(default) is int:
             makers.append(_choice(name, list(range(max(1, default - 1), default + 2)), default))
         elif name in PARTS and isinstance(default, float):
