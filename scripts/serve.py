@@ -3,12 +3,14 @@
 tfaccel serve --run_dir=runs/digits
 tfaccel serve --model=digits --port=8501                  # a folder that `tfaccel export` wrote, or of versions
 
-POST /v1/models/NAME[/versions/N]:predict and :classify; GET /v1/models/NAME[/versions/N], .../metadata, /healthz,
-/readyz and /metrics. A folder of versions is watched: a new version is served once it is loaded, and no request is
-dropped. SIGTERM ends the server when the requests that it took are answered. Needs pip install 'tfaccel[serve]'.
+POST /v1/models/NAME[/versions/N]:predict, :classify and :regress; GET /v1/models/NAME[/versions/N], .../metadata,
+/healthz, /readyz and /metrics. A folder of versions is watched: a new version is served once it is whole and loaded,
+and no request is dropped. SIGTERM ends the server when the requests that it took are answered. Needs
+pip install 'tfaccel[serve]'.
 """
 
 import contextlib
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ _OPTIONS: dict[str, Flag] = {
     "batch_wait_ms": (2.0, "milliseconds that a request waits for others to share a batch with"),
     "max_queue": (256, "requests that wait for the model, at most; others are answered with 429"),
     "max_request_bytes": (32 * 2**20, "the largest body of a request; larger ones are answered with 413"),
+    "body_seconds": (60.0, "how long the body of a request may take to arrive; slower ones are answered with 408"),
     "poll_seconds": (1.0, "how often the folder of versions is looked at"),
     "max_versions": (0, "the newest so many versions are served; 0 for all that are there"),
     "stop_seconds": (30.0, "how long requests that are being answered may take after SIGTERM"),
@@ -77,8 +80,17 @@ def _saved_model(place: ModelPlace) -> Iterator[Path]:
     from tfaccel.exporting.served_copy import write_served_copy
 
     with tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
-        write_served_copy(place, Path(folder), modules=value("modules"))
+        before = signal.signal(signal.SIGTERM, _end)  # so that the folder is gone then, too
+        try:
+            write_served_copy(place, Path(folder), modules=value("modules"))
+        finally:
+            signal.signal(signal.SIGTERM, before)
         yield Path(folder)
+
+
+def _end(number: int, frame: Any) -> None:
+    del frame
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,14 @@ def test_nan_and_infinity_are_written_and_read():
     assert math.isnan(read_json(b'{"a": NaN}')["a"])
 
 
+def test_single_numbers_stay_single_and_may_be_nan():
+    scalar = {"a": np.array(6.0, np.float32)}
+    assert write_json(predictions(scalar, in_rows=False)) == b'{"outputs":6.0}'
+    rows = predictions({"a": np.array([np.nan], np.float16), "b": np.array([1])}, in_rows=True)
+    assert write_json(rows) == b'{"predictions": [{"a": NaN, "b": 1}]}'
+    assert write_json({"results": [[["cat", float("inf")]]]}) == b'{"results": [[["cat", Infinity]]]}'
+
+
 def test_rows_and_columns_of_several_outputs():
     outputs = {"label": np.array([b"cat", b"\xff"], object), "p": np.array([[0.5], [1.0]], np.float32)}
     rows = predictions(outputs, in_rows=True)["predictions"]
@@ -41,8 +49,8 @@ def test_outputs_named_bytes_are_binary():
     [
         (b"", r"The body is no JSON: .*line 1, column 1"),
         (b'{"a": }', r"The body is no JSON: .*\(line 1, column 7\)"),
-        (b'{"a": NaN, }', "The body is no JSON"),
-        (b'{"a": "\xff"}', "The body is no JSON"),
+        (b'{"a": NaN, }', r"The body is no JSON: .*\(line 1, column 1[12]\)"),
+        (b'{"a": "\xff"}', "The body is no UTF-8: byte 7 cannot be read."),
         (b"[1]", "The body must be a JSON object. Received: a list."),
         (b"null", "The body must be a JSON object. Received: null."),
         (b"[" * 100_000, "The body is no JSON"),

@@ -48,7 +48,17 @@ def test_several_inputs_of_several_kinds():
     assert inputs.arrays["age"].tolist() == [3, 4]
     assert (inputs.arrays["age"].dtype, inputs.arrays["name"].tolist()) == (np.int32, [b"Mia", b"Rex"])
     same = read_examples({"context": {"age": 3}, "examples": [{"name": "Mia"}]}, TWO)
-    assert (same.arrays["age"].tolist(), same.num_rows) == ([3], 1)
+    assert (same.arrays["age"].tolist(), same.num_rows, same.place) == ([3], 1, "examples")
+
+
+def test_examples_give_a_value_in_place_of_a_list_of_one():
+    line = {"x": InputSpec("x", (None, 1), np.dtype("float32"))}
+    assert read_examples({"examples": [{"x": 1.5}, {"x": [2]}]}, line).arrays["x"].tolist() == [[1.5], [2.0]]
+
+
+def test_nan_and_infinity_are_numbers():
+    rows = read_inputs({"instances": [[float("nan"), float("inf"), -float("inf")]]}, FREE).arrays["past"]
+    assert np.array_equal(rows, np.array([[np.nan, np.inf, -np.inf]], np.float32), equal_nan=True)
 
 
 def test_any_length_is_taken_where_it_is_free():
@@ -72,7 +82,14 @@ def test_any_length_is_taken_where_it_is_free():
         (PIXELS, {"instances": [[[1], [None]]]}, "instances[0]: input 'pixels' must be float32 of shape (2, 1)."),
         (PIXELS, {"instances": [[[True], [False]]]}, "instances[0]: input 'pixels' must be float32 of shape (2, 1)."),
         (PIXELS, {"instances": [[[1], [2, 3]]]}, "instances[0]: input 'pixels' must be float32 of shape (2, 1)."),
-        (PIXELS, {"instances": [{"pixel": [[1], [2]]}]}, "instances[0]: it lacks 'pixels'."),
+        (
+            PIXELS,
+            {"instances": [{"pixel": [[1], [2]]}]},
+            "instances[0]: there is no input 'pixel'. Did you mean 'pixels'? The signature takes 'pixels' (float32 of",
+        ),
+        (PIXELS, {"instances": [[[1e39], [2]]]}, "instances[0]: input 'pixels' must be float32 of shape (2, 1)."),
+        (PIXELS, {"inputs": []}, "\"inputs\": 'pixels' has no rows. Give at least one: float32 of shape (2, 1)."),
+        (TEXT, {"inputs": {"text": []}}, "\"inputs\": 'text' has no rows."),
         (PIXELS, {"inputs": {"pixels": [[[1]]]}}, "inputs.pixels[0]: input 'pixels' must be float32 of shape (2, 1)."),
         (PIXELS, {"inputs": 3}, "\"inputs\": 'pixels' must be a list of float32 of shape (2, 1). Received: 3."),
         (TWO, {"instances": [{"age": 1, "name": "a"}, 7]}, "instances[1] must be an object with 'age' (one int32)"),

@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tfaccel.exporting.signatures import DEFAULT
-from tfaccel.reporting.class_scores import softmax
 from tfaccel.serving.batcher import Batcher
 from tfaccel.serving.json_text import predictions, read_json, write_json
 from tfaccel.serving.metrics import CONTENT_TYPE, Metrics
 from tfaccel.serving.options import ServeOptions
+from tfaccel.serving.request_body import read_body
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.request_inputs import Inputs, read_examples, read_inputs
+from tfaccel.serving.row_results import classes_of_rows, one_value_a_row
 from tfaccel.serving.servable import Servable, describe
 from tfaccel.serving.versions import Versions
 
@@ -32,8 +33,10 @@ logger = logging.getLogger("tfaccel")
 
 _JSON = "application/json"
 _LARGE_BYTES = 256 * 2**10  # a body from here on is read in a thread
-_MOST_DISCARDED_BYTES = 64 * 2**20
+_MOST_DIGITS = 18  # of a version
+_CLOSE = {"Connection": "close"}
 _PREDICT = re.compile(r"/v1/models/(?P<name>[^/]+?)(/versions/(?P<version>[^/]+?))?:predict")
+_VERBS = (":predict", ":classify", ":regress")
 _MODEL, _VERSION = "/v1/models/{name}", "/v1/models/{name}/versions/{version}"
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -83,10 +86,12 @@ class ModelApi:
     def app(self) -> ShortWay:
         """The application."""
         predict = self._counted("predict", self._predict)
-        app = FastAPI(title=f"tfaccel: {self._versions.name}", docs_url=None, redoc_url=None, openapi_url=None)
+        app = FastAPI(title=f"tfaccel: {self._versions.name}", docs_url=None, redoc_url=None, openapi_url=None,
+                      redirect_slashes=False)  # fmt: skip
         for place in (_VERSION, _MODEL):
             app.add_route(f"{place}:predict", predict, methods=["POST"])
             app.add_route(f"{place}:classify", self._counted("classify", self._classify), methods=["POST"])
+            app.add_route(f"{place}:regress", self._counted("regress", self._regress), methods=["POST"])
             app.add_route(f"{place}/metadata", self._counted("metadata", self._metadata), methods=["GET"])
             app.add_route(place, self._counted("status", self._status), methods=["GET"])
         app.add_route("/healthz", self._healthz, methods=["GET"])
@@ -122,6 +127,8 @@ class ModelApi:
     def _check_name(self, request: Request) -> None:
         name = request.path_params["name"]
         if name != self._versions.name:
+            if name.endswith(_VERBS) and request.method != "POST":
+                raise _malformed(request, 405, {"Allow": "POST"})
             raise RequestError(
                 404, f"Servable not found for request: Latest({name}). Served here: {self._versions.name}."
             )
@@ -140,7 +147,14 @@ class ModelApi:
         name = _signature_name(data)
         inputs = read_examples(data, servable.signature(name))
         outputs = await self._outputs(servable, name, inputs)
-        return Response(write_json({"results": _classes(outputs, servable)}), media_type=_JSON)
+        return Response(write_json({"results": classes_of_rows(outputs, servable.raw_input)}), media_type=_JSON)
+
+    async def _regress(self, request: Request) -> Response:
+        servable, data = self._servable(request), await self._data(request)
+        name = _signature_name(data)
+        inputs = read_examples(data, servable.signature(name))
+        outputs = await self._outputs(servable, name, inputs)
+        return Response(write_json({"results": one_value_a_row(outputs)}), media_type=_JSON)
 
     async def _outputs(self, servable: Servable, name: str, inputs: Inputs) -> dict[str, np.ndarray]:
         """What the model gives for a request, together with others or alone."""
@@ -161,13 +175,17 @@ class ModelApi:
             self._loop.call_soon_threadsafe(_set_results, results)
 
     def _servable(self, request: Request) -> Servable:
-        text = request.path_params.get("version")
-        if text is not None and not text.isdecimal():
-            raise RequestError(400, f"A version is a whole number. Received: {text!r}.")
-        return self._versions.get(None if text is None else int(text))
+        return self._versions.get(_version(request))
 
     async def _data(self, request: Request) -> dict[str, Any]:
-        body = await read_body(request, self._options.max_request_bytes)
+        seconds = self._options.body_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                body = await read_body(request, self._options.max_request_bytes)
+        except TimeoutError as error:
+            raise RequestError(408, f"The body was not there after {seconds:g} seconds.", _CLOSE) from error
+        except ClientDisconnect as error:
+            raise RequestError(400, "The client went away.", _CLOSE) from error
         return read_json(body) if len(body) < _LARGE_BYTES else await asyncio.to_thread(read_json, body)
 
     async def _metadata(self, request: Request) -> Response:
@@ -178,17 +196,13 @@ class ModelApi:
         return Response(write_json(data), media_type=_JSON)
 
     async def _status(self, request: Request) -> Response:
-        states = self._versions.states()
-        if "version" in request.path_params:
-            servable = self._servable(request)
-            states = {servable.version: states[servable.version]}
         rows = [
             {
                 "version": str(version),
                 "state": state.state,
                 "status": {"error_code": "UNKNOWN" if state.message else "OK", "error_message": state.message},
             }
-            for version, state in states.items()
+            for version, state in self._versions.states(_version(request)).items()
         ]
         return Response(write_json({"model_version_status": rows}), media_type=_JSON)
 
@@ -203,38 +217,14 @@ class ModelApi:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """The body of a request, whether its length was announced or not.
-
-    Raises:
-        RequestError: 413, if it is larger than allowed; of what comes behind, no more than 64 MiB is read.
-    """
-    too_large = RequestError(
-        413, f"The body must have at most {most_bytes} bytes; ask for fewer rows at once.", {"Connection": "close"}
-    )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most_bytes:
-        await _discard(request, int(announced))
-        raise too_large
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise RequestError(400, "The body must not be compressed.")
-    parts, length = [], 0
-    async for part in request.stream():
-        length += len(part)
-        if length <= most_bytes:
-            parts.append(part)
-        elif length > most_bytes + _MOST_DISCARDED_BYTES:
-            break
-    if length > most_bytes:
-        raise too_large
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _discard(request: Request, length: int) -> None:
-    """Reads a body that is too large and forgets it: clients that are still writing would not see the answer."""
-    if length <= _MOST_DISCARDED_BYTES:
-        async for _ in request.stream():
-            pass
+def _version(request: Request) -> int | None:
+    """The version in an address; None where there is none."""
+    text = request.path_params.get("version")
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise RequestError(400, f"A version is a whole number. Received: {text!r:.60}.")
+    return int(text)
 
 
 def _signature_name(data: dict[str, Any]) -> str:
@@ -242,19 +232,6 @@ def _signature_name(data: dict[str, Any]) -> str:
     if not isinstance(name, str):
         raise RequestError(400, f'"signature_name" must be a text. Received: {name!r:.60}.')
     return name or DEFAULT
-
-
-def _classes(outputs: dict[str, np.ndarray], servable: Servable) -> list[list[list[Any]]]:
-    """Pairs of a class's name and its score for each row."""
-    known = servable.raw_input
-    names = known.class_names if known is not None else ()
-    scores = outputs.get("probabilities", next(iter(outputs.values())))
-    if scores.ndim != 2 or scores.dtype.kind != "f" or (names and scores.shape[1] != len(names)):
-        raise RequestError(400, f"The model does not classify: its output has the shape {scores.shape}. Use :predict.")
-    if known is not None and known.outputs == "logits" and "probabilities" not in outputs:
-        scores = softmax(scores)
-    names = names or ("",) * scores.shape[1]
-    return [[[name, score] for name, score in zip(names, row, strict=True)] for row in scores.tolist()]
 
 
 def _set_results(results: list[tuple[Any, Any]]) -> None:
@@ -269,5 +246,9 @@ def _error(error: RequestError) -> Response:
 
 
 async def _not_found(request: Request, error: Any) -> Response:
-    status = int(getattr(error, "status_code", 404))
-    return _error(RequestError(status, f"Malformed request: {request.method} {request.url.path}"))
+    status, headers = int(getattr(error, "status_code", 404)), getattr(error, "headers", None)
+    return _error(_malformed(request, status, headers))
+
+
+def _malformed(request: Request, status: int, headers: Any) -> RequestError:
+    return RequestError(status, f"Malformed request: {request.method} {request.url.path}", headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,12 +33,19 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def _read_with_nan(body: bytes, first: orjson.JSONDecodeError) -> Any:
     """Python's own reader takes NaN and Infinity, which JSON proper does not have."""
+    fault: json.JSONDecodeError = first
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"The body is no UTF-8: byte {error.start} cannot be read.") from error
     if b"NaN" in body or b"Infinity" in body:
         try:
             return json.loads(body)
-        except (ValueError, RecursionError):
+        except json.JSONDecodeError as error:
+            fault = error
+        except (ValueError, RecursionError):  # no UTF-8, numbers of thousands of digits, or lists in thousands of lists
             pass
-    raise RequestError(400, f"The body is no JSON: {first.msg} (line {first.lineno}, column {first.colno}).") from first
+    raise RequestError(400, f"The body is no JSON: {fault.msg} (line {fault.lineno}, column {fault.colno}).") from first
 
 
 def _kind(value: Any) -> str:
@@ -56,9 +64,11 @@ def write_json(value: Any) -> bytes:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no array holds NaN or infinity, for which orjson writes null."""
+    """Whether nothing is NaN or infinity, for which orjson writes null."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, float):
+        return math.isfinite(value)
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     return all(map(_is_finite, value)) if isinstance(value, list) else True
@@ -94,10 +104,10 @@ def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str
 def _plain(name: str, array: np.ndarray) -> Any:
     """Numbers as they are, texts as a nest of lists."""
     if array.dtype.kind in "biuf":
-        return np.ascontiguousarray(array)
+        return np.ascontiguousarray(array) if array.ndim else array.item()
     if array.dtype.kind in "OS":
         return _texts(array.tolist(), is_binary=name.endswith(_BINARY_SUFFIX))
-    return array.astype(np.float32)
+    return _plain(name, array.astype(np.float32))
 
 
 def _texts(value: Any, *, is_binary: bool) -> Any:

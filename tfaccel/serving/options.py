@@ -18,6 +18,7 @@ class ServeOptions:
         batch_wait_ms: how long a request waits for others to share a batch with, in milliseconds.
         max_queue: requests that wait for the model, at most; others are answered with 429.
         max_request_bytes: the largest body of a request; larger ones are answered with 413.
+        body_seconds: how long the body of a request may take to arrive; slower ones are answered with 408.
         poll_seconds: how often the folder of versions is looked at.
         max_versions: the newest so many versions are served; 0 for all that are there.
         stop_seconds: how long requests that are being answered may take after SIGTERM.
@@ -38,6 +39,7 @@ class ServeOptions:
     batch_wait_ms: float = 2.0
     max_queue: int = 256
     max_request_bytes: int = 32 * 2**20
+    body_seconds: float = 60.0
     poll_seconds: float = 1.0
     max_versions: int = 0
     stop_seconds: float = 30.0
@@ -50,9 +52,11 @@ class ServeOptions:
                 raise ServeError(f"`{name}` must be a whole number of at least {lowest}. Received: {name}={value!r}.")
         if self.port > 65535:
             raise ServeError(f"`port` must be at most 65535. Received: port={self.port}.")
-        for name in ("batch_wait_ms", "poll_seconds", "stop_seconds"):
+        for name in ("batch_wait_ms", "body_seconds", "poll_seconds", "stop_seconds"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= 3_600_000:
                 raise ServeError(f"`{name}` must be a number from 0 to 3600000. Received: {name}={value!r}.")
+        if not self.body_seconds > 0:
+            raise ServeError(f"`body_seconds` must be above 0. Received: body_seconds={self.body_seconds!r}.")
         if not isinstance(self.host, str) or not self.host:
             raise ServeError(f"`host` must be an address. Received: host={self.host!r}.")

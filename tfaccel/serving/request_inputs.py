@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.planning.near_name import near_name
 from tfaccel.serving.request_error import RequestError
 
 _LONGEST_SHOWN = 60  # characters of a value in a message
@@ -45,12 +46,17 @@ class Inputs:
     Arguments:
         arrays: by name.
         num_rows: that all arrays have in front; None where they have no common number.
-        in_rows: whether the request was in row format.
+        place: where they stand in the request: "instances" (rows), "inputs" (columns) or "examples".
     """
 
     arrays: dict[str, np.ndarray]
     num_rows: int | None
-    in_rows: bool
+    place: str
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether the request was in row format."""
+        return self.place != "inputs"
 
 
 def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
@@ -72,7 +78,7 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
     _check_names(columns, specs, '"inputs"')
     arrays = {name: _column(columns[name], spec) for name, spec in specs.items()}
     counts = {array.shape[0] if array.ndim else None for array in arrays.values()}
-    return Inputs(arrays, counts.pop() if len(counts) == 1 else None, in_rows=False)
+    return Inputs(arrays, counts.pop() if len(counts) == 1 else None, "inputs")
 
 
 def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
@@ -89,7 +95,11 @@ def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> In
     twice = next((name for example in examples for name in example if name in context), None)
     if twice is not None:
         raise RequestError(400, f"{twice!r} stands in an example and in the context; it may stand in one of them.")
-    return _from_rows([{**context, **example} for example in examples], specs, "examples")
+    singles = {name for name, spec in specs.items() if spec.shape is not None and spec.shape[1:] == (1,)}
+    rows = [{**context, **example} for example in examples]
+    for row in rows:  # The protocol takes a value in place of a list of one.
+        row |= {name: [row[name]] for name in singles if name in row and not isinstance(row[name], list)}
+    return _from_rows(rows, specs, "examples")
 
 
 def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
@@ -97,7 +107,7 @@ def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
         raise RequestError(400, f'"{place}" must be a list of at least one. Received: {_shown(rows)}.')
     if len(specs) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) != {"b64"}):
         ((name, spec),) = specs.items()
-        return Inputs({name: _rows(rows, spec, place)}, len(rows), in_rows=True)
+        return Inputs({name: _rows(rows, spec, place)}, len(rows), place)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RequestError(
@@ -105,15 +115,16 @@ def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
             )
         _check_names(row, specs, f"{place}[{number}]")
     arrays = {name: _rows([row[name] for row in rows], spec, place) for name, spec in specs.items()}
-    return Inputs(arrays, len(rows), in_rows=True)
+    return Inputs(arrays, len(rows), place)
 
 
 def _check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place: str) -> None:
     missing = [name for name in specs if name not in found]
     unknown = [name for name in found if name not in specs]
     if missing or unknown:
-        fault = f"it lacks {missing[0]!r}" if missing else f"there is no input {unknown[0]!r}"
-        raise RequestError(400, f"{place}: {fault}. The signature takes {_names(specs)}.")
+        fault = f"there is no input {unknown[0]!r}" if unknown else f"it lacks {missing[0]!r}"
+        hint = near_name(unknown[0], missing or specs) if unknown else ""
+        raise RequestError(400, f"{place}: {fault}.{hint} The signature takes {_names(specs)}.")
 
 
 def _names(specs: Mapping[str, InputSpec]) -> str:
@@ -122,6 +133,8 @@ def _names(specs: Mapping[str, InputSpec]) -> str:
 
 def _column(values: Any, spec: InputSpec) -> np.ndarray:
     """A whole column; its first axis need not be rows."""
+    if values == [] and spec.shape != ():
+        raise RequestError(400, f'"inputs": {spec.name!r} has no rows. Give at least one: {spec.row}.')
     if spec.shape == () or not isinstance(values, list):
         array = _array(values, spec)
         if array is not None and (spec.shape is None or len(spec.shape) == array.ndim):
@@ -165,7 +178,11 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
         limits = np.iinfo(spec.dtype)
         if array.min() < limits.min or array.max() > limits.max:
             return None
-    return array.astype(spec.dtype)
+    with np.errstate(over="ignore"):
+        found = array.astype(spec.dtype)
+    if spec.dtype.kind == "f" and not np.isfinite(found).all() and np.isfinite(array[~np.isfinite(found)]).any():
+        return None  # a number that is too large for the input's kind
+    return found
 
 
 def _with_bytes(value: Any) -> Any:

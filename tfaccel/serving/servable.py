@@ -16,6 +16,7 @@ from tfaccel.errors import ServeError
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes
 from tfaccel.exporting.signatures import DEFAULT, input_specs, output_specs
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
+from tfaccel.planning.near_name import near_name
 from tfaccel.serving.batcher import Arrays, Work
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.request_inputs import Inputs, InputSpec
@@ -68,9 +69,7 @@ class Servable:
         if inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values()):
             shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
             key = (self, signature_name, shapes)
-        run = self._runner(
-            signature_name, is_batched=key is not None, place="instances" if inputs.in_rows else "inputs"
-        )
+        run = self._runner(signature_name, is_batched=key is not None, place=inputs.place)
         return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
@@ -80,14 +79,23 @@ class Servable:
             RequestError: 400, if there is none of this name.
         """
         if name not in self.inputs:
-            known = ", ".join(sorted(self.inputs))
-            raise RequestError(400, f"Serving signature name: {name!r} not found in signature def. There are: {known}.")
+            hint, known = near_name(name, self.inputs), ", ".join(sorted(self.inputs))
+            raise RequestError(
+                400, f"Serving signature name: {name!r:.60} not found in signature def.{hint} There are: {known}."
+            )
         return self.inputs[name]
 
     def _runner(self, name: str, *, is_batched: bool, place: str) -> Callable[[Sequence[Work]], Sequence[Any]]:
         if not is_batched:
-            return lambda works: [self._call(name, work.arrays) for work in works]
+            return lambda works: [self._run_alone(name, work) for work in works]
         return lambda works: self._run_together(name, works, place)
+
+    def _run_alone(self, name: str, work: Work) -> Any:
+        """The outputs of one request as it came; what the model cannot take is that client's fault."""
+        try:
+            return self._call(name, work.arrays, num_rows=work.num_rows)
+        except tf.errors.OpError as error:
+            return RequestError(400, _reason(error))
 
     def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
         """The outputs of each request; where the batch fails, each request is tried alone."""
@@ -99,7 +107,7 @@ class Servable:
         try:
             outputs = self._run_rows(name, joined, sum(num_rows))
         except _NotByRows:
-            return [self._call(name, work.arrays) for work in works]
+            return [self._run_alone(name, work) for work in works]
         except tf.errors.OpError as error:
             if len(works) == 1:
                 return [self._fault(name, works[0], error, place)]
@@ -225,5 +233,5 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
 
 def _reason(error: BaseException) -> str:
     text = " ".join(str(getattr(error, "message", "") or error).split()) or type(error).__name__
-    text = text.partition("[[")[0].strip() or text
+    text = text.rpartition("<stack traces unavailable>")[2].partition("[[")[0].strip() or text
     return text[:_LONGEST_REASON]

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,13 @@ def serve(
     """
     listening = bound_socket(options.host, options.port)
     try:
+        listen(listening, options.host, options.port)
         metrics = Metrics(name)
         versions = Versions(
             name, folder, lambda path, version: Servable(
                 path, version, max_batch_size=options.max_batch_size, observe=metrics.batch
             ), max_versions=options.max_versions,
         )  # fmt: skip
-        versions.load_all()
-        listen(listening, options.host, options.port)
         _answer(versions, options, metrics, listening, on_ready)
     finally:
         listening.close()
@@ -58,7 +58,7 @@ def serve(
 
 def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listening: socket.socket,
             on_ready: Callable[[str, Versions], None]) -> None:  # fmt: skip
-    """Answers requests until the end."""
+    """Answers requests until the end; /readyz and all that needs a model with 503 until one is loaded."""
     api = ModelApi(versions, options, metrics)
     config = uvicorn.Config(
         api.app(), log_config=None, log_level="warning", access_log=False, lifespan="off", server_header=False,
@@ -67,12 +67,15 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
     )  # fmt: skip
     server = uvicorn.Server(config)
     host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    versions.watch(options.poll_seconds)
-    before = _keep_signals()
+    before = _end_at_signals(server)
+    faults: list[BaseException] = []
+    versions.watch(
+        options.poll_seconds, loaded=lambda: on_ready(url, versions), failed=partial(_give_up, server, faults)
+    )
     try:
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", versions)
         server.run(sockets=[listening])
     except KeyboardInterrupt:
         logger.info("Stopped by the keyboard")
@@ -82,14 +85,17 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
         sys.setswitchinterval(switch_seconds)
         for number, handler in before.items():
             signal.signal(number, handler)
+    if faults:
+        raise faults[0]
 
 
-def _keep_signals() -> dict[int, Any]:
-    """Lets uvicorn's graceful end be the end: it sends itself the signal again when it is done."""
+def _give_up(server: uvicorn.Server, faults: list[BaseException], error: BaseException) -> None:
+    faults.append(error)
+    server.should_exit = True
+
+
+def _end_at_signals(server: uvicorn.Server) -> dict[int, Any]:
+    """Lets uvicorn's graceful end be the end, from now on: it sends itself the signal again when it is done."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
-def _ignore(number: int, frame: Any) -> None:
-    del number, frame
+    return {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tfaccel.serving.servable import Servable
 logger = logging.getLogger("tfaccel")
 
 AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
+_SHARD = re.compile(r"variables\.data-\d+-of-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class Versions:
         self._folder, self._load, self._max_versions = folder, load, max_versions
         self._servables: dict[int, Servable] = {}
         self._states: dict[int, VersionState] = {}
-        self._marks: dict[int, float] = {}  # of folders that were tried: when their graphs were written
+        self._seen: dict[int, Hashable] = {}  # what the folders held when they were looked at last
+        self._tried: dict[int, Hashable] = {}  # what they held when they were loaded, or could not be
+        self._fault = ""  # of the folder of versions
+        self._is_loaded = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,8 +66,9 @@ class Versions:
         Raises:
             ServeError: if that is no version, or none can be loaded; the message is the newest's.
         """
-        self._look()
-        if not self._servables:
+        self._look(wait_for_rest=False)
+        self._is_loaded = True
+        if not self._servables and not self._stopped.is_set():
             faults = [state.message for _, state in sorted(self._states.items()) if state.message]
             raise ServeError(
                 faults[-1] if faults
@@ -70,9 +76,18 @@ class Versions:
                 "Write one with `tfaccel export`."
             )  # fmt: skip
 
-    def watch(self, poll_seconds: float) -> None:
-        """Starts a thread that looks again and again."""
-        self._thread = threading.Thread(target=self._watch, args=(poll_seconds,), name="tfaccel-versions", daemon=True)
+    def watch(
+        self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """Starts a thread that loads what is there, and then looks again and again.
+
+        Arguments:
+            poll_seconds: between looks.
+            loaded: called in the thread when the first versions are served.
+            failed: called there with the error if none can be; the thread has ended then.
+        """
+        arguments = (poll_seconds, loaded, failed)
+        self._thread = threading.Thread(target=self._watch, args=arguments, name="tfaccel-versions", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -95,9 +110,11 @@ class Versions:
         """A version; None: the newest.
 
         Raises:
-            RequestError: 404, if it is not served.
+            RequestError: 404, if it is not served; 503, while the first versions are loaded.
         """
         servables = self._servables
+        if not servables and not self._is_loaded:
+            raise RequestError(503, f"{self.name} is being loaded. Try again later.", {"Retry-After": "1"})
         if version is None and servables:
             return servables[max(servables)]
         if version not in servables:
@@ -107,58 +124,115 @@ class Versions:
             raise RequestError(404, f"Servable not found for request: {wanted}({place}). Versions: {there}.")
         return servables[version]
 
-    def states(self) -> dict[int, VersionState]:
-        """How each version stands, the newest first."""
-        return dict(sorted(self._states.items(), reverse=True))
+    def states(self, version: int | None = None) -> dict[int, VersionState]:
+        """How each version stands, the newest first; or how one of them does.
 
-    def _watch(self, poll_seconds: float) -> None:
+        Raises:
+            RequestError: 404, if there is no such version.
+        """
+        states = dict(sorted(self._states.items(), reverse=True))
+        if version is None:
+            return states
+        if version not in states:
+            there = ", ".join(map(str, sorted(states))) or "none"
+            raise RequestError(404, f"Could not find version {version} of model {self.name}. Versions: {there}.")
+        return {version: states[version]}
+
+    def _watch(self, poll_seconds: float, loaded: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        try:
+            self.load_all()
+            if self._servables:
+                loaded()
+        except BaseException as error:  # Whatever it is, the server ends with it.
+            failed(error)
+            return
         while not self._stopped.wait(max(poll_seconds, 0.05)):
+            fault = ""
             try:
                 self._look()
-            except OSError as error:  # The folder may be gone for a while.
-                logger.warning("Cannot look at %s: %s", self._folder, error)
+            except OSError as error:  # The folder may be gone for a while: what is served stays.
+                fault = str(error)
+                if fault != self._fault:
+                    logger.warning("Cannot look for versions of %s: %s", self.name, fault)
+            self._fault = fault
 
-    def _look(self) -> None:
-        """Loads new versions, then lets go of those that are gone: their last requests still hold them."""
-        found = self._folders()
-        for version, folder in found.items():
-            if self._stopped.is_set():
-                return
-            mark = _mark(folder)
-            if version in self._servables or mark is None or self._marks.get(version) == mark:
-                continue
-            self._marks[version] = mark
-            self._states[version] = VersionState(LOADING)
-            try:
-                servable = self._load(folder, version)
-            except ServeError as error:
-                self._states[version] = VersionState(END, str(error))
-                logger.warning("Version %d of %s is not served: %s", version, self.name, error)
-                continue
-            self._servables = {**self._servables, version: servable}
-            self._states[version] = VersionState(AVAILABLE)
-            logger.info("Version %d of %s is served", version, self.name)
-        gone = [version for version in self._states if version not in found]
-        for version in gone:
-            self._servables = {number: kept for number, kept in self._servables.items() if number != version}
-            del self._states[version]
-            self._marks.pop(version, None)
+    def _look(self, *, wait_for_rest: bool = True) -> None:
+        """Loads new versions, then lets go of those that are gone: their last requests still hold them.
+
+        With `wait_for_rest`, a folder is loaded when nothing in it has changed since the last look.
+        """
+        folders = self._folders()
+        marks = {version: _mark(folder) for version, folder in folders.items()}
+        whole = [version for version, mark in marks.items()
+                 if mark is not None and (not wait_for_rest or self._seen.get(version) == mark)]  # fmt: skip
+        self._seen = marks
+        while not self._stopped.is_set():
+            version = self._next(whole)
+            if version is None:
+                break
+            self._tried[version] = marks[version]
+            self._load_version(version, folders[version])
+        newest = sorted(version for version in self._servables if version in folders)[-self._max_versions :]
+        for version in list(self._states):
+            if version not in folders or (version in self._servables and version not in newest):
+                self._let_go(version)
+
+    def _next(self, whole: list[int]) -> int | None:
+        """The newest version that is not served yet, and has not been tried as it is; None where there is none."""
+        num_served = 0
+        for version in sorted(self._seen, reverse=True):
+            if self._max_versions and num_served == self._max_versions:
+                return None
+            if version in self._servables:
+                num_served += 1
+            elif version in whole and self._tried.get(version) != self._seen[version]:
+                return version
+        return None
+
+    def _load_version(self, version: int, folder: Path) -> None:
+        self._states = {**self._states, version: VersionState(LOADING)}
+        try:
+            servable = self._load(folder, version)
+        except ServeError as error:
+            self._states = {**self._states, version: VersionState(END, str(error))}
+            logger.warning("Version %d of %s is not served: %s", version, self.name, error)
+            return
+        self._servables = {**self._servables, version: servable}
+        self._states = {**self._states, version: VersionState(AVAILABLE)}
+        logger.info("Version %d of %s is served", version, self.name)
+
+    def _let_go(self, version: int) -> None:
+        was_served = version in self._servables
+        self._servables = {number: kept for number, kept in self._servables.items() if number != version}
+        self._states = {number: state for number, state in self._states.items() if number != version}
+        self._tried.pop(version, None)
+        if was_served:
             logger.info("Version %d of %s is no longer served", version, self.name)
 
     def _folders(self) -> dict[int, Path]:
         if (self._folder / GRAPH_FILE).is_file():
             name = self._folder.resolve().name
             return {int(name) if name.isdecimal() else 1: self._folder}
-        found = version_folders(self._folder)
-        newest = sorted(found)[-self._max_versions :] if self._max_versions else sorted(found)
-        return {version: found[version] for version in newest}
+        if self._servables and not self._folder.is_dir():
+            raise FileNotFoundError(f"{self._folder} is gone")
+        return version_folders(self._folder)
 
 
-def _mark(folder: Path) -> float | None:
-    """When a version was written; None while it is not whole."""
+def _mark(folder: Path) -> Hashable:
+    """What a version's folder holds: names, sizes and times of its files; None while it is not whole."""
     try:
-        if not (folder / "variables" / "variables.index").exists() and (folder / "variables").exists():
-            return None
-        return max(file.stat().st_mtime for file in folder.rglob("*") if file.name == GRAPH_FILE or file.suffix)
-    except (OSError, ValueError):
+        files = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    except OSError:  # A file was renamed while it was looked at.
         return None
+    if GRAPH_FILE not in files or not _has_variables(folder):
+        return None
+    return tuple(sorted((name, entry.st_size, entry.st_mtime_ns) for name, entry in files.items()))
+
+
+def _has_variables(folder: Path) -> bool:
+    """Whether all variables are there, or the model has none."""
+    if not (folder / "variables").is_dir():
+        return True
+    names = {path.name for path in (folder / "variables").iterdir()}
+    shards = [found for name in names if (found := _SHARD.fullmatch(name))]
+    return "variables.index" in names and bool(shards) and len(shards) == int(shards[0][1])
