@@ -12,9 +12,10 @@ import numpy as np
 class Agreement:
     r"""Agreement over batches.
 
-    Where the targets are classes (whole numbers, or one-hot rows as wide as the output), it is the part of the
-    decisions (rows, or places in them) for which both outputs are largest at the same class. Otherwise it is
-    $1 - \sum (a - b)^2 / \sum (a - \bar a)^2$, at least 0, for the float model's outputs $a$: 1 for the same.
+    Where the targets of an output are classes (whole numbers, or one-hot rows as wide as the output), it is the part of
+    the decisions (rows, or places in them) for which both are largest at the same class. Otherwise it is
+    $1 - \sum (a - b)^2 / \sum (a - \bar a)^2$, at least 0, for the float model's outputs $a$: 1 for the same. Of a
+    model with several outputs it is the mean.
 
     Example:
         >>> both = Agreement()
@@ -24,34 +25,48 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self._same = self._decisions = 0
-        self._squares = self._sum = self._sum_of_squares = 0.0
-        self._count = 0
+        self._outputs: list[_OutputAgreement] = []
 
     def update(self, of_float: Any, outputs: Any, targets: Any) -> None:
         """Takes the outputs of both for a batch, and its targets (None where there are none)."""
         pairs = list(zip(keras.tree.flatten(of_float), keras.tree.flatten(outputs), strict=True))
-        known = [None] * len(pairs) if targets is None else keras.tree.flatten(targets)
-        for (a, b), target in zip(pairs, known if len(known) == len(pairs) else [None] * len(pairs), strict=True):
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            if target is not None and _are_classes(np.asarray(target), a):
-                self._same += int((a.argmax(axis=-1) == b.argmax(axis=-1)).sum())
-                self._decisions += a[..., 0].size
-            else:
-                self._squares += float(((a - b) ** 2).sum())
-                self._sum, self._sum_of_squares = self._sum + float(a.sum()), self._sum_of_squares + float((a**2).sum())
-                self._count += a.size
+        known = [] if targets is None else keras.tree.flatten(targets)
+        targets = known if len(known) == len(pairs) else [None] * len(pairs)
+        self._outputs = self._outputs or [_OutputAgreement() for _ in pairs]
+        for one, (a, b), target in zip(self._outputs, pairs, targets, strict=True):
+            one.update(np.asarray(a, np.float64), np.asarray(b, np.float64), target)
 
     def result(self) -> float:
-        """The agreement, weighted by the number of decisions and numbers; NaN without any."""
+        """The agreement, from 0 to 1; NaN without any output."""
+        return sum(one.result() for one in self._outputs) / len(self._outputs) if self._outputs else math.nan
+
+
+class _OutputAgreement:
+    """Agreement of one output."""
+
+    def __init__(self) -> None:
+        self._same = self._decisions = self._count = 0
+        self._squares = self._mean = self._spread = 0.0
+
+    def update(self, a: np.ndarray, b: np.ndarray, target: Any) -> None:
+        if target is not None and _are_classes(np.asarray(target), a):
+            self._same += int((a.argmax(axis=-1) == b.argmax(axis=-1)).sum())
+            self._decisions += a[..., 0].size
+        elif a.size:
+            self._squares += float(((a - b) ** 2).sum())
+            count, mean = self._count + a.size, float(a.mean())
+            shift = mean - self._mean
+            self._spread += float(((a - mean) ** 2).sum()) + shift**2 * self._count * a.size / count
+            self._mean, self._count = self._mean + shift * a.size / count, count
+
+    def result(self) -> float:
         if self._decisions:
             return self._same / self._decisions
         if not self._count:
             return math.nan
-        spread = self._sum_of_squares - self._sum**2 / self._count
-        if spread <= 0:
+        if self._spread <= 0:
             return 1.0 if self._squares == 0 else 0.0
-        return max(0.0, 1.0 - self._squares / spread)
+        return max(0.0, 1.0 - self._squares / self._spread)
 
 
 def _are_classes(target: np.ndarray, output: np.ndarray) -> bool:

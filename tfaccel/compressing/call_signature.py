@@ -15,6 +15,8 @@ from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import call_model
 
 SIGNATURE_KEY = "serving_default"
+_FLOATS = ("float64", "float16", "bfloat16")  # taken as float32
+_SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,7 @@ class CallSignature:
         """
         leaves = keras.tree.flatten(x)
         if len(leaves) != len(self.inputs):
-            names = ", ".join(tensor.name for tensor in self.inputs)
-            raise CompressionError(
-                f"The model takes {len(self.inputs)} inputs ({names}). Received: {what} with {len(leaves)}."
-            )
+            raise _wrong_number([tensor.name for tensor in self.inputs], len(leaves), what)
         return {tensor.name: _as_kind(leaf, tensor, what) for tensor, leaf in zip(self.inputs, leaves, strict=True)}
 
     def rows(self, x: Any, *, what: str = "a batch") -> Iterator[dict[str, np.ndarray]]:
@@ -93,10 +92,13 @@ def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSi
         what: where they are from, for the message.
 
     Raises:
-        CompressionError: for inputs that are no arrays of numbers, or of a shape that the model does not take.
+        CompressionError: for inputs that are no arrays of numbers, of a shape that the model does not take, or another
+            number of them.
     """
     own = {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
     leaves = [(_name(path), np.asarray(leaf)) for path, leaf in keras.tree.flatten_with_path(x)]
+    if own and len(leaves) != len(own):
+        raise _wrong_number(list(own), len(leaves), what)
     if len(leaves) == len(own) and not all(name in own for name, _ in leaves):
         leaves = [(name, leaf) for name, (_, leaf) in zip(own, leaves, strict=True)]
     names = _distinct([name or "inputs" for name, _ in leaves])
@@ -107,10 +109,10 @@ def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSi
 
 def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTensor:
     """An input as data have it, checked against what the model says of it."""
-    if (not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != np.bool_) or leaf.ndim < 1:
+    _check_kind(name, leaf, what)
+    if leaf.ndim < 1:
         raise CompressionError(
-            f"Input {name!r} must be an array of numbers with a row for each example. Received: {what} of shape "
-            f"{leaf.shape}, {leaf.dtype}."
+            f"Input {name!r} must be an array with a row for each example. Received: {what} of shape {leaf.shape}."
         )
     shape = tuple(map(int, leaf.shape[1:]))
     if own is not None:
@@ -118,12 +120,18 @@ def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTens
         fits = len(wanted) == len(shape) and all(a in (None, b) for a, b in zip(wanted, shape, strict=True))
         if not fits:
             raise _wrong_shape(name, wanted, leaf.shape, what)
-    return InputTensor(name, shape, _narrowed(leaf.dtype) if own is None else str(own.dtype))
+    return InputTensor(name, shape, _narrowed(leaf.dtype) if own is None else _in_float32(str(own.dtype)))
 
 
 def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
     """Names in the nest that the model gives for one example."""
-    made = traced(model, signature, lambda outputs: outputs).structured_outputs
+    try:
+        made = traced(model, signature, lambda outputs: outputs).structured_outputs
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, tf.errors.OpError) as error:
+        text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        shapes = ", ".join(f"{tensor.name}: (1, {', '.join(map(str, tensor.shape))}) {tensor.dtype}"
+                           for tensor in signature.inputs)  # fmt: skip
+        raise CompressionError(f"The model cannot be called with one example ({shapes}): {text}") from error
     paths = [_name(path) for path, _ in keras.tree.flatten_with_path(made)]
     known = list(getattr(model, "output_names", None) or ())
     if len(known) == len(paths) and not all(path in known for path in paths):
@@ -159,14 +167,45 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _narrowed(dtype: np.dtype) -> str:
-    return {"float64": "float32", "float16": "float32", "int64": "int32"}.get(str(dtype), str(dtype))
+    return {"int64": "int32"}.get(str(dtype), _in_float32(str(dtype)))
+
+
+def _in_float32(dtype: str) -> str:
+    return "float32" if dtype in _FLOATS else dtype
+
+
+def _check_kind(name: str, array: np.ndarray, what: str) -> None:
+    """Raises CompressionError for an array of something else than numbers."""
+    if np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_ or str(array.dtype) in _FLOATS:
+        return
+    hint = ""
+    if array.dtype.kind in "OSU":
+        hint = " A model that takes text is compressed from behind its text layer on, with the tokens as its inputs."
+    raise CompressionError(
+        f"Input {name!r} must be an array of numbers. Received: {what} of shape {array.shape}, {array.dtype}.{hint}"
+    )
 
 
 def _as_kind(leaf: Any, tensor: InputTensor, what: str) -> np.ndarray:
     array = np.asarray(leaf)
     if array.shape[1:] != tensor.shape or array.ndim < 1:
         raise _wrong_shape(tensor.name, tensor.shape, array.shape, what)
-    return np.ascontiguousarray(array, tensor.dtype)
+    _check_kind(tensor.name, array, what)
+    with np.errstate(invalid="ignore"):
+        found = np.ascontiguousarray(array, tensor.dtype)
+    if np.issubdtype(found.dtype, np.integer) and not np.array_equal(found, array):
+        wrong = array[found != array].flat[0]
+        raise CompressionError(
+            f"Input {tensor.name!r} takes whole numbers ({tensor.dtype}). Received: {what} with {wrong}."
+        )
+    return found
+
+
+def _wrong_number(names: list[str], received: int, what: str) -> CompressionError:
+    return CompressionError(
+        f"The model takes {len(names)} inputs ({', '.join(names)}). Received: {what} with {received}. Give several "
+        "inputs as a dictionary or a list; a tuple is (inputs, targets)."
+    )
 
 
 def _wrong_shape(name: str, wanted: tuple[int | None, ...], received: tuple[int, ...], what: str) -> CompressionError:

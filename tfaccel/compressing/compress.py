@@ -87,6 +87,7 @@ def known_workload(run_or_model: Any, workload: Workload | str | None) -> Worklo
         WorkloadError: for a run of no recipe, where no workload is named.
         CompressionError: for something else than a run directory or a Keras model.
     """
+    _check_workload(workload)
     if isinstance(run_or_model, str | os.PathLike):
         check_finished_run(run_or_model)
         return workload if isinstance(workload, Workload) else workload_of_run(run_or_model, workload=workload)
@@ -103,7 +104,15 @@ def known_workload(run_or_model: Any, workload: Workload | str | None) -> Worklo
     return workload
 
 
-def _out_dir(run_or_model: Any, options: CompressOptions) -> str:
+def _check_workload(workload: Any) -> None:
+    if workload is not None and not isinstance(workload, Workload | str):
+        raise CompressionError(
+            f"`workload` must be a Workload, or its import path (package.module:function). Received: "
+            f"{type(workload).__name__}."
+        )
+
+
+def _out_dir(run_or_model: Any, options: CompressOptions) -> str | os.PathLike[str]:
     if options.out_dir is not None:
         return options.out_dir
     if isinstance(run_or_model, str | os.PathLike):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import numbers
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from tfaccel.compressing.tfmot_options import TfmotOptions
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import check_names, near_name
 
@@ -50,16 +53,20 @@ class CompressOptions:
     latency_seconds: float = 1.0
     sensitivity: bool = False
     training: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    out_dir: str | None = None
+    out_dir: str | os.PathLike[str] | None = None
     progress: Callable[[str], None] = field(default=_silent, compare=False)
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         object.__setattr__(self, "num_threads", tuple(self.num_threads))
         _check_count("num_representative", self.num_representative)
         for threads in self.num_threads:
             _check_count("num_threads", threads)
+        check_names(self.training, [one.name for one in fields(TfmotOptions)], CompressionError,
+                    "Training has no option {!r}.")  # fmt: skip
+        TfmotOptions.from_json(self.training)
         seconds = self.latency_seconds
-        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+        if not _is_number(seconds) or not 0 < seconds < math.inf:
             raise CompressionError(f"`latency_seconds` must be a number above 0. Received: {seconds!r}.")
         if self.direction not in DIRECTIONS:
             hint = near_name(str(self.direction), DIRECTIONS)
@@ -84,9 +91,29 @@ def checked_drop(max_metric_drop: float) -> float:
     Raises:
         CompressionError: if it is no number.
     """
-    if type(max_metric_drop) not in (int, float) or not math.isfinite(max_metric_drop):
+    if not _is_number(max_metric_drop) or not math.isfinite(max_metric_drop):
         raise CompressionError(f"`max_metric_drop` must be a number. Received: {max_metric_drop!r}.")
     return float(max_metric_drop)
+
+
+def _check_kinds(options: CompressOptions) -> None:
+    """Raises CompressionError for an option that is of another kind than it must be."""
+    kinds: dict[str, tuple[Any, str]] = {
+        "metric": (str | None, "the name of a metric, or None"),
+        "num_threads": (list | tuple, "a list of whole numbers"),
+        "sensitivity": (bool, "True or False"),
+        "training": (Mapping, "a dictionary of options by name"),
+        "out_dir": (str | os.PathLike | None, "a folder, or None"),
+        "progress": (Callable, "a function that takes a line"),
+    }
+    for name, (kind, text) in kinds.items():
+        value = getattr(options, name)
+        if not isinstance(value, kind):
+            raise CompressionError(f"`{name}` must be {text}. Received: {value!r}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check_count(name: str, value: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,19 @@ from typing import Any
 import keras
 
 from tfaccel.compressing.call_signature import CallSignature, signature_of
-from tfaccel.compressing.examples import Batches, batches_of, first_inputs, held_out_batches, training_batches
+from tfaccel.compressing.examples import (
+    Batches,
+    batches_of,
+    first_inputs,
+    held_out_batches,
+    repeated_batches_of,
+    training_batches,
+)
 from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import has_own_test_step
-from tfaccel.training.private_api import all_layers, call_model
+from tfaccel.training.private_api import all_layers, call_model, variables_in_float32
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,9 @@ class CompressSource:
     run_dir: Path | None
 
     @property
-    def imports(self) -> list[str]:
-        """Modules that define the model's layers, for a process that loads it."""
-        return layer_modules(self.model)
+    def loading(self) -> dict[str, Any]:
+        """What a process needs to load and call the model: modules that define its layers, and names of its inputs."""
+        return {"imports": layer_modules(self.model), "nest": self.signature.input_nest}
 
 
 def source_of(
@@ -74,15 +82,16 @@ def source_of(
         examples, examples_text = training_batches(workload), _training_set(workload)
     x = first_inputs(examples, what=examples_text)
     model = run_or_model if run_dir is None else _model_of_run(run_dir, workload, x)
+    _check_not_quantized(model)
     signature = signature_of(model, x, what=examples_text)
     if held_out is None:
         held_out, held_out_text = representative, f"{text}, since there are no held-out data"
-        task = TaskMetrics(held_out)
-    elif has_own_test_step(model):
-        held_out_text = f"{held_out_text}; its test_step is its own, so that outputs alone are compared"
+        if representative_data is not None:
+            held_out = repeated_batches_of(_as_inputs(representative_data), what="representative_data")
         task = TaskMetrics(held_out)
     else:
-        task = _task(model, workload, held_out)
+        task, note = _task(model, workload, held_out)
+        held_out_text += note
     return CompressSource(model, signature, representative, text, held_out, held_out_text, task, workload, run_dir)
 
 
@@ -90,16 +99,17 @@ def source_of(
 def calculating_in_float32(model: keras.Model) -> Iterator[None]:
     """All layers calculate in float32, whatever dtype policy they were made with; afterwards as before."""
     changed = []
-    try:
-        for layer in all_layers(model):
-            policy = layer.dtype_policy
-            if policy.compute_dtype != "float32" and getattr(policy, "quantization_mode", None) is None:
-                changed.append((layer, policy))
-                layer.dtype_policy = "float32"
-        yield
-    finally:
-        for layer, policy in changed:
-            layer.dtype_policy = policy
+    with variables_in_float32(model.variables):
+        try:
+            for layer in all_layers(model):
+                policy = layer.dtype_policy
+                if policy.compute_dtype != "float32" and getattr(policy, "quantization_mode", None) is None:
+                    changed.append((layer, policy))
+                    layer.dtype_policy = "float32"
+            yield
+        finally:
+            for layer, policy in changed:
+                layer.dtype_policy = policy
 
 
 def layer_modules(model: keras.Model) -> list[str]:
@@ -108,9 +118,19 @@ def layer_modules(model: keras.Model) -> list[str]:
     return sorted(name for name in modules if name.split(".")[0] not in ("keras", "builtins", "__main__"))
 
 
+def _check_not_quantized(model: keras.Model) -> None:
+    """Raises CompressionError for a model that Keras has quantized before."""
+    for layer in all_layers(model):
+        mode = getattr(layer.dtype_policy, "quantization_mode", None)
+        if mode is not None:
+            raise CompressionError(
+                f"The model is quantized already: its layer {layer.name!r} in {mode}. Give the model as it was trained."
+            )
+
+
 def _representative(workload: Workload | None, given: Any) -> tuple[Batches, str]:
     if given is not None:
-        return batches_of(given, what="representative_data"), "the representative data given"
+        return batches_of(_as_inputs(given), what="representative_data"), "the representative data given"
     if workload is None:
         raise CompressionError(
             "A model without a workload needs `representative_data`: examples of its training set, as arrays or as a "
@@ -119,13 +139,18 @@ def _representative(workload: Workload | None, given: Any) -> tuple[Batches, str
     return training_batches(workload), _training_set(workload)
 
 
+def _as_inputs(given: Any) -> Any:
+    """A list is the inputs of a model with several, as Keras takes them; a tuple may have targets."""
+    return (given,) if isinstance(given, list) else given
+
+
 def _training_set(workload: Workload) -> str:
     return f"the training set of {workload.name} (seed 0, epoch 0, as it is trained on)"
 
 
 def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, str]:
     if given is not None:
-        return batches_of(given, what="validation_data"), "the validation data given"
+        return repeated_batches_of(given, what="validation_data"), "the validation data given"
     if workload is None or workload.validation_data is None:
         return None, ""
     return held_out_batches(workload), f"the validation data of {workload.name}"
@@ -140,17 +165,22 @@ def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Mod
         model = workload.build_model()
         if not model.built:
             call_model(model, x, training=False)
-        model.load_weights(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # What does not fit is said below.
+            model.load_weights(path)
     except (ValueError, OSError, KeyError) as error:
         text = " ".join(str(error).split())[:300]
         raise RunDirError(f"{path} does not hold the model of {workload.name} ({text}). Train it again.") from error
     return model
 
 
-def _task(model: keras.Model, workload: Workload | None, held_out: Batches) -> TaskMetrics:
+def _task(model: keras.Model, workload: Workload | None, held_out: Batches) -> tuple[TaskMetrics, str]:
+    """What judges predictions, and why it does not go by a loss and metrics, where it does not."""
+    if has_own_test_step(model):
+        return TaskMetrics(held_out), "; its test_step is its own, so that outputs alone are compared"
     if workload is not None:
         names = list(getattr(model, "output_names", None) or ())
-        return TaskMetrics(held_out, compile_args=workload.compile_args(), output_names=names)
+        return TaskMetrics(held_out, compile_args=workload.compile_args(), output_names=names), ""
     if not model.compiled:
-        return TaskMetrics(held_out)
-    return TaskMetrics(held_out, compiled=model)
+        return TaskMetrics(held_out), "; the model is not compiled, so that outputs alone are compared"
+    return TaskMetrics(held_out, compiled=model), ""

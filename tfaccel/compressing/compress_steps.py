@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
 from tfaccel.compressing.runtime_measures import default_num_threads, latencies, peak_memory_bytes
 from tfaccel.compressing.selective import SelectiveQuantizer
 from tfaccel.compressing.sensitivity import Sensitivity
-from tfaccel.compressing.task_metric import AGREEMENT, chosen_metric, lower_is_better
+from tfaccel.compressing.task_metric import AGREEMENT, chosen_metric
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.variant_judge import VariantJudge
-from tfaccel.compressing.variant_maker import VariantMaker
+from tfaccel.compressing.variant_maker import KERAS_FLOAT, VariantMaker
 from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError, VersionError
 from tfaccel.hardware.detect import detect_hardware
@@ -40,13 +42,7 @@ def compress_source(
     with outcome.working_folder() as folder, calculating_in_float32(source.model):
         with contextlib.closing(_Steps(source, folder, max_metric_drop, options)) as steps:
             found = steps.run(methods)
-        forms = [
-            SizedForm(one.variant.name, one.size_bytes, found.value(one), _state(found, one)) for one in found.results
-        ]
-        limit = max_metric_drop if found.lower_is_better else -max_metric_drop
-        save_size_metric_picture(
-            folder / PICTURE, forms, metric=found.metric, limit=found.value(found.results[0]) + limit
-        )
+        _save_picture(folder, found)
         return outcome.keep(folder, found)
 
 
@@ -74,11 +70,12 @@ class _Steps:
     def run(self, methods: Sequence[str]) -> GateResult:
         """All forms, and the verdict."""
         self._maker.check(methods)
-        results = [self._judge.float_result(self._maker.make_float(in_keras=False))]
+        in_keras = [parts_of(name)[0].kind == "keras" for name in methods]
+        results = [self._judge.float_result(self._maker.make_float(in_keras=all(in_keras)))]
         self._choose_metric(results[0])
-        if any(parts_of(name)[0].kind == "keras" for name in methods):
-            results.append(self._judge.result(self._maker.make_float(in_keras=True)))
-        results += [self._made_and_judged(name) for name in methods]
+        if any(in_keras) and not all(in_keras):
+            results.append(self._made_and_judged(KERAS_FLOAT, lambda: self._maker.make_float(in_keras=True)))
+        results += [self._made_and_judged(name, functools.partial(self._maker.make, name)) for name in methods]
         wanted = self._options.sensitivity or "mixed" in methods
         return GateResult(
             metric=self._metric,
@@ -94,23 +91,28 @@ class _Steps:
     def _choose_metric(self, of_float: VariantResult) -> None:
         metric = chosen_metric(self._options.metric, dict(of_float.metrics))
         if self._options.direction == "auto":
-            self._lower_is_better = metric != AGREEMENT and lower_is_better(metric)
+            self._lower_is_better = metric != AGREEMENT and self._source.task.lower_is_better(metric)
         else:
             self._lower_is_better = self._options.direction == "min"
         self._metric, self._float_value = metric, of_float.metrics[metric]
+        if not math.isfinite(self._float_value):
+            raise CompressionError(
+                f"The float model's {metric} is {self._float_value} on {self._source.held_out_text}, so that no form "
+                "can be compared with it. Look for NaN in its weights and in the data, or choose another metric."
+            )
 
     def _drop_of(self, metrics: dict[str, float]) -> float:
         change = metrics[self._metric] - self._float_value
         return change if self._lower_is_better else -change
 
-    def _made_and_judged(self, name: str) -> VariantResult:
+    def _made_and_judged(self, name: str, make: Callable[[], Variant]) -> VariantResult:
         """A form; where the model does not take the method, a result that says why."""
         try:
-            return self._judge.result(self._maker.make(name))
+            return self._judge.result(make())
         except VersionError:
             raise
         except CompressionError as error:
-            suffix = KERAS_SUFFIX if parts_of(name)[0].kind == "keras" else LITERT_SUFFIX
+            suffix = KERAS_SUFFIX if name.startswith("keras_") else LITERT_SUFFIX
             return VariantResult(variant=Variant(name=name, method=name, path=f"{name}{suffix}"), failure=str(error))
 
     def _measured(self, results: Sequence[VariantResult]) -> list[VariantResult]:
@@ -129,7 +131,7 @@ class _Steps:
         options, variants = self._options, [result.variant for result in results]
         try:
             times = latencies(variants, self._judge.row, num_threads=options.num_threads or default_num_threads(),
-                              seconds=options.latency_seconds, imports=self._source.imports)  # fmt: skip
+                              seconds=options.latency_seconds, loading=self._source.loading)  # fmt: skip
         except CompressionError as error:
             if len(results) == 1:
                 return [replace(results[0], failure=str(error))]
@@ -138,7 +140,7 @@ class _Steps:
 
     def _with_memory(self, result: VariantResult) -> VariantResult:
         self._options.progress(f"{result.variant.name}: memory")
-        memory = peak_memory_bytes(result.variant, self._judge.row, imports=self._source.imports)
+        memory = peak_memory_bytes(result.variant, self._judge.row, loading=self._source.loading)
         return replace(result, peak_memory_bytes=memory)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +19,7 @@ from tfaccel.planning.workload import Workload
 Batches = Callable[[], Iterator[tuple[Any, Any, Any]]]
 
 ROWS_AT_ONCE = 256
+_INFINITE = -1  # what tf.data calls the number of batches of a data set that never ends
 
 
 def batches_of(data: Any, *, what: str) -> Batches:
@@ -23,16 +27,23 @@ def batches_of(data: Any, *, what: str) -> Batches:
 
     Arguments:
         data: a `tf.data.Dataset` of batches, or (inputs, targets) or (inputs, targets, weights) as arrays, or the
-            inputs alone; inputs may be a nest (a dictionary, a list) of arrays.
+            inputs alone; inputs may be a nest (a dictionary, or a list in such a tuple) of arrays.
         what: how messages call it.
 
     Raises:
-        CompressionError: for data without examples, or arrays of different numbers of rows.
+        CompressionError: for something else, data without examples, or arrays of different numbers of rows.
     """
     if hasattr(data, "as_numpy_iterator"):
         return lambda: map(keras.utils.unpack_x_y_sample_weight, data.as_numpy_iterator())
-    parts = keras.tree.map_structure(np.asarray, keras.utils.unpack_x_y_sample_weight(data))
-    lengths = {len(leaf) if leaf.ndim else 0 for leaf in keras.tree.flatten(parts) if leaf.dtype != object}
+    if not isinstance(data, list | tuple | Mapping) and not hasattr(data, "__array__"):
+        raise CompressionError(
+            f"{what} must be a tf.data.Dataset of batches, or arrays with a row for each example. Received: "
+            f"{type(data).__name__}."
+        )
+    if isinstance(data, list | tuple) and not 1 <= len(data) <= 3:
+        raise CompressionError(f"{what} must be (inputs, targets, weights) at most. Received: {len(data)} parts.")
+    parts = tuple(_arrays(part) for part in keras.utils.unpack_x_y_sample_weight(data))
+    lengths = {len(leaf) if leaf.ndim else 0 for leaf in keras.tree.flatten(parts) if leaf is not None}
     if len(lengths) != 1 or 0 in lengths:
         raise CompressionError(
             f"{what} must be a tf.data.Dataset of batches, or arrays with equally many rows, at least one. Received "
@@ -42,10 +53,35 @@ def batches_of(data: Any, *, what: str) -> Batches:
 
     def cut() -> Iterator[tuple[Any, Any, Any]]:
         for start in range(0, length, ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            yield keras.tree.map_structure(lambda leaf: None if leaf.dtype == object else leaf[rows], parts)  # noqa: B023
+            x, y, weights = (_rows(part, slice(start, start + ROWS_AT_ONCE)) for part in parts)
+            yield x, y, weights
 
     return cut
+
+
+def repeated_batches_of(data: Any, *, what: str) -> Batches:
+    """Passes over data that a user gave, each with the same batches in the same order.
+
+    A `tf.data.Dataset` that is shuffled or changed at random is kept on disk, as long as the passes are needed.
+
+    Raises:
+        CompressionError: as `batches_of`, and for a data set that never ends.
+    """
+    batches = batches_of(data, what=what)
+    if not hasattr(data, "cardinality"):
+        return batches
+    if int(data.cardinality()) == _INFINITE:
+        raise CompressionError(
+            f"{what} must end. Received: a data set that is repeated for ever. Leave `repeat()` out, or say how many "
+            "batches it has with `take()`."
+        )
+    if _is_same(_first(batches), _first(batches)):
+        return batches
+    folder = tempfile.mkdtemp(prefix="tfaccel-held-out-")
+    data.save(folder)
+    kept = batches_of(type(data).load(folder), what=what)
+    weakref.finalize(kept, shutil.rmtree, folder, True)
+    return kept
 
 
 def training_batches(workload: Workload) -> Batches:
@@ -78,6 +114,18 @@ def rows_of(batches: Batches, signature: CallSignature, *, num_rows: int, what: 
     return rows
 
 
+def check_ranges(rows: Sequence[Mapping[str, np.ndarray]], *, what: str) -> None:
+    """Raises CompressionError for examples with values that no range can hold: NaN, or infinite."""
+    for number, row in enumerate(rows):
+        for name, array in row.items():
+            if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+                value = array[~np.isfinite(array)][0]
+                raise CompressionError(
+                    f"Ranges of activations cannot be found from values that are no numbers. Received: {value} in "
+                    f"input {name!r} of example {number} of {what}. Leave such examples out."
+                )
+
+
 def first_inputs(batches: Batches, *, what: str) -> Any:
     """The inputs of the first batch of a pass.
 
@@ -87,6 +135,28 @@ def first_inputs(batches: Batches, *, what: str) -> Any:
     for x, _, _ in batches():
         return x
     raise CompressionError(f"There are no examples in {what}. Give at least one.")
+
+
+def _arrays(part: Any) -> Any:
+    return None if part is None else keras.tree.map_structure(np.asarray, part)
+
+
+def _rows(part: Any, rows: slice) -> Any:
+    return None if part is None else keras.tree.map_structure(lambda leaf: leaf[rows], part)
+
+
+def _first(batches: Batches) -> list[Any]:
+    return keras.tree.flatten(next(iter(batches()), ()))
+
+
+def _is_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two nests have the same values, NaN in the same places included."""
+    pairs = zip(map(np.asarray, one), map(np.asarray, other), strict=True)
+    return all(a.shape == b.shape and _content(a) == _content(b) for a, b in pairs)
+
+
+def _content(array: np.ndarray) -> Any:
+    return array.tolist() if array.dtype == object else array.tobytes()
 
 
 def _unpacked(dataset: Any) -> Iterator[tuple[Any, Any, Any]]:

@@ -21,6 +21,7 @@ from tfaccel.training.private_api import all_layers
 
 _TAKEN = "Dense, EinsumDense, Embedding and ReversibleEmbedding"
 _GPTQ_BITS = 4
+_SHOWN_CHARACTERS = 250
 
 
 def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str, np.ndarray]] = ()) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
             else:
                 model.quantize(mode, filters=lambda layer: layer in saved)
         except (ValueError, TypeError, RuntimeError) as error:
-            text = " ".join(str(error).split())[:300]
+            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
             raise CompressionError(f"Keras cannot quantize this model ({mode}): {text}") from error
     layers = [layer for layer in all_layers(model) if not isinstance(layer, keras.Model) and layer.weights]
     quantized = [layer for layer in layers if getattr(layer, "quantization_mode", None) is not None]
@@ -59,6 +60,25 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
     return (f"{len(quantized)} of {len(layers)} layers with weights are quantized by Keras",)
 
 
+def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Saves a model as it would be deployed: without its optimizer.
+
+    Raises:
+        CompressionError: if Keras cannot save it, or load it again.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model.save(path)
+            keras.models.load_model(path, compile=False, safe_mode=False).save(path)
+        except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            raise CompressionError(
+                f"Keras cannot save this model and load it again ({text}). Give its own classes `get_config` and "
+                "`keras.saving.register_keras_serializable()`, or use a form of LiteRT, such as int8."
+            ) from error
+
+
 def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
     """A model that was saved after it was quantized.
 
@@ -68,9 +88,9 @@ def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns of parts that such a file does not have, and need not have.
         try:
-            return keras.models.load_model(path, compile=False)
+            return keras.models.load_model(path, compile=False, safe_mode=False)
         except (ValueError, TypeError) as error:
-            text = " ".join(str(error).split())[:200]
+            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
             raise CompressionError(
                 f"Keras cannot load the quantized model again ({text}): layers that a class of its own makes are not "
                 "saved as quantized. Use a form of LiteRT, such as int8."

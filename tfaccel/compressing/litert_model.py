@@ -39,10 +39,19 @@ class LitertModel:
         self._outputs = {name: detail["index"] for name, detail in runner.get_output_details().items()}
 
     def run(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for one example: arrays by name, of shape (1, ...)."""
-        for name, index in self._inputs.items():
-            self._interpreter.set_tensor(index, row[name])
-        self._interpreter.invoke()
+        """The outputs for one example: arrays by name, of shape (1, ...).
+
+        Raises:
+            CompressionError: if LiteRT cannot run the model on it, for a token outside of an embedding, say.
+        """
+        try:
+            for name, index in self._inputs.items():
+                self._interpreter.set_tensor(index, row[name])
+            self._interpreter.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise CompressionError(
+                f"LiteRT cannot run the model on an example: {' '.join(str(error).split())}"
+            ) from error
         return {name: self._interpreter.get_tensor(index) for name, index in self._outputs.items()}
 
     def predict(self, x: Any) -> Any:

@@ -73,6 +73,8 @@ def checked_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
         >>> checked_methods("float16, int8,float16")
         ('float16', 'int8')
     """
+    if not isinstance(methods, str | Sequence):
+        raise CompressionError(f"`methods` must be names of methods. Received: {methods!r}.")
     names = methods.split(",") if isinstance(methods, str) else list(methods)
     found = tuple(dict.fromkeys(str(name).strip() for name in names))
     if not found or found == ("",):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.errors import CompressionError
 from tfaccel.training.files import write_json
 
@@ -18,6 +19,7 @@ REPORT = "report.json"
 PICTURE = "size_and_metric.png"
 VARIANTS = "variants"
 _WINNER = "model"
+_CONTENTS = frozenset({REPORT, PICTURE, VARIANTS, f"{_WINNER}{LITERT_SUFFIX}", f"{_WINNER}{KERAS_SUFFIX}"})
 
 
 class OutcomeFolder:
@@ -32,24 +34,25 @@ class OutcomeFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        if not str(path):
+            raise CompressionError("`out_dir` must be a folder. Received an empty text.")
         parent = self.path.absolute().parent
         while not parent.exists():
             parent = parent.parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise CompressionError(f"The folder {self.path} cannot be made: {parent} cannot be written.")
-        foreign = self.path.exists() and (
-            not self.path.is_dir() or (any(self.path.iterdir()) and not (self.path / REPORT).is_file())
-        )
+        foreign = self._foreign()
         if foreign:
             raise CompressionError(
-                f"{self.path} holds something else than compressed models. Choose another folder (out_dir)."
+                f"{self.path} holds something else than compressed models ({foreign}). Choose another folder (out_dir)."
             )
 
     @contextlib.contextmanager
     def working_folder(self) -> Iterator[Path]:
         """A folder to work in, on the same disk; it is removed at the end if it is still there."""
-        self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.absolute().parent))
+        place = self.path.resolve()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         try:
             (folder / VARIANTS).mkdir()
             yield folder
@@ -72,11 +75,24 @@ class OutcomeFolder:
             shutil.copyfile(folder / VARIANTS / kept.name, folder / f"{_WINNER}{kept.suffix}")
         write_json(folder / REPORT, result.to_json())
         folder.chmod(0o755)
-        if self.path.exists():
+        place = self.path.resolve()
+        if place.exists():
             old = folder.with_name(f"{folder.name}-old")
-            self.path.rename(old)
-            folder.rename(self.path)
+            place.rename(old)
+            folder.rename(place)
             shutil.rmtree(old, ignore_errors=True)
         else:
-            folder.rename(self.path)
+            folder.rename(place)
         return result
+
+    def _foreign(self) -> str:
+        """What is in the folder, or in its place, that an earlier call did not leave; "" for nothing."""
+        if not self.path.exists():
+            return ""
+        if not self.path.is_dir():
+            return "a file"
+        found = sorted(entry.name for entry in self.path.iterdir())
+        others = [name for name in found if name not in _CONTENTS]
+        if not others and found and REPORT not in found:
+            others = found
+        return ", ".join(others[:3])

@@ -57,7 +57,7 @@ class Converter:
 
         self._function = traced(model, signature, named)
         module = tf.Module()
-        module.kept = [tf_variable(variable) for variable in model.variables]
+        module.kept = [*(tf_variable(variable) for variable in model.variables), *self._function.graph.variables]
         with quiet_conversion():
             tf.saved_model.save(module, self._folder, signatures={SIGNATURE_KEY: self._function})
 

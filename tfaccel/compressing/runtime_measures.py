@@ -24,7 +24,7 @@ _TIME_LIMIT_SECONDS = 900.0
 
 def latencies(
     variants: Sequence[Variant], row: Mapping[str, np.ndarray], *, num_threads: Sequence[int], seconds: float,
-    imports: Sequence[str] = (),
+    loading: Mapping[str, Any] | None = None,
 ) -> list[tuple[Latency, ...]]:  # fmt: skip
     """How long one example takes in each file, for each number of threads.
 
@@ -35,23 +35,25 @@ def latencies(
         row: one example: arrays by name, of shape (1, ...).
         num_threads: numbers of threads to try.
         seconds: how long to time each file with each number of threads.
-        imports: modules that define layers of the Keras models among them.
+        loading: what the Keras models among them need; see `CompressSource.loading`.
     """
     found: list[list[Latency]] = [[] for _ in variants]
     for is_litert in (True, False):
         places = [place for place, variant in enumerate(variants) if variant.is_litert == is_litert]
         for threads in num_threads if places else ():
             task = {"files": [variants[place].path for place in places], "seconds": seconds, "memory": False}
-            times = _answer(task, row, threads, imports)
+            times = _answer(task, row, threads, loading)
             for place, values in zip(places, times, strict=True):
                 found[place].append(_latency(values, threads))
     return [tuple(one) for one in found]
 
 
-def peak_memory_bytes(variant: Variant, row: Mapping[str, np.ndarray], *, imports: Sequence[str] = ()) -> int:
+def peak_memory_bytes(
+    variant: Variant, row: Mapping[str, np.ndarray], *, loading: Mapping[str, Any] | None = None
+) -> int:
     """What a process that loads and runs a file needs more than one that has only imported the runtime."""
     task = {"files": [variant.path], "seconds": 0.0, "memory": True}
-    return int(_answer(task, row, 1, imports))
+    return int(_answer(task, row, 1, loading))
 
 
 def default_num_threads() -> tuple[int, ...]:
@@ -69,7 +71,9 @@ def _latency(seconds: list[float], num_threads: int) -> Latency:
     )
 
 
-def _answer(task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: int, imports: Sequence[str]) -> Any:
+def _answer(
+    task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: int, loading: Mapping[str, Any] | None
+) -> Any:
     """What the child program says."""
     environment = {
         **os.environ,
@@ -80,7 +84,7 @@ def _answer(task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: in
     with tempfile.TemporaryDirectory(prefix="tfaccel-probe-") as folder:
         inputs = Path(folder) / "inputs.npz"
         np.savez(inputs, **row)  # type: ignore[arg-type]
-        asked = {**task, "inputs": str(inputs), "num_threads": num_threads, "imports": list(imports)}
+        asked = {**task, "inputs": str(inputs), "num_threads": num_threads, **(loading or {})}
         try:
             child = subprocess.run(
                 [sys.executable, "-m", _PROGRAM], input=json.dumps(asked), capture_output=True, text=True,

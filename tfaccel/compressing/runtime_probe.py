@@ -1,8 +1,9 @@
 """Program for a child process: times model files, or measures the memory that one of them needs.
 
 It reads JSON from standard input: {"files", "inputs" (an .npz file with one example), "num_threads", "seconds" (per
-file), "imports" (modules with layers of Keras models), "memory" (of the first file instead of times)}. It writes JSON:
-a list of seconds for each file, or the number of bytes.
+file), "memory" (of the first file instead of times)}, and for Keras models "imports" (modules with their layers) and
+"nest" (what goes in, with names in place of arrays). It writes JSON: a list of seconds for each file, or the number of
+bytes.
 """
 
 import json
@@ -37,7 +38,7 @@ def main() -> None:
 def _loaded(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> Callable[[], None]:
     """A function that runs a model once."""
     if Path(file).suffix == ".keras":
-        return _loaded_keras(file, inputs, task["imports"])
+        return _loaded_keras(file, inputs, task)
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=file, num_threads=task["num_threads"])
@@ -56,15 +57,14 @@ def _loaded(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> C
     return call
 
 
-def _loaded_keras(file: str, inputs: dict[str, np.ndarray], imports: list[str]) -> Callable[[], None]:
-    for module in imports:
+def _loaded_keras(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> Callable[[], None]:
+    for module in task.get("imports", ()):
         import_module(module)
     import keras
     import tensorflow as tf
 
-    model = keras.models.load_model(file, compile=False)
-    names = list(inputs)
-    x = inputs if len(names) > 1 else inputs[names[0]]
+    model = keras.models.load_model(file, compile=False, safe_mode=False)
+    x = keras.tree.map_structure(lambda name: inputs[name], task.get("nest", next(iter(inputs))))
     function = tf.function(lambda values: model(values, training=False), autograph=False)
 
     def call() -> None:

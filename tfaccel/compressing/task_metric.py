@@ -8,17 +8,19 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.compressing.agreement import Agreement
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import near_name
-from tfaccel.training.private_api import compute_loss
+from tfaccel.training.private_api import compute_loss, metric_directions
 
 AGREEMENT = "agreement"
+_SHOWN_CHARACTERS = 250
 _LOWER = re.compile(
     r"(^|_)(loss|error|errors|mae|mse|rmse|mape|msle|crossentropy|entropy|perplexity|divergence|nats|bits|deviation"
-    r"|distance|hinge|poisson|cosh|cost)(_|$)"
+    r"|distance|hinge|poisson|cosh|logcosh|huber|cost|false_positives|false_negatives|smape|mase|wer|cer|fid|nll)(_|$)"
 )
 
 Predict = Callable[[Any], Any]
@@ -67,6 +69,16 @@ class TaskMetrics:
                 self._judge.output_names = output_names
             self._judge.compile(**compile_args)
 
+    def lower_is_better(self, metric: str) -> bool:
+        """Whether a metric falls when the model gets better: what its class says, where that is Keras's; else by name.
+
+        Arguments:
+            metric: by its name in what `of` gives.
+        """
+        own = [] if self._judge is None else metric_directions(self._judge)
+        known = {direction for name, direction in own if metric == name or metric.endswith(f"_{name}")}
+        return known == {"down"} if len(known) == 1 else lower_is_better(metric)
+
     def of_float_model(self, predict: Predict) -> dict[str, float]:
         """The metrics of the float model, whose outputs the others are compared with from now on."""
         self._float_outputs, self.num_examples = [], 0
@@ -102,10 +114,17 @@ class TaskMetrics:
 
 
 def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any) -> tuple[float, dict[str, Any]]:
-    y, outputs = (keras.tree.map_structure(keras.ops.convert_to_tensor, nest) for nest in (y, outputs))
-    weight = None if sample_weight is None else keras.tree.map_structure(keras.ops.convert_to_tensor, sample_weight)
-    loss = compute_loss(judge, x, y, outputs, weight, training=False)
-    return float(loss), dict(judge.compute_metrics(x, y, outputs, weight))
+    try:
+        y, outputs = (keras.tree.map_structure(keras.ops.convert_to_tensor, nest) for nest in (y, outputs))
+        weight = None if sample_weight is None else keras.tree.map_structure(keras.ops.convert_to_tensor, sample_weight)
+        loss = compute_loss(judge, x, y, outputs, weight, training=False)
+        return float(loss), dict(judge.compute_metrics(x, y, outputs, weight))
+    except (ValueError, TypeError, KeyError, IndexError, tf.errors.OpError) as error:
+        shapes = ", ".join(f"{np.shape(leaf)} {np.asarray(leaf).dtype}" for leaf in keras.tree.flatten(y))
+        text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        raise CompressionError(
+            f"The model's loss and metrics cannot be calculated on the held-out data (targets: {shapes}): {text}"
+        ) from error
 
 
 def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:

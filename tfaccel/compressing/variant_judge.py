@@ -53,7 +53,8 @@ class VariantJudge:
         self._progress(f"{variant.name}: metric on held-out data")
         predict = self._predict_of(variant)
         self._float_outputs = predict(self._few_inputs())
-        self._check_conversion()
+        if variant.is_litert:
+            self._check_conversion()
         return self._result(variant, self._source.task.of_float_model(predict))
 
     def result(self, variant: Variant) -> VariantResult:
@@ -94,7 +95,9 @@ class VariantJudge:
         return LitertModel(content, self._source.signature, num_threads=max(default_num_threads()))
 
     def _check_conversion(self) -> None:
-        expected = keras_predict(self._source.model)(self._few_inputs())
+        predict = keras_predict(self._source.model)
+        expected = predict(self._few_inputs())
+        self._check_outputs(expected, predict(self._few_inputs()))
         names = self._source.signature.output_names
         pairs = zip(names, keras.tree.flatten(expected), keras.tree.flatten(self._float_outputs), strict=True)
         for name, a, b in pairs:
@@ -105,6 +108,21 @@ class VariantJudge:
                     f"LiteRT's float32 form of the model gives other outputs than Keras: {name!r} is off by "
                     f"{error:.1e} of its largest value, allowed are {_CONVERSION_TOLERANCE:g}. The converter got a "
                     "layer wrong; keep the model in Keras (keras_int8), or leave that layer out."
+                )
+
+    def _check_outputs(self, expected: Any, again: Any) -> None:
+        """Raises CompressionError for outputs with which nothing can be compared."""
+        names = self._source.signature.output_names
+        for name, a, b in zip(names, keras.tree.flatten(expected), keras.tree.flatten(again), strict=True):
+            if not np.isfinite(a).all():
+                raise CompressionError(
+                    f"The float model gives {a[~np.isfinite(a)][0]} in {name!r} for {self._source.held_out_text}, so "
+                    "that no form can be compared with it. Look for NaN in its weights and in the data."
+                )
+            if not np.array_equal(a, b):
+                raise CompressionError(
+                    f"The model's output {name!r} is random: it differs from call to call, so that no form can be "
+                    "compared with it. Leave out what is random when it is called with training=False."
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,9 @@ import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.examples import rows_of
+from tfaccel.compressing.examples import check_ranges, rows_of
 from tfaccel.compressing.int8_scales import int8_content
-from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
+from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
 from tfaccel.compressing.litert_file import slim
 from tfaccel.compressing.methods import FLOAT32, Method, parts_of
 from tfaccel.compressing.post_training import Converter, Rows
@@ -24,7 +25,7 @@ from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.weight_only import check_quantizer, quantize_weights
 from tfaccel.errors import CompressionError
 
-_KERAS_FLOAT = f"keras_{FLOAT32}"
+KERAS_FLOAT = f"keras_{FLOAT32}"
 MakeMixed = Callable[[], tuple[bytes, tuple[str, ...]]]
 
 
@@ -79,6 +80,7 @@ class VariantMaker:
         text = self.source.representative_text
         rows = rows_of(self.source.representative, self.source.signature, num_rows=self._options.num_representative,
                        what=text)  # fmt: skip
+        check_ranges(rows, what=text)
         self.representative_text = f"{len(rows)} examples of {text}"
         return rows
 
@@ -87,14 +89,21 @@ class VariantMaker:
         """Of the model as it was trained."""
         return self._converter_of(self.source.model, FLOAT32)
 
+    @functools.cached_property
+    def _keras_file(self) -> Path:
+        """The model as it was trained, as a file of Keras."""
+        path = Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}"
+        save_in_keras(self.source.model, path)
+        return path
+
     def make_float(self, *, in_keras: bool) -> Variant:
         """The model as it was trained, as a file of LiteRT or of Keras."""
         self._options.progress(f"{FLOAT32}: convert")
         if not in_keras:
             return self._litert(FLOAT32, self.converter.float_content)
-        path = self._folder / f"{_KERAS_FLOAT}{KERAS_SUFFIX}"
-        self.source.model.save(path)
-        return Variant(name=_KERAS_FLOAT, method=FLOAT32, path=str(path))
+        path = self._folder / f"{KERAS_FLOAT}{KERAS_SUFFIX}"
+        shutil.copyfile(self._keras_file, path)
+        return Variant(name=KERAS_FLOAT, method=FLOAT32, path=str(path))
 
     def make(self, name: str) -> Variant:
         """The form that a method gives.
@@ -128,8 +137,7 @@ class VariantMaker:
         return self._litert(name, content, notes=notes)
 
     def _in_keras(self, method: Method) -> Variant:
-        self.source.model.save(Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}")
-        model = keras.models.load_model(Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}", compile=False)
+        model = load_quantized(self._keras_file)
         mode = method.name.removeprefix("keras_")
         notes = quantize_in_keras(model, mode, self.rows if method.needs_rows else ())
         path = self._folder / f"{method.name}{KERAS_SUFFIX}"
