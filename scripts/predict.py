@@ -5,8 +5,8 @@ tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.json
 tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
 
 Images (PNG, JPEG), texts (.txt: a line each; a folder: a file each; a table with a column of texts), tables (.csv,
-.parquet) and arrays (.npy, .npz) are read, as the model takes them. Files that cannot be read are named and passed
-over; the exit status is then 1.
+.parquet), arrays (.npy, .npz) and JSON lines (.jsonl: a text, a row of a table or the model's inputs each) are read, as
+the model takes them. Files that cannot be read are named and passed over; the exit status is then 1.
 """
 
 import json
@@ -23,7 +23,7 @@ _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
     "input": (str, "a file or folder to predict"),
     "output": (str, "a file that ends in .csv or .jsonl"),
-    "text_column": ("text", "the column of a table that holds the texts"),
+    "text_column": ("text", "the column of a table, or the name in JSON lines, that holds the texts"),
     "rows_at_once": (64, "rows of a batch"),
     "json": (False, "print what was done as JSON"),
     "quiet": (False, "no progress"),

@@ -64,5 +64,6 @@ def test_run_of_a_recipe_is_exported_in_every_format(tmp_path, recipe):
     formats = "--formats=keras,saved_model,litert,onnx"
     result = json.loads(tfaccel(tmp_path, "export", "--run_dir=run", formats, "--out=out", "--json", "--quiet"))
     assert len(result["files"]) == 4
-    signatures = ["serving_default", "serving_raw"] if recipe == "text_classification" else ["serving_default"]
+    has_raw = recipe in ("text_classification", "tabular_classification")
+    signatures = ["serving_default", "serving_raw"] if has_raw else ["serving_default"]
     assert result["files"][1]["signatures"] == signatures

@@ -7,7 +7,9 @@ import pytest
 from export_models import IMAGES, TEXTS, image_model, pixels, several_model, text_model
 from PIL import Image
 
-from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
+from tfaccel.data.table import Column, Table
+from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.data.text_vocabulary import Vocabulary, padded
 from tfaccel.errors import ExportError
 
@@ -140,8 +142,67 @@ def test_raw_rows_give_what_their_tensors_give():
     assert texts["probabilities"].shape == (2, 2)
 
 
+PETS = TableInput.of(
+    TableEncoding(numeric=(NumericColumn("age in years", 4.0, 2.0, True), NumericColumn("kg", 9.0, 3.0, False)),
+                  categorical=(CategoricalColumn("kind", ("cat", "none", "\u00c4ffchen")),), target="stays",
+                  class_names=("no", "yes"))
+)  # fmt: skip
+
+
+def pets_model():
+    import keras
+
+    inputs = {
+        "numbers": keras.Input((2,), name="numbers"),
+        "categories": keras.Input((1,), dtype="int32", name="categories"),
+    }
+    codes = keras.layers.Flatten()(keras.layers.Embedding(5, 2)(inputs["categories"]))
+    both = keras.layers.Concatenate()([keras.ops.nan_to_num(inputs["numbers"]), codes])
+    return keras.Model(inputs, keras.layers.Dense(2)(both))
+
+
+def test_columns_in_the_graph_are_those_of_training(tmp_path):
+    import tensorflow as tf
+
+    from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
+    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.table_preprocessing import table_preprocessing
+
+    kinds = ["cat", " cat ", "none", "NONE", "N/A", "", "?", "Cat", "\u00c4ffchen", "dog"]
+    ages = [*map(float, range(9)), float("nan")]
+    table = Table("pets", (Column("kg", np.array(ages)), Column("age in years", np.array(ages) / 3),
+                           Column("kind", np.array(["cat", "cat", "none", None, None, None, None, "Cat",
+                                                    "\u00c4ffchen", "dog"], dtype=object))))  # fmt: skip
+    encode, specs, _ = table_preprocessing(PETS.encoding, ["age", "kg", "kind"])
+    assert {name: spec.dtype.name for name, spec in specs.items()} == {
+        "age": "float32", "kg": "float32", "kind": "string",
+    }  # fmt: skip
+    columns = {"age": np.array(ages, np.float32) / 3, "kg": np.array(ages, np.float32), "kind": kinds}
+    found = tf.function(encode)(**{name: tf.constant(values) for name, values in columns.items()})
+    wanted = PETS.encoding.encode(table)
+    assert sorted(found) == sorted(wanted)
+    assert np.allclose(found["numbers"], wanted["numbers"], equal_nan=True)
+    assert found["categories"].numpy().tolist() == wanted["categories"].tolist()
+
+    functions = signatures_of(pets_model(), PETS).functions
+    assert specs_of(functions["serving_raw"]) == {
+        "age_in_years": ([None], "float32"), "kg": ([None], "float32"), "kind": ([None], "string"),
+    }  # fmt: skip
+    rows = {"numbers": np.ones((4, 2), np.float32), "categories": np.array([[4], [1], [0], [2]], np.int32)}
+    raw = raw_rows(PETS, rows)
+    assert raw["kind"].tolist() == ["\u00c4ffchen".encode(), b" another ", b"", b"cat"]
+    again = rows_of_raw(PETS, raw, rows)
+    assert again["categories"].tolist() == [[4], [1], [0], [2]]
+    assert np.isnan(again["numbers"]).tolist() == [[False, False]] * 3 + [[True, True]]
+    outputs = functions["serving_raw"](**{name: tf.constant(values.tolist()) for name, values in raw.items()})
+    assert set(outputs["label"].numpy()) <= {b"no", b"yes"} and outputs["probabilities"].shape == (4, 2)
+
+
 def test_raw_inputs_that_do_not_fit_are_refused():
     from tfaccel.exporting.signatures import signatures_of
+
+    with pytest.raises(ExportError, match=r"A model of this table takes categories, numbers\. Received: pixels\."):
+        signatures_of(image_model(), PETS)
 
     with pytest.raises(ExportError, match=r"takes tensors of shape .*8, 8, 1.*raw inputs give .*9, 9, 1"):
         signatures_of(image_model(), ImageInput(image_size=9, num_channels=1))

@@ -136,6 +136,21 @@ def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
     assert [row["class"] for row in rows_of(tmp_path / "out.csv")] == ["no", "yes", "yes"]
 
 
+def test_json_lines_hold_texts_rows_of_tables_or_inputs_as_they_are_served(predict, runs, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('"good"\n\n{"text": "Bad!", "id": 7}\n')
+    assert predict(f"--run_dir={runs}/texts", "--input=texts.jsonl", "--output=1.csv")[0] == 0
+    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+        ("texts.jsonl:1", "yes"), ("texts.jsonl:3", "no"),
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text('{"kind": "cat", "age": 9}\n{"age": 0.5, "kind": "dog"}\n{"kind": "cat"}\n')
+    assert predict(f"--run_dir={runs}/table", "--input=rows.jsonl", "--output=2.jsonl")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "2.jsonl").read_text().splitlines()]
+    assert [line["class"] for line in lines] == ["no", "yes", "yes"]
+    (tmp_path / "x.jsonl").write_text("[1, 2, 3]\n[4, 5.5, 6]\n")
+    assert predict(f"--run_dir={runs}/numbers", "--input=x.jsonl", "--output=3.csv")[0] == 0
+    assert rows_of(tmp_path / "3.csv")[1] == {"input": "x.jsonl:2", "sum_0": "15.5", "sum_1": "15.5"}
+
+
 def test_numbers_without_classes_keep_the_names_of_the_outputs(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
     assert predict(f"--run_dir={runs}/numbers", "--input=rows.csv", "--output=out.csv")[0] == 0
@@ -187,6 +202,29 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
         ("numbers", ["--input=empty", "--output=o.csv"], "This model takes neither images nor texts"),
         ("numbers", ["--input=a.csv", "--output=o.csv"], "a.csv has 1 columns. This model takes tables of numbers"),
         ("table", ["--input=two.npz", "--output=o.csv"], "two.npz has no array 'categories'."),
+        ("texts", ["--input=tokens.npy", "--output=o.csv"], "The model cannot take row 1: indices[0,0] = 77 is not in"),
+        ("numbers", ["--input=no.jsonl", "--output=o.csv"], "Line 2 of no.jsonl is no JSON: Expecting value (column 4"),
+        ("numbers", ["--input=empty.jsonl", "--output=o.csv"], "empty.jsonl holds no line."),
+        (
+            "numbers",
+            ["--input=short.jsonl", "--output=o.csv"],
+            "Line 2 of short.jsonl: 'inputs' must be float32 of shape (3). Received: [1, 2].",
+        ),
+        (
+            "texts",
+            ["--input=named.jsonl", "--output=o.csv"],
+            "must be a text, or an object with the text 'text' (--text_column). Did you mean 'txt'? Received: {'txt':",
+        ),
+        (
+            "table",
+            ["--input=named.jsonl", "--output=o.csv"],
+            "named.jsonl has no column 'age'.",
+        ),
+        (
+            "table",
+            ["--input=short.jsonl", "--output=o.csv"],
+            "Line 1 of short.jsonl must be an object with a number or a text for each column. Received: [1, 2, 3].",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(predict, runs, tmp_path, run, arguments, message):
@@ -196,6 +234,11 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, runs, tmp_path, run
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "bad.npy").write_text("bad")
+    (tmp_path / "no.jsonl").write_text("[1, 2, 3]\n[1,]\n")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "short.jsonl").write_text("[1, 2, 3]\n[1, 2]\n")
+    (tmp_path / "named.jsonl").write_text('{"txt": "good"}\n')
+    np.save(tmp_path / "tokens.npy", np.array([[1, 2, 3, 4], [77, 2, 3, 4]]))
     np.save(tmp_path / "x.npy", np.zeros((2, 3)))
     np.savez(tmp_path / "two.npz", numbers=np.zeros((2, 1)), other=np.zeros((2, 1)))
     before = sorted(path.name for path in tmp_path.rglob("*"))

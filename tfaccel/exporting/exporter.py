@@ -185,7 +185,7 @@ class Exporter:
             mount = shlex.quote(f"type=bind,source={versions},target=/models/{name}")
             commands["serve"] = f"tfaccel serve --model={shlex.quote(str(versions))} --name={name}"
             commands["tensorflow_serving"] = (
-                f"docker run --rm -p 8501:8501 -e MODEL_NAME={name} --mount {mount} tensorflow/serving"
+                f"docker run --rm -p 127.0.0.1:8501:8501 -e MODEL_NAME={name} --mount {mount} tensorflow/serving"
             )
         if "litert" in formats:
             files = [shlex.quote(str(place / file)) for file in (LITERT_PROGRAM, LITERT_FILE)]

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.raw_input import RawInput, TableInput
+from tfaccel.data.table import Table
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.errors import DataError
+from tfaccel.exporting.json_lines import (
+    JSON_LINES_SUFFIXES,
+    arrays_of_lines,
+    json_lines,
+    table_of_lines,
+    texts_of_lines,
+)
 from tfaccel.planning.near_name import near_name
 
 IMAGE_SUFFIXES, TEXT_SUFFIXES, ARRAY_SUFFIXES = (".png", ".jpg", ".jpeg"), (".txt",), (".npy", ".npz")
@@ -47,7 +55,8 @@ def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None,
 
     A folder gives its PNG and JPEG files, or its `.txt` files, those in sub-folders too, in order of their names. A
     `.txt` file gives a row for each line that is not empty; a table a row for each row; a `.npy` or `.npz` file a row
-    for each place of the first axis.
+    for each place of the first axis; a `.jsonl` file a row for each line, which is a text, an object of the table's
+    columns, or the model's inputs as they are served.
 
     Arguments:
         path: the file or folder.
@@ -66,8 +75,10 @@ def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None,
     suffix = path.suffix.lower()
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, inputs)
+    if suffix in JSON_LINES_SUFFIXES:
+        return _json_lines(path, inputs, raw_input, text_column)
     if suffix in CSV_SUFFIXES + PARQUET_SUFFIXES:
-        return _table(path, inputs, raw_input, text_column)
+        return _table(read_table(path), inputs, raw_input, text_column)
     if suffix in IMAGE_SUFFIXES and kind == "image":
         return Rows((str(path),), files=(path,))
     if suffix in TEXT_SUFFIXES and kind == "text":
@@ -77,11 +88,11 @@ def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None,
 
 
 def _taken(kind: str, inputs: Mapping[str, Any]) -> str:
-    arrays = f"arrays (.npy, .npz) of {', '.join(f'{name} {_row(spec)}' for name, spec in inputs.items())}"
+    arrays = f"arrays (.npy, .npz, .jsonl) of {', '.join(f'{name} {_row(spec)}' for name, spec in inputs.items())}"
     of_kind = {
         "image": "PNG and JPEG files, folders of them, or ",
-        "text": ".txt files, folders of them, tables with a column of texts, or ",
-        "table": "tables (.csv, .parquet), or ",
+        "text": ".txt files, folders of them, tables or JSON lines with texts, or ",
+        "table": "tables (.csv, .parquet, .jsonl), or ",
     }
     return of_kind.get(kind, "tables of numbers, or ") + arrays
 
@@ -112,8 +123,17 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def _table(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
-    table = read_table(path)
+def _json_lines(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
+    lines = json_lines(path)
+    names = tuple(f"{path}:{number}" for number, _ in lines)
+    if isinstance(raw_input, TableInput):
+        return Rows(names, arrays=raw_input.encoding.encode(table_of_lines(path, lines)))
+    if raw_input is not None and raw_input.kind == "text":
+        return Rows(names, texts=texts_of_lines(path, lines, text_column))
+    return Rows(names, arrays=arrays_of_lines(path, lines, inputs))
+
+
+def _table(table: Table, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
     names = tuple(str(row) for row in range(table.num_rows))
     if isinstance(raw_input, TableInput):
         return Rows(names, arrays=raw_input.encoding.encode(table))
@@ -123,11 +143,11 @@ def _table(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, te
     numbers = [column.texts() for column in table.columns]
     ((name, spec), *others) = inputs.items()
     if others or len(spec.shape) != 2 or spec.shape[1] not in (None, len(numbers)):
-        raise DataError(f"{path} has {len(numbers)} columns. This model takes {_taken('tensors', inputs)}.")
+        raise DataError(f"{table.source} has {len(numbers)} columns. This model takes {_taken('tensors', inputs)}.")
     try:
         array = np.stack([np.array([float(text) for text in column.tolist()]) for column in numbers], axis=1)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{path} must hold a number in every field, for this model: {error}.") from error
+        raise DataError(f"{table.source} must hold a number in every field, for this model: {error}.") from error
     return Rows(names, arrays={name: array})
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfaccel.data.encoded_images import check_image
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import IMAGE_SUFFIXES, Rows
+from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.predictor import Predictor
 from tfaccel.training.files import finite, whole_file
 
@@ -91,7 +92,7 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
     """Names and outputs of the rows of a piece that can be read."""
     names = list(rows.names[piece])
     if rows.arrays is not None:
-        return names, predictor.tensors({name: array[piece] for name, array in rows.arrays.items()})
+        return names, _of_arrays(predictor, {name: array[piece] for name, array in rows.arrays.items()}, names)
     contents: dict[str, bytes] = {}
     if rows.texts:
         contents = {name: text.encode() for name, text in zip(names, rows.texts[piece], strict=True)}
@@ -107,6 +108,16 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
         return list(contents), predictor.raw(list(contents.values())) if contents else {}
     except tf.errors.InvalidArgumentError:
         return _one_by_one(predictor, contents, unreadable)
+
+
+def _of_arrays(predictor: Predictor, arrays: Mapping[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    """The outputs of rows of arrays; the first row that the model cannot take is named."""
+    try:
+        return predictor.tensors(arrays)
+    except tf.errors.OpError as error:
+        for place, name in enumerate(names if len(names) > 1 else ()):
+            _of_arrays(predictor, {key: array[place : place + 1] for key, array in arrays.items()}, [name])
+        raise DataError(f"The model cannot take row {names[0]}: {graph_error_reason(error)}") from error
 
 
 def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:
@@ -129,7 +140,7 @@ def _reason(content: bytes, name: str, error: Any) -> str:
         check_image(content, name)
     except DataError as clear:
         return str(clear)
-    return " ".join(str(error.message).split())[:200]
+    return graph_error_reason(error)
 
 
 def _line(name: str, outputs: Mapping[str, np.ndarray], predictor: Predictor) -> dict[str, Any]:

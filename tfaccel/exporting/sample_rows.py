@@ -9,10 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
+from tfaccel.data.table import Column, Table
+from tfaccel.data.table_encoding import NUM_SPECIAL_CODES, OTHER_CODE
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
+from tfaccel.exporting.signatures import column_names
 from tfaccel.training.private_api import all_layers
 
 NUM_ROWS = 4
@@ -57,7 +60,7 @@ def sample_rows(
 
 
 def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Raw inputs from which a model's rows follow: the same pixels as PNG files, or texts of known tokens.
+    """Raw inputs from which a model's rows follow: the same pixels as PNG files, texts of known tokens, or columns.
 
     Returns:
         An array of bytes by the name that `serving_raw` gives it; empty where raw inputs are not known.
@@ -67,6 +70,8 @@ def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict
         return {IMAGE_NAME: np.array([_png(pixels) for pixels in values], dtype=object)}
     if isinstance(raw_input, TextInput):
         return {TEXT_NAME: np.array([_text(numbers, raw_input).encode() for numbers in values], dtype=object)}
+    if isinstance(raw_input, TableInput):
+        return _columns(raw_input, rows)
     return {}
 
 
@@ -74,6 +79,10 @@ def rows_of_raw(
     raw_input: RawInput | None, raw: Mapping[str, np.ndarray], rows: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """What Python makes of raw rows: the tensors from which a model has to give the same as from the raw rows."""
+    if isinstance(raw_input, TableInput):
+        of_name = dict(zip(column_names(raw_input), _own_names(raw_input), strict=True))
+        columns = [Column(of_name[name], _as_in_file(values)) for name, values in raw.items()]
+        return raw_input.encoding.encode(Table("sample", tuple(columns)))
     if not isinstance(raw_input, TextInput):
         return rows
     numbers = [raw_input.vocabulary.encode(text.decode()) for text in raw[TEXT_NAME]]
@@ -81,6 +90,33 @@ def rows_of_raw(
     for row, found in zip(array, numbers, strict=True):
         row[: len(found)] = found[: raw_input.num_tokens]
     return {next(iter(rows)): array}
+
+
+def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns by the names that `serving_raw` gives them; the last row misses all numbers."""
+    encoding, found = raw_input.encoding, []
+    for place in range(len(encoding.numeric)):
+        column = rows["numbers"][:, place].copy()
+        column[NUM_ROWS - 1 :] = np.nan
+        found.append(column)
+    for place, kind in enumerate(encoding.categorical):
+        texts = [kind.categories[code - NUM_SPECIAL_CODES] if code >= NUM_SPECIAL_CODES
+                 else " another " if code == OTHER_CODE else "" for code in rows["categories"][:, place]]  # fmt: skip
+        found.append(np.array([text.encode() for text in texts], dtype=object))
+    return dict(zip(column_names(raw_input), found, strict=True))
+
+
+def _own_names(raw_input: TableInput) -> list[str]:
+    return [column.name for column in (*raw_input.encoding.numeric, *raw_input.encoding.categorical)]
+
+
+def _as_in_file(values: np.ndarray) -> np.ndarray:
+    """A column as a table from a file has it: numbers, or texts with None where one is missing."""
+    if values.dtype != object:
+        return values.astype(np.float64)
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = [value.decode().strip() or None for value in values]
+    return texts
 
 
 def _png(pixels: np.ndarray) -> bytes:

@@ -85,7 +85,8 @@ def serving_command(name: str, folder: str = "saved_model") -> str:
     return (
         "#!/bin/sh\n"
         f"# Runs TensorFlow Serving on {folder}; then: curl localhost:8501/v1/models/{name}\n"
-        "exec docker run --rm -p 8501:8501 -e MODEL_NAME=" + quoted + " \\\n"
+        "# It is reached from this machine only; with -p 8501:8501, from others too.\n"
+        "exec docker run --rm -p 127.0.0.1:8501:8501 -e MODEL_NAME=" + quoted + " \\\n"
         f'  --mount type=bind,source="$(cd "$(dirname "$0")" && pwd)/{folder}",target=/models/{name} \\\n'
         "  tensorflow/serving --enable_model_warmup=true\n"
     )

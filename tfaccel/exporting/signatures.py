@@ -10,13 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
+from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import preprocessing
+from tfaccel.exporting.table_preprocessing import table_preprocessing
 from tfaccel.training.private_api import call_model
 
 DEFAULT, RAW = "serving_default", "serving_raw"
-_KERAS_OWN_NAME = re.compile(r"(keras_tensor|input)(_\d+)?")
+_KERAS_OWN_NAME = re.compile(r"(keras_tensor|input|input_layer)(_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, samp
     resources: list[Any] = []
     if isinstance(raw_input, (ImageInput, TextInput)):
         made[RAW], resources = _raw_function(model, raw_input, specs)
+    if isinstance(raw_input, TableInput):
+        made[RAW], resources = _table_function(model, raw_input, names_nest)
     functions = {name: concrete for name, (_, concrete) in made.items()}
     return Signatures(functions, {name: function for name, (function, _) in made.items()}, resources, names_nest)
 
@@ -189,6 +192,32 @@ def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.Tensor
         return _classified(outputs, raw_input)
 
     return traced(call, {raw_spec.name: raw_spec}), resources
+
+
+def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) -> tuple[Any, list[Any]]:
+    encode, specs, resources = table_preprocessing(raw_input.encoding, column_names(raw_input))
+    wanted = {name for name, columns in _columns_of(raw_input).items() if columns}
+    names = set(keras.tree.flatten(names_nest))
+    if names != wanted:
+        raise ExportError(
+            f"A model of this table takes {', '.join(sorted(wanted))}. Received: {', '.join(sorted(names))}."
+        )
+
+    def call(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
+        inputs = encode(**columns)
+        arguments = keras.tree.map_structure(lambda name: inputs[name], names_nest)
+        return _classified(_named_outputs(model, call_model(model, arguments, training=False)), raw_input)
+
+    return traced(call, specs), resources
+
+
+def column_names(raw_input: TableInput) -> list[str]:
+    """What the columns of a table are called in `serving_raw`: numeric ones first, in the encoding's order."""
+    return distinct_names([column.name for columns in _columns_of(raw_input).values() for column in columns], "column")
+
+
+def _columns_of(raw_input: TableInput) -> dict[str, Sequence[Any]]:
+    return {"numbers": raw_input.encoding.numeric, "categories": raw_input.encoding.categorical}
 
 
 def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str, tf.Tensor]:

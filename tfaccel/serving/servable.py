@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ServeError
+from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes
 from tfaccel.exporting.signatures import DEFAULT, input_specs, output_specs
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
@@ -23,7 +24,6 @@ from tfaccel.serving.request_inputs import Inputs, InputSpec
 
 logger = logging.getLogger("tfaccel")
 
-_LONGEST_REASON = 300  # characters
 _INTERNAL = "__saved_model_init_op"
 
 
@@ -95,7 +95,7 @@ class Servable:
         try:
             return self._call(name, work.arrays, num_rows=work.num_rows)
         except tf.errors.OpError as error:
-            return RequestError(400, _reason(error))
+            return RequestError(400, graph_error_reason(error))
 
     def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
         """The outputs of each request; where the batch fails, each request is tried alone."""
@@ -149,8 +149,8 @@ class Servable:
                 try:
                     self._run_rows(name, {key: array[row : row + 1] for key, array in work.arrays.items()}, 1)
                 except tf.errors.OpError as found:
-                    return RequestError(400, f"{place}[{row}]: {_reason(found)}")
-        return RequestError(400, f"{place}[0]: {_reason(error)}")
+                    return RequestError(400, f"{place}[{row}]: {graph_error_reason(found)}")
+        return RequestError(400, f"{place}[0]: {graph_error_reason(error)}")
 
     def _warm_up(self) -> None:
         """Runs each size of batches once, with the rows that came with the model."""
@@ -162,7 +162,7 @@ class Servable:
                     rows = {key: _filled(array[:1], size) for key, array in arrays.items()}
                     self._run_rows(signature_name, rows, size)
             except Exception as error:  # A model serves without warm-up too.
-                logger.warning("The warm-up of version %d failed: %s", self.version, _reason(error))
+                logger.warning("The warm-up of version %d failed: %s", self.version, graph_error_reason(error))
 
 
 class _NotByRows(Exception):
@@ -180,7 +180,7 @@ def load_saved_model(folder: Path) -> Any:
     try:
         loaded = tf.saved_model.load(str(folder))
     except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
-        raise ServeError(f"The SavedModel in {folder} cannot be loaded: {_reason(error)}") from error
+        raise ServeError(f"The SavedModel in {folder} cannot be loaded: {graph_error_reason(error)}") from error
     names = sorted(name for name in getattr(loaded, "signatures", {}) if name != _INTERNAL)
     if DEFAULT not in names:
         raise ServeError(
@@ -229,9 +229,3 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
     """Rows, with the last one repeated until there are so many."""
     missing = size - len(array)
     return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
-
-
-def _reason(error: BaseException) -> str:
-    text = " ".join(str(getattr(error, "message", "") or error).split()) or type(error).__name__
-    text = text.rpartition("<stack traces unavailable>")[2].partition("[[")[0].strip() or text
-    return text[:_LONGEST_REASON]

@@ -1,0 +1,24 @@
+"""What an error of TensorFlow's graphs says, without where in the graph it was."""
+
+from __future__ import annotations
+
+_LONGEST_REASON = 300  # characters
+
+
+def graph_error_reason(error: BaseException) -> str:
+    """The reason in an error's message, on one line.
+
+    Errors inside graphs have the place in the graph before it, with the lines of code that made it, and the node behind
+    it.
+
+    Example:
+        >>> graph_error_reason(ValueError("Detected at node a, defined at:\\n  File x\\n\\ntoo high\\n [[{{a}}]]"))
+        'too high'
+    """
+    text = str(getattr(error, "message", "") or error)
+    before = text.partition("[[")[0]
+    lines = [" ".join(line.split()) for line in before.splitlines() if line.strip()]
+    if "Detected at node" in before and lines:
+        return lines[-1][:_LONGEST_REASON]
+    plain = " ".join(lines) or " ".join(text.split()) or type(error).__name__
+    return plain[:_LONGEST_REASON]

@@ -1,0 +1,147 @@
+"""Rows to predict from a file of JSON lines: one row a line, as they are served or as they stand in a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.table import Column, Table
+from tfaccel.errors import DataError
+from tfaccel.planning.near_name import near_name
+
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
+
+Line = tuple[int, Any]  # its number in the file, from 1 on, and its value
+
+
+def json_lines(path: Path) -> list[Line]:
+    """The values in a file of JSON lines; empty lines are left out.
+
+    Raises:
+        DataError: if the file cannot be read, has no line, or a line is no JSON (line and column are named).
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "rows.jsonl").write_text('[1, 2]\\n\\n{"a": null}\\n')
+        ...     json_lines(Path(folder, "rows.jsonl"))
+        [(1, [1, 2]), (3, {'a': None})]
+    """
+    try:
+        found = list(_values(path, path.read_text(encoding="utf-8-sig").split("\n")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read {path} as JSON lines in UTF-8: {error}.") from error
+    if not found:
+        raise DataError(f"{path} holds no line.")
+    return found
+
+
+def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"Line {number} of {path} is no JSON: {error.msg} (column {error.colno}).") from error
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"Line {number} of {path} cannot be read: {error}.") from error
+
+
+def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str, ...]:
+    """A text for each line, which is a text itself or an object with one.
+
+    Raises:
+        DataError: for the first line that is neither.
+    """
+    found = []
+    for number, value in lines:
+        text = value.get(column) if isinstance(value, dict) else value
+        if not isinstance(text, str):
+            hint = near_name(column, value) if isinstance(value, dict) and column not in value else ""
+            raise DataError(
+                f"Line {number} of {path} must be a text, or an object with the text {column!r} (--text_column).{hint}"
+                f" Received: {value!r:.60}."
+            )
+        found.append(text)
+    return tuple(found)
+
+
+def table_of_lines(path: Path, lines: Sequence[Line]) -> Table:
+    """The table whose rows the lines are, each an object of columns; null and what is left out are missing values.
+
+    Raises:
+        DataError: for the first line that is no object of numbers and texts.
+    """
+    names: dict[str, None] = {}
+    for number, row in lines:
+        if not isinstance(row, dict) or any(isinstance(value, (dict, list)) for value in row.values()):
+            raise DataError(
+                f"Line {number} of {path} must be an object with a number or a text for each column. "
+                f"Received: {row!r:.60}."
+            )
+        names |= dict.fromkeys(row)
+    columns = []
+    for name in names:
+        values = np.empty(len(lines), dtype=object)
+        values[:] = [_text(row.get(name)) for _, row in lines]
+        columns.append(Column(name, values))
+    return Table(str(path), tuple(columns))
+
+
+def _text(value: Any) -> str | None:
+    """A field as it would stand in a CSV file; None where it is missing."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    text = f"{value:.15g}" if isinstance(value, float) else str(value).strip()
+    return text or None
+
+
+def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The model's inputs, by name: a line is an object of them, or, where there is one alone, its value.
+
+    Arguments:
+        path: the file, for messages.
+        lines: its lines.
+        inputs: what the model takes: name -> shape (with rows in front) and dtype.
+
+    Raises:
+        DataError: for the first line that does not hold what the model takes.
+    """
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in inputs}
+    for number, row in lines:
+        named = row if isinstance(row, dict) else {next(iter(inputs)): row} if len(inputs) == 1 else None
+        if named is None or set(named) != set(inputs):
+            unknown = [name for name in named or () if name not in inputs]
+            hint = near_name(unknown[0], inputs) if unknown else ""
+            raise DataError(
+                f"Line {number} of {path} must be an object with {', '.join(map(repr, inputs))}.{hint} "
+                f"Received: {row!r:.60}."
+            )
+        for name, spec in inputs.items():
+            columns[name].append(_row(named[name], spec, f"Line {number} of {path}: {name!r}"))
+    for name, rows in columns.items():
+        place = next((place for place, row in enumerate(rows) if row.shape != rows[0].shape), None)
+        if place is not None:
+            raise DataError(
+                f"Line {lines[place][0]} of {path}: {name!r} has shape {rows[place].shape}; that of the first line has "
+                f"{rows[0].shape}. Rows of one file have one shape."
+            )
+    return {name: np.stack(rows) for name, rows in columns.items()}
+
+
+def _row(value: Any, spec: Any, place: str) -> np.ndarray:
+    wanted: Sequence[int | None] = spec.shape[1:]
+    try:
+        row = np.array(value)
+    except (ValueError, OverflowError):  # lists of uneven lengths, or numbers of too many digits
+        row = np.array(None)
+    fits = row.ndim == len(wanted) and all(b is None or a == b for a, b in zip(row.shape, wanted, strict=True))
+    kinds = "fiu" if spec.dtype.is_floating else "b" if spec.dtype.name == "bool" else "iu"
+    if not fits or row.dtype.kind not in kinds:
+        shape = ", ".join("any" if size is None else str(size) for size in wanted)
+        raise DataError(f"{place} must be {spec.dtype.name} of shape ({shape}). Received: {value!r:.60}.")
+    return row
