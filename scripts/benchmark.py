@@ -5,15 +5,17 @@
     tfaccel benchmark recipes --figures=image_classification
     tfaccel benchmark search --repetitions=1
     tfaccel benchmark compress --out=benchmarks/compress.json
+    tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
 minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
 `Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
 `search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes a repetition),
-`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32; two minutes) and
-`serve` (throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot
-reload; six minutes). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
+`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32, two minutes; and
+what part of int8's loss on a network with uneven channels QAT wins back, half a minute a repetition) and `serve`
+(throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot reload;
+six minutes). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
 """
 
 import json
@@ -39,7 +41,7 @@ from tfaccel.scripts.command import run_command, show_progress
 
 SUITES = ("engine", "recipes", "search", "compress", "serve")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
-COMPRESS_FIGURE_NAMES = ("int8", "pruning")
+COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
 _REPETITIONS = flags.DEFINE_integer(
     "repetitions", 5, "timed windows of each program", lower_bound=1, allow_override=True

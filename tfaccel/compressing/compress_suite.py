@@ -1,4 +1,4 @@
-"""The benchmark of `compress`: the image recipe's model in int8 and with 80 % zeros, beside the float model."""
+"""The benchmark of `compress`: the image recipe's model in int8 and with 80 % zeros, and what QAT wins back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tfaccel.compressing.compress import compress
 from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.qat_suite import qat_figures
 from tfaccel.compressing.runtime_measures import default_num_threads, latencies
 from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError
@@ -23,20 +24,34 @@ from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
-# Figure -> the method that it is about.
-FIGURE_METHODS = {"int8": "int8", "pruning": "prune"}
+# Figure of the image recipe -> the method that it is about.
+RECIPE_METHODS = {"int8": "int8", "pruning": "prune"}
 MOST_INT8_SIZE, MOST_INT8_LATENCY, MOST_PRUNED_ZIPPED_SIZE, MOST_DROP = 0.27, 0.67, 0.4, 0.01
 _RECIPE = "image_classification"
 _LATENCY_SECONDS = 1.0
 
 
 def run_compress_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Trains the image recipe, compresses it, and reports how small, good and fast the forms are.
+    """Compresses trained models, and reports how small, good and fast the forms are.
 
     Args:
-        names: of figures, keys of `FIGURE_METHODS`.
-        options: `scale` multiplies the recipe's epochs.
+        names: of figures: keys of `RECIPE_METHODS`, and "qat" (see `qat_suite`).
+        options: `scale` multiplies the epochs.
     """
+    figures: list[Figure] = []
+    measurements: dict[str, tuple[Measurement, ...]] = {}
+    of_recipe = [name for name in names if name in RECIPE_METHODS]
+    if of_recipe:
+        figures, measurements = _recipe_figures(of_recipe, options)
+    if "qat" in names:
+        figures += qat_figures(options)
+    return Report(suite="compress", machine=options.machine(), measurements=measurements, figures=tuple(figures))
+
+
+def _recipe_figures(
+    names: Sequence[str], options: SuiteOptions
+) -> tuple[list[Figure], dict[str, tuple[Measurement, ...]]]:
+    """Trains the image recipe, and compresses it."""
     make_workload = import_module(f"{RECIPES_PACKAGE}.{_RECIPE}").workload
     epochs = max(1, round(inspect.signature(make_workload).parameters["epochs"].default * options.scale))
     work: Workload = make_workload(epochs=epochs)
@@ -45,15 +60,14 @@ def run_compress_suite(names: Sequence[str], options: SuiteOptions) -> Report:
         run_dir = str(Path(folder) / "run")
         train(work, run_dir=run_dir, epochs=epochs, verbose=0)
         found = compress(
-            run_dir, methods=[FIGURE_METHODS[name] for name in names], max_metric_drop=MOST_DROP, workload=work,
+            run_dir, methods=[RECIPE_METHODS[name] for name in names], max_metric_drop=MOST_DROP, workload=work,
             latency_seconds=_LATENCY_SECONDS, progress=lambda text: options.progress(f"{_RECIPE}: {text}"),
         )  # fmt: skip
-        figures = [figure for name in names if name == "pruning" for figure in _pruning_figures(found)]
-        measurements: dict[str, tuple[Measurement, ...]] = {}
-        if "int8" in names:
-            of_int8, times = _int8_figures(found, work, options)
-            figures, measurements = of_int8 + figures, {"int8": times}
-    return Report(suite="compress", machine=options.machine(), measurements=measurements, figures=tuple(figures))
+        figures = _pruning_figures(found) if "pruning" in names else []
+        if "int8" not in names:
+            return figures, {}
+        of_int8, times = _int8_figures(found, work, options)
+        return of_int8 + figures, {"int8": times}
 
 
 def _int8_figures(

@@ -1,0 +1,87 @@
+"""How much of what int8 after training costs is won back by training that imitates int8, for `compress_suite`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import keras
+
+from tfaccel.compressing.compress import compress
+from tfaccel.compressing.gate import GateResult
+from tfaccel.errors import CompressionError
+from tfaccel.measuring import qat_task
+from tfaccel.measuring.figure import Figure
+from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.planning.workload import Workload
+from tfaccel.training.train import train
+
+# What int8 after training has to cost for the question to make sense, and how much of it has to be won back.
+LEAST_LOSS, LEAST_PART_WON_BACK = 0.02, 0.5
+_METRIC = "accuracy"
+_LATENCY_SECONDS = 0.02  # latency is no part of this
+
+
+def qat_figures(options: SuiteOptions) -> list[Figure]:
+    """Accuracy of `qat_task`'s network in float32, in int8 after training, and after training that imitates int8.
+
+    Each repetition trains a network of its own and spreads its channels by other factors.
+
+    Arguments:
+        options: `scale` multiplies the epochs of both trainings.
+    """
+    epochs = max(1, round(qat_task.EPOCHS * options.scale))
+    work = qat_task.workload(epochs=epochs)
+    found = []
+    for repetition in range(options.repetitions):
+        place = f"qat, {repetition + 1} of {options.repetitions}"
+        with tempfile.TemporaryDirectory(prefix="tfaccel-benchmark-") as folder:
+            options.progress(f"{place}: train")
+            train(work, run_dir=Path(folder) / "run", epochs=epochs, seed=repetition, verbose=0)
+            model = keras.models.load_model(Path(folder) / "run" / "model.keras", compile=False)
+            qat_task.spread_channels(model, seed=repetition)
+            found.append(accuracies(_compressed(model, work, Path(folder) / "small", options, place=place)))
+    return figures_of(found)
+
+
+def accuracies(found: GateResult) -> tuple[float, float, float]:
+    """Of float32, int8 and qat.
+
+    Raises:
+        CompressionError: if one of the forms could not be made.
+    """
+    for result in found.results:
+        if result.failure:
+            raise CompressionError(f"The network could not be compressed by {result.variant.name}: {result.failure}")
+    by_name = {result.variant.name: found.value(result) for result in found.results}
+    return by_name["float32"], by_name["int8"], by_name["qat"]
+
+
+def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
+    """The figures, from the accuracies of each repetition.
+
+    The part that is won back is taken over those repetitions in which something was lost.
+
+    Example:
+        >>> figures = {figure.quantity: figure for figure in figures_of([(0.97, 0.93, 0.96), (0.96, 0.92, 0.96)])}
+        >>> round(figures["part of that loss won back by qat"].minimum, 6)
+        0.75
+    """
+    losses = [of_float - int8 for of_float, int8, _ in found]
+    won = [(qat - int8) / (of_float - int8) for of_float, int8, qat in found if of_float > int8]
+    figures = [Figure(name="qat", quantity=f"{_METRIC} float32 - int8", values=tuple(losses), at_least=LEAST_LOSS)]
+    if won:
+        figures.append(Figure(name="qat", quantity="part of that loss won back by qat", values=tuple(won),
+                              at_least=LEAST_PART_WON_BACK))  # fmt: skip
+    for name, values in zip(("float32", "int8", "qat"), zip(*found, strict=True), strict=True):
+        figures.append(Figure(name="qat", quantity=f"{_METRIC}, {name}", values=values))
+    return figures
+
+
+def _compressed(model: keras.Model, work: Workload, folder: Path, options: SuiteOptions, *, place: str) -> GateResult:
+    training = dict(qat_task.QAT_OPTIONS)
+    training["epochs"] = max(1, round(training["epochs"] * options.scale))
+    return compress(
+        model, methods="int8,qat", metric=_METRIC, workload=work, training=training, out_dir=str(folder),
+        latency_seconds=_LATENCY_SECONDS, progress=lambda text: options.progress(f"{place}: {text}"),
+    )  # fmt: skip
