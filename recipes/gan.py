@@ -155,12 +155,20 @@ def workload(
 
         return [GeneratorAverage()]
 
+    @functools.cache
+    def judge_of_samples() -> Any:
+        from tfaccel.models.sample_judge import SampleJudge
+
+        pixels, labels = next(batches().test(images.num_test_images).as_numpy_iterator())
+        return SampleJudge((pixels - images.pixel_mean) / images.pixel_scale, labels.argmax(axis=1))
+
     return GanWorkload(
         name="gan",
         build_model=build_model,
         compile_args=lambda: compile_args(options, num_steps=num_steps),
         train_data=train_data,
         callbacks=callbacks,
+        judge=(lambda model: judge_of_samples()(model)) if len(images.class_names) > 1 else None,
         global_batch_size=global_batch_size,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,

@@ -59,6 +59,18 @@ def test_options_that_cannot_be_are_refused(options, error, message):
         recipe.workload(**options)
 
 
+def test_a_search_is_told_how_many_samples_are_recognised(logical_devices):
+    work = recipe.workload(ema=True)
+    assert work.judge is not None
+    model = work.build_model()
+    model.compile(**work.compile_args())
+    weights = model.generator.get_weights()
+    judged = work.judge(model)
+    assert sorted(judged) == ["val_recognised"]
+    assert 0.0 <= judged["val_recognised"] < 0.5  # untrained
+    assert all(np.array_equal(one, other) for one, other in zip(weights, model.generator.get_weights(), strict=True))
+
+
 RUNS = """
 import json, sys
 import numpy as np

@@ -100,6 +100,18 @@ def test_bad_objectives_are_refused(wanted, names, message):
         checked_objective(wanted, names)
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["loss", "val_loss", "divergence_loss", "val_divergence_loss"], ("val_loss", "min")),  # of several outputs
+        (["loss", "generator_loss", "val_recognised"], ("val_recognised", "max")),
+        (["loss"], ("loss", "min")),
+    ],
+)
+def test_what_is_bettered_where_nothing_is_said(names, expected):
+    assert checked_objective(None, names).parts == (expected,)
+
+
 def test_directions():
     rising = ["val_sparse_categorical_accuracy", "top_k_accuracy", "auc", "val_f1_score", "r2_score", "mean_io_u_iou"]
     falling = ["val_mean_absolute_error", "rmse", "perplexity", "kl_divergence", "pinball_loss", "model_bytes"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfaccel.errors import WorkloadError
 
-_OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment")
+_OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Workload:
             (MixUp), or their random numbers are drawn for the batch; `train_data(..., augmented=False)` is then never
             asked for a shard. False: of some rows it makes those rows.
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
+        judge: `judge(model)` of a compiled model in training returns names with numbers, which a search takes for
+            metrics after each epoch, where losses do not tell how good a model is (a GAN's). None where they do.
         raw_input: what the model's tensors are made of (image files, texts, rows of a table), and the names of its
             classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
             takes raw inputs. None where only tensors are taken.
@@ -66,6 +68,7 @@ class Workload:
     callbacks: Callable[[], Sequence[Any]] | None = None
     augment: Callable[[Any], Any] | None = None
     augment_mixes_rows: bool = False
+    judge: Callable[[Any], Mapping[str, float]] | None = None
     raw_input: Any = None
     global_batch_size: int
     num_train_examples: int | None = None

@@ -41,7 +41,7 @@ def main(folder: Path, name: str, arguments: list[str]) -> int:
         line.send("row", row=row.to_json())
         try:
             write_session(board, row)
-        except OSError:  # a full disk, say, must not keep the oracle's lock for ever
+        except Exception:  # a full disk, say: Keras Tuner would keep the oracle's lock for ever
             traceback.print_exc()
 
     oracle = make_oracle(task["space"], SearchOptions.from_json(task["options"]), objective, run_dir=run_dir,

@@ -49,9 +49,10 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
         source.close()
         private_api.build_model(model, source.batch_spec)
         names = metric_names(model)
+        judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
         found = {
             "space": oracle.get_space().get_config(), "builds_models": builds_models,
-            "metrics": None if maker.own_fit else names + _held_out(names, workload),
+            "metrics": None if maker.own_fit else names + _held_out(names, workload) + judged,
             "num_parameters": model.count_params(),
         }  # fmt: skip
     keras.backend.clear_session()

@@ -37,7 +37,7 @@ def write_session(folder: Path, row: TrialRow) -> None:
     """Writes a finished trial: its hyperparameters, its score and metrics, and whether it failed."""
     values = {name: value for name, value in row.hyperparameters.items() if isinstance(value, bool | int | float | str)}
     ended = time.time()
-    found = dict(row.metrics) if row.score is None else {_SCORE: row.score, **row.metrics}
+    found = row.finite_metrics if row.score is None else {_SCORE: row.score, **row.finite_metrics}
     scalars = Summary(value=[Summary.Value(tag=tag, simple_value=float(value)) for tag, value in found.items()])
     status = STATUS_FAILURE if row.status == "failed" else STATUS_SUCCESS
     summaries = [api.hparams_pb(values, trial_id=row.trial_id, start_time_secs=ended - row.seconds), scalars,

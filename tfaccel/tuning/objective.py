@@ -14,7 +14,7 @@ from tfaccel.planning.near_name import near_name
 MEASURED = ("latency_seconds", "model_bytes")
 _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
 _RISING = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "psnr", "ssim", "r2", "bleu", "rouge", "map",
-           "positives", "similarity")  # fmt: skip
+           "positives", "similarity", "recognised")  # fmt: skip
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy", "entropy", "perplexity", "pinball",
             "divergence", "distance", "hinge", "poisson", "negatives")  # fmt: skip
 _WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric
@@ -154,7 +154,8 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
 
 
 def _default_objective(names: Collection[str]) -> Objective:
-    held_out = [name for name in names if name.startswith("val_") and name != "val_loss"]
+    # "val_divergence_loss" is the loss of one output: a part of "val_loss".
+    held_out = [name for name in names if name.startswith("val_") and not name.endswith("loss")]
     for name in [*held_out, "val_loss", "loss"]:
         if name in names:
             try:

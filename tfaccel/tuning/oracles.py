@@ -63,7 +63,7 @@ class KeptOracle(keras_tuner.Oracle):
         trial = self.trials[trial_id]
         trial.status, trial.message = ("COMPLETED", None) if row.has_score else ("FAILED", row.cause)
         if row.has_score and not trial.metrics.exists(self.objective.name):
-            self.update_trial(trial_id, {**row.metrics, self.objective.name: row.score})
+            self.update_trial(trial_id, {**row.finite_metrics, self.objective.name: row.score})
         self.end_trial(trial)
 
     @keras_tuner.synchronized

@@ -9,7 +9,7 @@ from typing import Any
 import keras_tuner
 
 from tfaccel.errors import TfaccelError
-from tfaccel.training.files import write_json
+from tfaccel.training.files import finite, write_json
 from tfaccel.training.train import train
 from tfaccel.tuning.trial_run import TrialRunner
 
@@ -41,10 +41,10 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
         seed = runner.maker.options.seed
         result = train(workload, runner.maker.plan(workload), run_dir=folder, epochs=runner.maker.epochs, seed=seed,
                        resume="auto", verbose=0)  # fmt: skip
-        return {"run_dir": str(folder), "final": result.final}
+        return {"run_dir": str(folder), "final": {k: v for k, v in finite(result.final).items() if v is not None}}
     folder.mkdir(exist_ok=True)
     row = runner.run(FOLDER, hp, save_to=folder / "model.keras")
     if not row.has_score:
         raise TfaccelError(f"The best trial could not be trained again: {row.cause}")
     write_json(folder / "result.json", row.to_json())
-    return {"run_dir": str(folder), "final": dict(row.metrics)}
+    return {"run_dir": str(folder), "final": row.finite_metrics}

@@ -30,19 +30,22 @@ class TrialReport(keras.callbacks.Callback):
         extras: what does not change with the epochs, such as the model's size; added to the logs.
         pruning, patience: as `pruning` and `early_stopping` of `SearchOptions`.
         sign: called every second or so while the trial is alive.
+        judge: the workload's, where it has one.
     """
 
     tfaccel_windows = True
 
-    def __init__(self, folder: Path, objective: Objective, extras: Mapping[str, float], *, pruning: str,
-                 patience: int | None, sign: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(self, folder: Path, objective: Objective, extras: Mapping[str, float], *, pruning: str = "none",
+                 patience: int | None = None, sign: Callable[[], None] = lambda: None,
+                 judge: Callable[[Any], Mapping[str, float]] | None = None) -> None:  # fmt: skip
         super().__init__()
         self._folder = folder
         self._objective = objective
-        self._extras = extras
+        self.extras = dict(extras)
         self._pruning = pruning
         self._patience = patience
         self._sign = sign
+        self._judge = judge
         self._signed = 0.0
         self.values: list[float] = []
         self.best_metrics: dict[str, float] = {}
@@ -64,7 +67,9 @@ class TrialReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the objective, and ends the trial where the rules say so."""
         self._epoch_ends.append(time.perf_counter())
-        metrics = {**{name: float(value) for name, value in (logs or {}).items()}, **self._extras}
+        metrics = {**{name: float(value) for name, value in (logs or {}).items()}, **self.extras}
+        if self._judge is not None:
+            metrics |= self._judge(self.model)
         if not all(name in metrics for name in self._objective.names):
             return  # Only some epochs end with validation, or a HyperModel's own fit returns the objective.
         value = self._objective.value(metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,6 +46,11 @@ class TrialRow:
     def has_score(self) -> bool:
         """Whether it can be compared with others."""
         return self.status != "failed" and self.score is not None
+
+    @property
+    def finite_metrics(self) -> dict[str, float]:
+        """The metrics without those that were NaN or infinite, which are None in files."""
+        return {name: float(v) for name, v in self.metrics.items() if v is not None and math.isfinite(v)}
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -126,9 +132,9 @@ def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRo
     """
 
     def costs(row: TrialRow) -> list[float]:
-        return [row.metrics[name] * (1 if direction == "min" else -1) for name, direction in objective.parts]
+        return [row.finite_metrics[name] * (1 if direction == "min" else -1) for name, direction in objective.parts]
 
-    usable = [row for row in rows if row.has_score and all(name in row.metrics for name in objective.names)]
+    usable = [row for row in rows if row.has_score and all(name in row.finite_metrics for name in objective.names)]
     points = [(row, costs(row)) for row in usable]
     return [
         row for row, own in points

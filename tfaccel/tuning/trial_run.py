@@ -29,6 +29,7 @@ from tfaccel.training.validation import validation_of
 from tfaccel.training.workload_source import WorkloadSource
 from tfaccel.tuning.latency import latency_seconds
 from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.own_fit import own_fit_metrics
 from tfaccel.tuning.trial_callbacks import TrialReport, max_or_min
 from tfaccel.tuning.trial_maker import TrialMaker, takes
 from tfaccel.tuning.trial_row import TrialRow, trial_folder
@@ -115,10 +116,13 @@ class _Trial:
                 self._load_state(model)
             pruning = options.pruning if save_to is None else "none"
             report = TrialReport(self._folder, self._runner.objective, extras, pruning=pruning,
-                                 patience=options.early_stopping, sign=self._runner.sign)  # fmt: skip
-            found = self._fit(model, source, report) if self._runner.maker.own_fit else None
-            if found is None:
+                                 patience=options.early_stopping, sign=self._runner.sign,
+                                 judge=None if self._runner.builds_models else self._workload.judge)  # fmt: skip
+            found = None
+            if self._runner.maker.own_fit is None:
                 self._run_epochs(model, source, report)
+            else:
+                found = self._fit(self._runner.maker.own_fit, model, source, report)
         finally:
             source.close()
         if self._keeps_state:
@@ -164,9 +168,9 @@ class _Trial:
                 stack.callback(validation.source.close)
             run_epochs(engine, source, container, validation, epochs=self._epochs, initial_epoch=self._first_epoch)
 
-    def _fit(self, model: keras.Model, source: WorkloadSource, report: TrialReport) -> dict[str, float] | None:
-        """A HyperModel's own fit, on batches of the workload; None where its history is all that it returns."""
-        fit = self._runner.maker.own_fit
+    def _fit(self, fit: Callable[..., Any], model: keras.Model, source: WorkloadSource,
+             report: TrialReport) -> dict[str, float] | None:  # fmt: skip
+        """A HyperModel's own fit, on batches of the workload; None where its callback has seen the objective."""
         seed, size = self._runner.maker.options.seed, source.batch_size
         passes = [self._workload.train_data(size, seed=seed, epoch=e) for e in range(self._first_epoch, self._epochs)]
         batches = functools.reduce(lambda before, one: before.concatenate(one), passes)
@@ -174,14 +178,12 @@ class _Trial:
         arguments = {"x": batches.prefetch(tf.data.AUTOTUNE), "validation_data": held_out, "callbacks": [report],
                      "epochs": self._epochs, "initial_epoch": self._first_epoch, "verbose": 0,
                      "steps_per_epoch": source.num_batches}  # fmt: skip
-        if fit is None:
-            return None
         result = fit(self._hp, model, **{name: value for name, value in arguments.items() if takes(fit, name)})
-        if isinstance(result, keras.callbacks.History):
+        if isinstance(result, keras.callbacks.History) and report.values:
             return None
-        if isinstance(result, dict):
-            return {name: float(value) for name, value in result.items()}
-        return {self._runner.objective.name: float(result)}
+        objective = self._runner.objective
+        measured = {name: value for name, value in report.extras.items() if name in objective.names}
+        return own_fit_metrics(result, objective, measured)
 
     def _load_state(self, model: keras.Model) -> None:
         """The state in which the trial that this one goes on with had ended."""

@@ -102,7 +102,7 @@ def _work(line: ParentLine, order: dict[str, Any], maker: Any) -> None:
             self.start_anew = row.status == "failed" and (row.cause or "").startswith(OUT_OF_MEMORY)
             if not row.has_score:
                 raise keras_tuner.errors.FailedTrialError(row.cause)
-            return {**row.metrics, objective.name: float(row.score or 0.0)}
+            return {**row.finite_metrics, objective.name: float(row.score or 0.0)}
 
         def on_trial_end(self, trial: Any) -> None:
             """Tells the chief; ends the process where memory has grown."""

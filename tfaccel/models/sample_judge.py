@@ -1,0 +1,43 @@
+"""How good a GAN's generator is while it trains, as a search needs to know it: the losses do not tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tfaccel.models.conditional_gan import ConditionalGan
+
+METRIC = "val_recognised"
+SAMPLES_PER_CLASS = 20
+
+
+class SampleJudge:
+    """A support vector machine that has seen real images, none of which the GAN is trained on.
+
+    Args:
+        images: standardised pixels, of shape (num_images, height, width, channels).
+        labels: the class of each, a number from 0.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        from sklearn.svm import SVC
+
+        self._classifier = SVC().fit(images.reshape(len(images), -1), labels)
+
+    def __call__(self, model: ConditionalGan) -> dict[str, float]:
+        """The part of samples taken for the class that they were drawn for, with the weights that training would leave.
+
+        Arguments:
+            model: a compiled GAN; its weights are afterwards what they were.
+        """
+        noise_shape, labels_shape = (tensor.shape for tensor in model.generator.inputs)
+        labels = np.tile(np.arange(labels_shape[1]), SAMPLES_PER_CLASS)
+        noise = np.random.default_rng(0).standard_normal((len(labels), noise_shape[1]), np.float32)
+        weights = model.generator.get_weights()
+        model.generator_optimizer.finalize_variable_values(model.generator.trainable_variables)
+        made = np.asarray(model.generator([noise, np.eye(labels_shape[1], dtype=np.float32)[labels]], training=False))
+        model.generator.set_weights(weights)
+        found = self._classifier.predict(np.nan_to_num(made).reshape(len(made), -1))
+        return {METRIC: float((found == labels).mean())}

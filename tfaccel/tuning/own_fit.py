@@ -1,0 +1,69 @@
+"""What a `HyperModel` with a `fit` of its own returned, as metrics: all that Keras Tuner takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfaccel.errors import SearchError
+from tfaccel.tuning.objective import Objective
+
+
+def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The metrics of a trial, from what its `fit` returned.
+
+    Arguments:
+        result: a `History` (its best epoch counts), a dictionary of metrics, the objective's value, or a list of these
+            (their means count).
+        objective: what the search betters.
+        measured: figures beside it that the objective needs, such as the model's size.
+
+    Raises:
+        SearchError: for anything else, or where the objective is not in it.
+
+    Example:
+        >>> own_fit_metrics([{"score": 1.0}, {"score": 2.0}], Objective((("score", "max"),)))
+        {'score': 1.5}
+    """
+    if isinstance(result, keras.callbacks.History):
+        found = _best_epoch(result.history, objective, measured or {})
+    elif isinstance(result, list | tuple) and result:
+        parts = [own_fit_metrics(part, objective, measured) for part in result]
+        return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+    elif isinstance(result, Mapping):
+        found = {str(name): float(value) for name, value in result.items()}
+    elif isinstance(result, Real | np.generic) and not isinstance(result, bool):
+        found = {objective.name: float(result)}  # type: ignore[arg-type]
+    else:
+        raise SearchError(
+            "A HyperModel's fit must return a History, a dictionary of metrics, a number, or a list of these. "
+            f"Received: {type(result).__name__}."
+        )
+    found = {**found, **(measured or {})}
+    missing = [name for name in objective.names if name not in found]
+    if missing:
+        raise SearchError(
+            f"The HyperModel's fit returned nothing called {missing[0]!r}, which is to be bettered. It returned: "
+            f"{', '.join(found) or 'nothing'}."
+        )
+    return found
+
+
+def _best_epoch(
+    history: Mapping[str, list[float]], objective: Objective, measured: Mapping[str, float]
+) -> dict[str, float]:
+    """The metrics of the epoch that is best; what some epochs lack is left out."""
+    num_epochs = max(map(len, history.values()), default=0)
+    whole = {name: values for name, values in history.items() if len(values) == num_epochs}
+    epochs = [{name: float(values[e]) for name, values in whole.items()} | dict(measured) for e in range(num_epochs)]
+    best: dict[str, float] = epochs[0] if epochs else {}
+    if not all(name in best for name in objective.names):
+        return best
+    for epoch in epochs[1:]:
+        if objective.better(objective.value(epoch), objective.value(best)):
+            best = epoch
+    return best
