@@ -78,11 +78,41 @@ def test_refused_lambda_is_not_run(keras_file, tmp_path):
         ([("/etc/evil", "x")], "it holds '/etc/evil', which would be written outside"),
         ([("assets/..\\evil", "x")], "which would be written outside"),
         ([("model.weights.h5", b"\0" * 2**22)], "'model.weights.h5' in it grows from"),
+        ([(f"assets/{n}", b"\0" * 2**20) for n in range(300)], "model.keras is refused: it grows from"),
     ],
 )
 def test_files_that_overrun_are_refused(keras_file, members, message):
-    with pytest.raises(ExportError, match=re.escape(message)):
-        check_keras_file(keras_file(model_of(dense()), members))
+    path = keras_file(model_of(dense()), members)
+    with pytest.raises(ExportError, match=re.escape(message)) as caught:
+        check_keras_file(path)
+    assert str(caught.value).startswith(f"{path} is refused: ")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            dense(config={"name": "d", "units": 1, "activation": {
+                "module": "keras.config", "class_name": "function", "config": "enable_unsafe_deserialization"}}),
+            "Cannot deserialize `keras.config.enable_unsafe_deserialization` because it is not a modeling function.",
+        ),
+        (
+            dense(config={"name": "d", "units": 1, "activation": {
+                "module": "builtins", "class_name": "function", "config": "eval", "registered_name": "eval"}}),
+            "Could not locate function 'eval'.",
+        ),
+        (
+            dense(class_name="StringLookup", config={"name": "d", "vocabulary": "/etc/passwd"}),
+            "Requested the loading of a vocabulary file outside of the model archive.",
+        ),
+        (dense(module="numpy", class_name="load", config={"file": "/etc/passwd"}), "Could not locate class 'load'."),
+    ],
+)  # fmt: skip
+def test_what_keras_refuses_is_said_in_its_words(keras_file, logical_devices, layer, message):
+    path = keras_file(model_of(layer))
+    with pytest.raises(ExportError, match=re.escape(f"Keras cannot load {path}: {message}")) as caught:
+        load_keras_model(path)
+    assert "object config" not in str(caught.value)
 
 
 @pytest.mark.parametrize("config", ["{", b"\xff\xfe", "[" * 100_000])

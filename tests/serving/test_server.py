@@ -1,101 +1,19 @@
 """A real server in a process of its own: the protocol, its limits, hot reload, and its graceful end."""
 
 import base64
-import http.client
 import json
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running_server import NAME, PREDICT, RAW, ROW, Server, build, wait_for
 
-from tfaccel.data.raw_input import ImageInput
 from tfaccel.measuring.http_load import closed_loop, open_loop, post
-
-NAME = "images"
-RAW = ImageInput(image_size=8, num_channels=1, class_names=("zero", "one", "two"))
-ROW = np.arange(64.0).reshape(8, 8, 1).tolist()
-PREDICT = f"/v1/models/{NAME}:predict"
-
-
-def build(folder, *, bias):
-    """A SavedModel whose logits are the mean of the pixels and two numbers; its signature `slow` takes its time."""
-    import keras
-    import tensorflow as tf
-
-    from tfaccel.exporting.sample_rows import raw_rows, sample_rows
-    from tfaccel.exporting.saved_model_files import write_saved_model
-    from tfaccel.exporting.signatures import signatures_of, traced
-
-    pixels = keras.Input((8, 8, 1), name="pixels")
-    mean = keras.layers.GlobalAveragePooling2D()(pixels)
-    start = keras.initializers.Constant
-    layer = keras.layers.Dense(
-        3, kernel_initializer=start([[1.0, 0.0, -1.0]]), bias_initializer=start(bias), name="logits"
-    )
-    model = keras.Model(pixels, layer(mean))
-    signatures = signatures_of(model, RAW)
-    inner = signatures.traced["serving_default"]
-
-    def slow(pixels):
-        big = tf.random.uniform((900, 900)) * 1e-3
-        for _ in range(40):
-            big = tf.linalg.matmul(big, big) * 1e-3
-        return {"logits": inner(pixels=pixels)["logits"] + 0.0 * tf.reduce_sum(big)}
-
-    signatures.traced["slow"], signatures.functions["slow"] = traced(slow, {"pixels": signatures.inputs["pixels"]})
-    rows = sample_rows(signatures.inputs, model, RAW, num_rows=1)
-    requests = [("serving_default", rows), ("serving_raw", raw_rows(RAW, rows))]
-    write_saved_model(folder, signatures, name=NAME, raw_input=RAW, requests=requests)
-
-
-class Server:
-    """A running server."""
-
-    def __init__(self, folder, *flags):
-        command = [sys.executable, "-m", "tfaccel.scripts.serve", f"--model={folder}", "--port=0", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline()
-        assert "Serving" in line, self.process.stderr.read()
-        self.is_asked_to_end = False
-        self.port = int(re.search(r":(\d+)/", line)[1])
-
-    def ask(self, method, path, body=None, headers=None):
-        """Status, headers and body of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            body = json.dumps(body) if isinstance(body, (dict, list)) else body
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
-
-    def ask_to_end(self):
-        """Sends SIGTERM, once."""
-        if not self.is_asked_to_end:
-            self.is_asked_to_end = True
-            self.process.send_signal(signal.SIGTERM)
-
-    def json(self, path, body=None):
-        status, _, content = self.ask("GET" if body is None else "POST", path, body)
-        return status, json.loads(content)
-
-    def end(self):
-        """Asks the server to end, once; returns its exit status."""
-        self.ask_to_end()
-        try:
-            self.process.communicate(timeout=60)
-        finally:
-            self.process.kill()
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +99,9 @@ def test_health_readiness_and_counts(server):
     status, headers, content = server.ask("GET", "/metrics")
     assert status == 200 and headers["content-type"].startswith("text/plain")
     text = content.decode()
+    assert {"tfaccel_requests", "tfaccel_batch_rows"} <= {
+        family.name for family in text_string_to_metric_families(text)
+    }
     assert re.search(
         r'^tfaccel_requests_total\{method="predict",model="images",status="200"\} [1-9]', text, re.MULTILINE
     )
@@ -196,6 +117,21 @@ def test_health_readiness_and_counts(server):
         (PREDICT, {"signature_name": "other", "instances": [ROW]}, 400, "Serving signature name: 'other' not found"),
         (PREDICT, {"signature_name": 3, "instances": [ROW]}, 400, '"signature_name" must be a text'),
         (f"/v1/models/{NAME}:classify", {"instances": [ROW]}, 400, '"examples" must be a list'),
+        (f"/v1/models/{NAME}:classify", {"examples": [{"pixels": ROW}, {"pixels": 1}]}, 400, "examples[1]: input"),
+        (
+            f"/v1/models/{NAME}:regress",
+            {"examples": [{"pixels": ROW}]},
+            400,
+            "one number for each row, but logits (1, 3)",
+        ),
+        (
+            f"/v1/models/{NAME}/labels/new:predict",
+            {"instances": [ROW]},
+            404,
+            "Malformed request: POST /v1/models/images/l",
+        ),
+        (f"/v1/models/{NAME}/versions/{'9' * 5000}:predict", {}, 400, "A version is a whole number. Received: '999"),
+        (f"/v1/models/{NAME}/", {}, 404, "Malformed request: POST /v1/models/images/"),
         ("/v1/models/other:predict", {"instances": [ROW]}, 404, "Servable not found for request: Latest(other)."),
         (f"/v1/models/{NAME}/versions/2:predict", {"instances": [ROW]}, 404, "Specific(images, 2). Versions: 1, 3."),
         (f"/v1/models/{NAME}/versions/x:predict", {"instances": [ROW]}, 400, "A version is a whole number."),
@@ -207,6 +143,17 @@ def test_malformed_requests_are_told_where(server, path, body, status, message):
     found, headers, content = server.ask("POST", path, body)
     assert (found, headers["content-type"]) == (status, "application/json")
     assert message in json.loads(content)["error"]
+
+
+def test_other_methods_are_told_which_one_is_right(server):
+    for method, path, allowed in (
+        ("GET", PREDICT, "POST"),
+        ("PUT", PREDICT, "POST"),
+        ("POST", f"/v1/models/{NAME}", "GET"),
+    ):
+        status, headers, content = server.ask(method, path)
+        assert (status, allowed in headers["allow"].split(", ")) == (405, True)
+        assert json.loads(content) == {"error": f"Malformed request: {method} {path}"}
 
 
 def test_body_without_announced_length_is_limited_too(server):
@@ -221,6 +168,10 @@ def test_body_without_announced_length_is_limited_too(server):
     assert status == 200
     status, _, content = server.ask("POST", PREDICT, small, {"Content-Encoding": "gzip"})
     assert (status, "must not be compressed" in content.decode()) == (400, True)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:  # asks before it sends the body
+        head = f"POST {PREDICT} HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 200000\r\n\r\n"
+        client.sendall(head.encode())
+        assert client.recv(20).startswith(b"HTTP/1.1 413")
 
 
 def test_new_versions_come_and_old_ones_go_without_a_dropped_request(server, versions):
@@ -241,14 +192,8 @@ def test_new_versions_come_and_old_ones_go_without_a_dropped_request(server, ver
     broken = server.json(f"/v1/models/{NAME}")[1]["model_version_status"][0]
     assert (broken["version"], broken["status"]["error_code"]) == ("7", "UNKNOWN")
     assert "cannot be loaded" in broken["status"]["error_message"]
+    assert server.json(f"/v1/models/{NAME}/versions/7") == (200, {"model_version_status": [broken]})
     assert server.json(PREDICT, {"instances": [ROW]})[0] == 200
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_load_at_a_rate_is_answered(server):

@@ -9,7 +9,7 @@ import pytest
 
 from tfaccel.errors import ServeError
 from tfaccel.serving.request_error import RequestError
-from tfaccel.serving.versions import VersionState, Versions
+from tfaccel.serving.versions import Versions, VersionState
 
 
 def write_version(folder, *, graph=b"graph", num_shards=1, index=True):
@@ -120,9 +120,7 @@ def test_what_is_served_stays_while_the_folder_is_gone(make, folder, caplog):
         shutil.rmtree(folder / "1")
         wait_for(lambda: not versions.is_ready)
         versions.stop()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"Cannot look for versions of pets: {folder} is gone"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"Cannot look for versions of pets: {folder} is gone"]
     with pytest.raises(RequestError, match=r"Latest\(pets\). Versions: none.") as caught:
         versions.get(None)
     assert caught.value.status == 404

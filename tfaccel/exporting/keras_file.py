@@ -17,6 +17,7 @@ _MOST_CONFIG_BYTES = 256 * 2**20
 _MOST_MEMBERS = 10_000
 _MOST_RATIO = 1000  # of a member's size to what it takes in the file
 _SMALL_BYTES = 2**20  # members up to this size may be packed as tightly as they like
+_MOST_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # of all members together
 # Classes that run what a file brings along: code, pickles, or a SavedModel from elsewhere.
 _RUNS_CODE = {
     "Lambda": "a Lambda layer, which runs Python code from the file",
@@ -78,6 +79,8 @@ def _config(path: Path) -> Any:
             members = archive.infolist()
             _check_members(members, path)
             return json.loads(archive.read(_CONFIG))
+    except ExportError:
+        raise
     except FileNotFoundError as error:
         raise ExportError(f"There is no file {path}.") from error
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, RecursionError) as error:
@@ -88,6 +91,9 @@ def _config(path: Path) -> Any:
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
     if len(members) > _MOST_MEMBERS:
         raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MOST_MEMBERS} are the most.")
+    total, total_packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
+    if total > _SMALL_TOTAL_BYTES and total > _MOST_TOTAL_RATIO * total_packed:
+        raise ExportError(f"{path} is refused: it grows from {total_packed:,} to {total:,} bytes when unpacked.")
     for member in members:
         name = member.filename
         if name.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", name) or ":" in name:

@@ -101,9 +101,14 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     try:
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises errors of many kinds for files that it cannot load.
-        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-        raise ExportError(f"Keras cannot load {file}: {reason}") from error
+        raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model
+
+
+def _reason(error: BaseException) -> str:
+    """What Keras says of the innermost part that it cannot load, without that part's whole configuration."""
+    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
+    return text.partition(" Full object config: ")[0][:_LONGEST_REASON] or type(error).__name__
 
 
 def served_model(model: keras.Model) -> keras.Model:

@@ -26,8 +26,9 @@ def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str]
     Raises:
         ExportError: if the file cannot be loaded.
     """
+    whole = load_keras_model(place.path, modules=modules)
     logger.info("Making a SavedModel of %s", place.path)
-    model = float32_model(served_model(load_keras_model(place.path, modules=modules)))
+    model = float32_model(served_model(whole))
     signatures = signatures_of(model, place.raw_input)
     rows = sample_rows(signatures.inputs, model, place.raw_input, num_rows=1)
     requests = [(DEFAULT, rows)]

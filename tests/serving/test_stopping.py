@@ -1,0 +1,105 @@
+"""A server that is asked to end answers what it took, whenever it is asked; slow clients and lost ones harm nobody."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+
+import pytest
+from running_server import NAME, PREDICT, ROW, Server, build, wait_for
+
+from tfaccel.errors import ServeError
+from tfaccel.serving.app import ModelApi
+from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.options import ServeOptions
+from tfaccel.serving.server import serve
+from tfaccel.serving.versions import Versions
+
+BODY = json.dumps({"instances": [ROW]}).encode()
+SLOW = {"signature_name": "slow", "instances": [ROW]}
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory, logical_devices):
+    """A folder with one version of a model."""
+    folder = tmp_path_factory.mktemp("models")
+    build(folder / "1", bias=0.0)
+    return folder
+
+
+def head(length):
+    return f"POST {PREDICT} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
+    server = Server(versions, "--body_seconds=0.5", "--max_batch_size=4", "--batch_wait_ms=300")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(head(len(BODY)) + BODY[:50])
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(head(len(BODY)) + BODY)  # waits for others to share a batch with, and is gone before it is run
+    assert server.json(PREDICT, {"instances": [ROW]})[0] == 200
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(server.json(PREDICT, SLOW)[0])) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: answers)
+    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert (server.process.wait(60), answers) == (0, [200] * 6)
+    assert "Traceback" not in server.end_and_read()
+
+
+@pytest.fixture
+def outer_signals():
+    """Signals whose handlers must be as before in the end."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("SIGTERM came after the end"))
+    yield signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_signal_in_the_first_moment_is_not_lost(versions, outer_signals):
+    told = []
+
+    def end(url, served):
+        told.append(url)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve(versions, NAME, ServeOptions(port=0), on_ready=end)
+    assert told[0].startswith("http://127.0.0.1:")
+    assert signal.getsignal(signal.SIGTERM) is outer_signals
+
+
+def test_folder_without_a_model_ends_the_server(tmp_path, outer_signals):
+    with pytest.raises(ServeError, match="holds no SavedModel, and no folders of versions"):
+        serve(tmp_path, NAME, ServeOptions(port=0), on_ready=lambda url, served: pytest.fail("it is not ready"))
+    assert signal.getsignal(signal.SIGTERM) is outer_signals
+
+
+def test_nothing_is_ready_until_a_model_is_loaded(tmp_path):
+    api = ModelApi(Versions(NAME, tmp_path, lambda folder, version: None), ServeOptions(), Metrics(NAME))
+    try:
+        app = api.app()
+        assert asyncio.run(ask(app, "GET", "/readyz")) == (503, {"ready": False})
+        assert asyncio.run(ask(app, "GET", "/healthz")) == (200, {"status": "alive"})
+        assert asyncio.run(ask(app, "POST", PREDICT)) == (503, {"error": "images is being loaded. Try again later."})
+    finally:
+        api.close()
+
+
+async def ask(app, method, path):
+    """Status and body that an application answers with, without a server."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app({"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
