@@ -19,6 +19,7 @@ import keras_tuner
 from keras_tuner import oracles
 
 from tfaccel.training.files import whole_file
+from tfaccel.tuning.hyperband import HyperbandOracle
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.trial_row import TrialRow, TrialRows, read_outcome, trial_folder
@@ -111,7 +112,7 @@ _KINDS: dict[str, type[keras_tuner.Oracle]] = {
     "random": oracles.RandomSearchOracle,
     "grid": oracles.GridSearchOracle,
     "bayesian": oracles.BayesianOptimizationOracle,
-    "hyperband": oracles.HyperbandOracle,
+    "hyperband": HyperbandOracle,
 }
 
 
