@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from functools import partial
+from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -26,7 +27,7 @@ from tfaccel.scripts.compress_flags import compress_options, define_compress_fla
 
 define_compress_flags()
 
-_FILE_WIDTH = 150  # A table needs this width where the output is not a terminal.
+_FILE_WIDTH = 160  # A table needs this width where the output is not a terminal.
 
 
 def run(argv: list[str]) -> int:
@@ -60,8 +61,9 @@ def print_result(result: GateResult) -> None:
     better = "lower" if result.lower_is_better else "higher"
     table = Table(title=f"{result.metric} ({better} is better) on {result.held_out}", title_justify="left")
     for heading in HEADINGS:
-        table.add_column(heading.replace("METRIC", result.metric), justify="left" if heading in ("form", "verdict")
-                         else "right", overflow="fold")  # fmt: skip
+        justify: Any = "left" if heading in ("form", "verdict") else "right"
+        name = heading.replace("METRIC", result.metric.replace("_", "_\n"))
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=heading not in ("METRIC", "verdict"))
     for one in result.results:
         table.add_row(*(Text(cell) for cell in cells(result, one)))
     console.print(table)

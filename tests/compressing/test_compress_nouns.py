@@ -94,7 +94,7 @@ def test_a_pruned_form_is_smaller_when_zipped_only_and_comes_last():
     pruned = result("prune", accuracy=0.92, size=400, zipped_bytes=60)
     found = gate(pruned)
     assert found.winner.variant.name == "prune"
-    assert found.verdict(pruned) == "smallest within the limit, smaller only when zipped"
+    assert found.verdict(pruned) == "smallest within the limit, smaller than float32 only when zipped"
     assert found.summary()[0].endswith("prune, 1.00 of float32, zipped 0.30.")
     assert gate(pruned, result(accuracy=0.915, size=399)).winner.variant.name == "int8"
 

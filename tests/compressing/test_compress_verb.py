@@ -16,6 +16,7 @@ from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
 from tfaccel.compressing.litert_file import float_operations, operations, slim
 from tfaccel.compressing.litert_model import LitertModel
 from tfaccel.compressing.post_training import converter_of
+from tfaccel.compressing.weight_only import quantize_weights
 from tfaccel.errors import CompressionError, RunDirError, VersionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
@@ -157,6 +158,20 @@ def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devi
         assert np.array_equal(before, after)
 
 
+def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logical_devices):
+    x = np.random.default_rng(0).normal(size=(2, 300)).astype("float32")
+    model = keras.Sequential([keras.Input((300,)), layers.Dense(800)])
+    signature = signature_of(model, x)
+    with converter_of(model, signature) as converter:
+        content = quantize_weights(converter.float_content, num_bits=8)
+    assert b"TFL3" in content[:8]
+    assert len(slim(content)) < len(content)
+    assert operations(slim(content)) == float_operations(slim(content)) == {"FULLY_CONNECTED": 1}
+    before, after = (LitertModel(one, signature).predict(x) for one in (content, slim(content)))
+    assert np.array_equal(before, after)
+    np.testing.assert_allclose(after, model(x), atol=0.02)
+
+
 def test_several_inputs_and_outputs_keep_their_names(logical_devices):
     model, x = cases.several_inputs_model(), cases.several_inputs(5)
     litert, signature = converted(model, x)
@@ -176,6 +191,10 @@ def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkey
         found = LitertModel(converter.convert("int8", rows), signature).predict(x)
         np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
         assert "WHILE" in operations(converter.convert("dynamic"))
+        with pytest.raises(
+            CompressionError, match="int16x8 does not take the whole numbers in 'tokens'"
+        ):
+            converter.convert("int16x8", rows)
         assert not any(layer.unroll for layer in model._flatten_layers() if hasattr(layer, "unroll"))
         monkeypatch.setattr(post_training, "MOST_STEPS", 5)
         del converter.without_loops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ class CompressSource:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What a process needs to load and call the model: modules that define its layers, and names of its inputs."""
-        return {"imports": layer_modules(self.model), "nest": self.signature.input_nest}
+        """What a process needs to load and call the model: modules with its layers, where those are, and its inputs."""
+        return {"imports": layer_modules(self.model), "path": list(sys.path), "nest": self.signature.input_nest}
 
 
 def source_of(

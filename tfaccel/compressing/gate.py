@@ -105,7 +105,8 @@ class GateResult:
             return f"failed: {result.failure}"
         if self.is_float(result):
             return "the model as it was trained"
-        slower = "; slower than float32, do not use it for speed" if self.is_slower(result) else ""
+        of_float = self.float_result(result).variant.name
+        slower = f"; slower than {of_float}, do not use it for speed" if self.is_slower(result) else ""
         return self._of_metric_and_size(result) + slower
 
     def summary(self) -> list[str]:
@@ -179,8 +180,10 @@ class GateResult:
                 return f"{self.metric} is not a number"
             return f"{self.metric} is worse by {drop:.4g}: too much" if drop > 0 else "gain too small"
         if not self._is_smaller(result):
-            return "not smaller than float32"
-        zipped = ", smaller only when zipped" if result.size_bytes >= self.results[0].size_bytes else ""
+            return f"not smaller than {self.results[0].variant.name}"
+        of_float = self.results[0]
+        only = f", smaller than {of_float.variant.name} only when zipped"
+        zipped = only if result.size_bytes >= of_float.size_bytes else ""
         return ("smallest within the limit" if result is self.winner else "within the limit") + zipped
 
     def _row(self, result: VariantResult) -> dict[str, Any]:

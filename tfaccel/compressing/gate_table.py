@@ -10,8 +10,8 @@ from tfaccel.compressing.variant_result import VariantResult
 
 # "METRIC" stands for the metric's name.
 HEADINGS = (
-    "form", "METRIC", "change", "size", "of float", "zipped", "threads: p50 / p95", "of float", "memory", "in float",
-    "agreement", "verdict",
+    "form", "METRIC", "change", "size", "of\nfloat", "zipped", "threads:\np50 / p95", "of\nfloat", "memory", "in float",
+    "agree-\nment", "verdict",
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
             else:
                 model.quantize(mode, filters=lambda layer: layer in saved)
         except (ValueError, TypeError, RuntimeError) as error:
-            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            text = _cause(error)
             raise CompressionError(f"Keras cannot quantize this model ({mode}): {text}") from error
     layers = [layer for layer in all_layers(model) if not isinstance(layer, keras.Model) and layer.weights]
     quantized = [layer for layer in layers if getattr(layer, "quantization_mode", None) is not None]
@@ -72,7 +72,7 @@ def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
             model.save(path)
             keras.models.load_model(path, compile=False, safe_mode=False).save(path)
         except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
-            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            text = _cause(error)
             raise CompressionError(
                 f"Keras cannot save this model and load it again ({text}). Give its own classes `get_config` and "
                 "`keras.saving.register_keras_serializable()`, or use a form of LiteRT, such as int8."
@@ -90,11 +90,17 @@ def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
         try:
             return keras.models.load_model(path, compile=False, safe_mode=False)
         except (ValueError, TypeError) as error:
-            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            text = _cause(error)
             raise CompressionError(
                 f"Keras cannot load the quantized model again ({text}): layers that a class of its own makes are not "
                 "saved as quantized. Use a form of LiteRT, such as int8."
             ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What Keras says went wrong, without the configuration that it shows before that."""
+    text = " ".join(str(error).split())
+    return (text.rpartition("Exception encountered: ")[2] or text)[:_SHOWN_CHARACTERS]
 
 
 def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -> Any:

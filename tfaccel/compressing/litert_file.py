@@ -20,6 +20,7 @@ from tfaccel.compressing.litert_schema import schema
 
 _FILE_IDENTIFIER = b"TFL3"
 _ALIGNMENT = 16  # of weights, as the format asks
+_MOST_BYTES = 2**31 - 1  # that a FlatBuffer can hold
 # These only change the kind of numbers.
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE", "CAST")
 # Metadata that TensorFlow's converter writes for itself.
@@ -67,7 +68,13 @@ def slim(content: bytes) -> bytes:
     Left out are the names of inner tensors, the ranges seen while calibrating, and the converter's notes on itself.
     Inputs, outputs and signatures keep their names.
     """
+    if len(content) > _MOST_BYTES:
+        return content
     model = schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
+    for buffer in model.buffers:
+        if buffer.size:  # LiteRT's quantizer puts large weights behind the FlatBuffer.
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
+            buffer.offset = buffer.size = 0
     model.description = None
     model.metadata = [entry for entry in model.metadata or [] if entry.name not in _CONVERTER_NOTES]
     for graph in model.subgraphs:
@@ -114,7 +121,7 @@ def _drop_unused_buffers(model: Any) -> None:
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             data = model.buffers[tensor.buffer].data
-            if data is None and not model.buffers[tensor.buffer].size and not tensor.isVariable:
+            if data is None and not tensor.isVariable:
                 tensor.buffer = 0
             used.add(tensor.buffer)
     kept = [number for number in range(len(model.buffers)) if number in used or number == 0]
@@ -172,7 +179,8 @@ def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], l
 
 
 def _kind_of(model: Any, tensor: Any) -> tuple[int, bool]:
-    return tensor.Type(), model.Buffers(tensor.Buffer()).DataLength() > 0
+    buffer = model.Buffers(tensor.Buffer())
+    return tensor.Type(), buffer.DataLength() > 0 or buffer.Size() > 0
 
 
 def _operation_name(code: Any) -> str:

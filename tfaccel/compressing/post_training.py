@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -127,7 +128,24 @@ class Converter:
             try:
                 return bytes(converter.convert())
             except Exception as error:
-                raise CompressionError(refusal(error, self._function.graph, self._model, method)) from error
+                text = _without_range(str(error), method) or refusal(error, self._function.graph, self._model, method)
+                raise CompressionError(text) from error
+
+
+def _without_range(text: str, method: str) -> str:
+    """What to do where the converter wants a range for whole numbers, as it does for int16; "" for another error.
+
+    Example:
+        >>> _without_range("Empty min/max for tensor serving_default_words:0", "int16x8")[:71]
+        "int16x8 does not take the whole numbers in 'words', with which an embed"
+    """
+    found = re.search(r"Empty min/max for tensor (?:serving_default_)?([\w/]+)", text)
+    if found is None:
+        return ""
+    return (
+        f"{method} does not take the whole numbers in {found[1]!r}, with which an embedding or a gather is asked: "
+        "TensorFlow's converter looks for their range. Use int8, dynamic or weight_int8."
+    )
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Program for a child process: times model files, or measures the memory that one of them needs.
 
 It reads JSON from standard input: {"files", "inputs" (an .npz file with one example), "num_threads", "seconds" (per
-file), "memory" (of the first file instead of times)}, and for Keras models "imports" (modules with their layers) and
-"nest" (what goes in, with names in place of arrays). It writes JSON: a list of seconds for each file, or the number of
-bytes.
+file), "memory" (of the first file instead of times)}, and for Keras models "imports" (modules with their layers),
+"path" (where those are) and "nest" (what goes in, with names in place of arrays). It writes JSON: a list of seconds for
+each file, or the number of bytes.
 """
 
 import json
@@ -58,6 +58,7 @@ def _loaded(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> C
 
 
 def _loaded_keras(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> Callable[[], None]:
+    sys.path += [folder for folder in task.get("path", ()) if folder not in sys.path]
     for module in task.get("imports", ()):
         import_module(module)
     import keras

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
@@ -25,6 +26,7 @@ from tfaccel.training.private_api import call_model
 # Of the outputs' spread: LiteRT calculates in another order than TensorFlow, but in float32 too.
 _CONVERSION_TOLERANCE = 1e-3
 _COMPARED_ROWS = 64
+_SHOWN_CHARACTERS = 300
 
 
 class VariantJudge:
@@ -53,8 +55,7 @@ class VariantJudge:
         self._progress(f"{variant.name}: metric on held-out data")
         predict = self._predict_of(variant)
         self._float_outputs = predict(self._few_inputs())
-        if variant.is_litert:
-            self._check_conversion()
+        self._check_conversion()
         return self._result(variant, self._source.task.of_float_model(predict))
 
     def result(self, variant: Variant) -> VariantResult:
@@ -127,10 +128,18 @@ class VariantJudge:
 
 
 def keras_predict(model: keras.Model) -> Predict:
-    """From the inputs of a batch to a Keras model's outputs, as arrays."""
+    """From the inputs of a batch to a Keras model's outputs, as arrays.
+
+    What it gives raises CompressionError for a batch that the model cannot be called with.
+    """
 
     def predict(x: Any) -> Any:
         tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
-        return keras.tree.map_structure(np.asarray, call_model(model, tensors, training=False))
+        try:
+            return keras.tree.map_structure(np.asarray, call_model(model, tensors, training=False))
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            rows = len(keras.tree.flatten(tensors)[0])
+            raise CompressionError(f"The Keras model cannot be called with {rows} examples at once: {text}") from error
 
     return predict

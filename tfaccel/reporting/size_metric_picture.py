@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
 from PIL import Image, ImageDraw
 
 from tfaccel.errors import DataError
-from tfaccel.reporting.picture_files import BLACK, BLUE, GREY, ORANGE, WHITE, draw_text, save_picture
+from tfaccel.reporting.picture_files import BLACK, BLUE, GREY, ORANGE, WHITE, draw_text, font, save_picture
 from tfaccel.reporting.plot_axes import Axes
 
 _WIDTH, _HEIGHT = 560, 340  # of the axes, in pixels
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80, 60, 130, 60
 _RADIUS = 5
 _COLORS = {"winner": ORANGE, "passes": BLUE, "fails": GREY, "float": BLACK}
-_LEGEND = {"winner": "smallest within the limit", "passes": "within the limit", "fails": "not", "float": "as trained"}
+_LEGEND = {"winner": "smallest within the limit", "passes": "within the limit", "fails": "not within the limit",
+           "float": "as trained"}  # fmt: skip
+_NAME_SIZE = 12
+_OFFSETS = (-9, 9, -22, 22, -35, 35, -48, 48, -61, 61)  # of a name, below its dot, in pixels
+_Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,32 @@ def save_size_metric_picture(
     left, right = axes.place(axes.x_range[0], limit), axes.place(axes.x_range[1], limit)
     draw.line([left, right], fill=ORANGE)
     draw_text(draw, (right[0] + 6, right[1]), "limit", anchor="lm", color=ORANGE)
-    for form, size in zip(drawn, kilobytes, strict=True):
-        x, y = axes.place(size, form.metric)
-        color = _COLORS[form.state]
-        draw.ellipse([x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS], fill=color)
-        draw_text(draw, (x + 9, y - 9), form.name, anchor="lm", size=12, color=color)
+    places = [axes.place(size, form.metric) for form, size in zip(drawn, kilobytes, strict=True)]
+    for form, (x, y) in zip(drawn, places, strict=True):
+        draw.ellipse([x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS], fill=_COLORS[form.state])
+    for form, box in zip(drawn, _label_boxes(draw, [form.name for form in drawn], places), strict=True):
+        draw_text(draw, (box[0], (box[1] + box[3]) / 2), form.name, anchor="lm", size=_NAME_SIZE,
+                  color=_COLORS[form.state])  # fmt: skip
     for number, (state, text) in enumerate(_LEGEND.items()):
         draw_text(draw, (_LEFT + number * 165, 20), text, anchor="lm", color=_COLORS[state])
     save_picture(path, picture)
+
+
+def _label_boxes(
+    draw: ImageDraw.ImageDraw, names: Sequence[str], places: Sequence[tuple[float, float]]
+) -> Iterator[_Box]:
+    """Where each name stands: beside its dot, where no dot and no name is that was placed before."""
+    taken: list[_Box] = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in places]
+    for name, (x, y) in zip(names, places, strict=True):
+        width = draw.textlength(name, font=font(_NAME_SIZE))
+        boxes = [(left, y + down - 6, left + width, y + down + 6) for down in _OFFSETS
+                 for left in (x + 9, x - 9 - width)]  # fmt: skip
+        inside = [box for box in boxes if box[0] > _LEFT and box[1] > _TOP and box[3] < _TOP + _HEIGHT]
+        free = [box for box in inside if not any(_overlap(box, other) for other in taken)]
+        box = (free or inside or boxes)[0]
+        taken.append(box)
+        yield box
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
