@@ -207,6 +207,33 @@ def test_layer_that_litert_cannot_take_is_named_and_nothing_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_part_that_onnx_cannot_take_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # tf2onnx sets it when it is imported
+    pytest.importorskip("tf2onnx")
+    with pytest.raises(ExportError, match=r"ONNX cannot take these parts of the model: '.*odd.*' \(Erfinv\)"):
+        export(refused_model(), ["onnx"], out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, monkeypatch, exported):
+    """What `export` writes is really loaded: here a file of other weights, and one that is cut off, take its place."""
+    from pathlib import Path
+
+    from tfaccel.exporting import litert_files
+
+    model = image_model()
+    model.layers[-1].bias.assign([1.0, 2.0, 3.0])
+    old = Path(exported.folder, "model.tflite").read_bytes()
+    for content, message in [
+        (old, "model.tflite: output logits differs by 3 from the Keras model's"),
+        (old[:1000], r"model.tflite cannot be used in a fresh process \(status 1\)"),
+    ]:
+        monkeypatch.setattr(litert_files, "litert_content", lambda *arguments, content=content, **named: content)
+        with pytest.raises(ExportError, match=message):
+            export(model, ["litert"], out=tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_what_does_not_do_what_the_model_does_is_refused(tmp_path):
     from tfaccel.exporting.comparison import largest_difference
 
@@ -234,28 +261,6 @@ def test_folder_of_something_else_is_left_alone(tmp_path, image_run):
     with pytest.raises(ExportError, match="`version` must be a whole number of at least 1"):
         next_version(tmp_path / "new", 0)
     assert in_folder(tmp_path) == ["thesis.txt"]
-
-
-def test_what_comes_later_stands_beside_what_is_there(tmp_path):
-    for number in (None, None, 7):
-        version = next_version(tmp_path / "out", number)
-        with export_folder(tmp_path / "out") as folder:
-            (folder / "saved_model" / str(version)).mkdir(parents=True)
-            (folder / "saved_model" / str(version) / "saved_model.pb").write_text(str(version))
-            (folder / "export.json").write_text(str(version))
-    assert in_folder(tmp_path / "out") == [
-        "export.json", "saved_model/1/saved_model.pb", "saved_model/2/saved_model.pb", "saved_model/7/saved_model.pb",
-    ]  # fmt: skip
-    assert (tmp_path / "out/export.json").read_text() == "7"
-    with pytest.raises(ExportError, match="holds version 2 already"):
-        next_version(tmp_path / "out", 2)
-
-
-def test_error_while_writing_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError, match="power"), export_folder(tmp_path / "out") as folder:
-        (folder / "half").write_text("written")
-        raise RuntimeError("power")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ def export_folder(out: Path) -> Iterator[Path]:
             with contextlib.suppress(FileNotFoundError):
                 out.rmdir()
             os.replace(unfinished, out)
+    except OSError as error:  # The disk is full, or another export came first.
+        raise ExportError(f"Cannot write to {out}: {error}.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
