@@ -29,6 +29,7 @@ def test_scores_have_the_names_of_their_classes():
         (LOGITS, RawInput(class_names=("a", "b", "c"))),
         (LOGITS, RawInput(outputs="values")),
         ({"y": np.zeros(3)}, None),
+        ({"y": np.zeros((3, 2)), "z": np.zeros((3, 2))}, None),
         ({"y": np.zeros((3, 2), np.int32)}, None),
     ],
 )

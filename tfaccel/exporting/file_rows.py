@@ -94,7 +94,8 @@ def _taken(kind: str, inputs: Mapping[str, Any]) -> str:
         "text": ".txt files, folders of them, tables or JSON lines with texts, or ",
         "table": "tables (.csv, .parquet, .jsonl), or ",
     }
-    return of_kind.get(kind, "tables of numbers, or ") + arrays
+    is_flat = [len(spec.shape) for spec in inputs.values()] == [2]  # one row of numbers an example
+    return of_kind.get(kind, "tables of numbers, or " if is_flat else "") + arrays
 
 
 def _row(spec: Any) -> str:

@@ -107,7 +107,8 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def _own_names(raw_input: TableInput) -> list[str]:
-    return [column.name for column in (*raw_input.encoding.numeric, *raw_input.encoding.categorical)]
+    encoding = raw_input.encoding
+    return [*(column.name for column in encoding.numeric), *(column.name for column in encoding.categorical)]
 
 
 def _as_in_file(values: np.ndarray) -> np.ndarray:
