@@ -23,7 +23,9 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
     """
     names = known.class_names if known is not None else ()
     scores = outputs.get("probabilities", next(iter(outputs.values())))
-    is_other = (known is not None and known.outputs == "values") or len(outputs) > 1 and "probabilities" not in outputs
+    is_other = (known is not None and known.outputs == "values") or (
+        len(outputs) > 1 and "probabilities" not in outputs
+    )
     if is_other or scores.ndim != 2 or scores.dtype.kind != "f" or (names and scores.shape[1] != len(names)):
         raise RequestError(400, f"The model does not classify: its output has the shape {scores.shape}. Use :predict.")
     if known is not None and known.outputs == "logits" and "probabilities" not in outputs:
