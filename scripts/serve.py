@@ -65,7 +65,7 @@ def _main() -> int:
 
 def _say(name: str) -> Any:
     def say(url: str, versions: Any) -> None:
-        numbers = ", ".join(str(version) for version in sorted(versions.states()))
+        numbers = ", ".join(map(str, versions.available))
         print(f"Serving {name} (version {numbers}) at {url}/v1/models/{name}", flush=True)
 
     return say
@@ -83,9 +83,9 @@ def _saved_model(place: ModelPlace) -> Iterator[Path]:
         before = signal.signal(signal.SIGTERM, _end)  # so that the folder is gone then, too
         try:
             write_served_copy(place, Path(folder), modules=value("modules"))
+            yield Path(folder)
         finally:
             signal.signal(signal.SIGTERM, before)
-        yield Path(folder)
 
 
 def _end(number: int, frame: Any) -> None:

@@ -92,7 +92,7 @@ def test_old_version_stays_until_as_many_newer_ones_are_served(make, folder):
     write_version(folder / "3", graph=b"broken")
     versions = make(max_versions=1)
     versions.load_all()
-    assert served(versions) == {3: "END", 2: "AVAILABLE"}
+    assert (served(versions), versions.available) == ({3: "END", 2: "AVAILABLE"}, [2])
     write_version(folder / "4", index=False)
     look(versions, 3)
     assert versions.get(None) == "servable 2"

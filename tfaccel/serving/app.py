@@ -81,7 +81,7 @@ class ModelApi:
             max_queue=options.max_queue, deliver=self._deliver,
         )  # fmt: skip
         metrics.watch("queue_requests", "Requests that wait for the model.", lambda: self._batcher.num_waiting)
-        metrics.watch("versions", "Versions that are served.", lambda: versions.num_available)
+        metrics.watch("versions", "Versions that are served.", lambda: len(versions.available))
 
     def app(self) -> ShortWay:
         """The application."""

@@ -102,9 +102,9 @@ class Versions:
         return bool(self._servables) and not self._stopped.is_set()
 
     @property
-    def num_available(self) -> int:
-        """Versions that can be asked."""
-        return len(self._servables)
+    def available(self) -> list[int]:
+        """Versions that can be asked, in rising order."""
+        return sorted(self._servables)
 
     def get(self, version: int | None) -> Servable:
         """A version; None: the newest.
