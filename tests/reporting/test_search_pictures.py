@@ -48,6 +48,17 @@ def test_every_kind_of_value_has_an_axis(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["p.png"]
 
 
+def test_every_one_of_few_numbers_is_written_over_the_lines(tmp_path):
+    trials = [{"width": width} for width in (16, 32, 64)]
+    save_parallel_coordinates(tmp_path / "p.png", trials, [0.5, 0.5, 0.5], names=["width"], objective="o", rising=True)
+    found = pixels(tmp_path / "p.png")
+    for width in (16, 32, 64):
+        y = round(70 + 320 * (1 - (width - 16) / 48))
+        label = found[y - 3 : y + 4, 87:97]
+        assert (label.max(axis=2) < 110).any()  # black letters
+        assert not (label == ORANGE).all(axis=2).any()  # on white, though the best trial's line passes here
+
+
 def test_bars_are_as_long_as_their_shares(tmp_path):
     save_importance_picture(tmp_path / "p.png", {"a": 0.75, "b": 0.25}, objective="accuracy")
     blue = (pixels(tmp_path / "p.png") == BLUE).all(axis=2).sum(axis=1)

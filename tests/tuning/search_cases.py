@@ -1,5 +1,6 @@
 """A small workload, and spaces whose trials end in every way there is."""
 
+import ctypes
 import os
 import signal
 import time
@@ -50,11 +51,14 @@ def build(hp):
 
 def end_somehow(hp):
     """A trial for each way to end."""
-    ending = hp.Choice("ending", ["well", "raises", "nan", "killed", "exits", "hangs", "memory", "well again"])
+    endings = ["well", "raises", "nan", "killed", "faults", "exits", "hangs", "memory", "well again"]
+    ending = hp.Choice("ending", endings)
     if ending == "raises":
         raise ValueError("this one is broken")
     if ending == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if ending == "faults":
+        ctypes.string_at(0)
     if ending == "exits":
         os._exit(3)
     if ending == "hangs":
@@ -75,6 +79,25 @@ def end_softly(hp):
     if ending == "raises":
         raise ValueError("this one is broken")
     return compiled(1e30 if ending == "nan" else 0.1)
+
+
+def odd_metrics(hp):
+    """A model with a metric that is NaN, and hyperparameters that are there under a condition only."""
+    import keras
+
+    def never(targets, outputs):
+        return keras.ops.mean(targets) * float("nan")
+
+    hp.Fixed("momentum", 0.5)
+    width = 4
+    kind = hp.Choice("kind", ["narrow", "wide"])
+    with hp.conditional_scope("kind", ["wide"]):
+        if kind == "wide":
+            width = hp.Int("width", 8, 16)
+    work = workload(width=width)
+    model = work.build_model()
+    model.compile(**{**work.compile_args(), "metrics": ["mae", never]})
+    return model
 
 
 def slow_arguments(hp):

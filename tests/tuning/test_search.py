@@ -34,6 +34,22 @@ def by_ending(result):
     return {row.hyperparameters["ending"]: row for row in result.rows}
 
 
+def sessions(folder):
+    """What TensorBoard's view of hyperparameters reads: for each trial its hyperparameters and scalars."""
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+    from tensorboard.plugins.hparams import metadata
+
+    events = EventMultiplexer().AddRunsFromDirectory(str(folder))
+    events.Reload()
+    found = {}
+    for run, tags in events.PluginRunToTagToContent("hparams").items():
+        if metadata.SESSION_START_INFO_TAG in tags:
+            start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+            scalars = {tag: events.Scalars(run, tag)[0].value for tag in events.Runs()[run]["scalars"]}
+            found[run] = (set(start.hparams), scalars)
+    return found
+
+
 def workers():
     return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("worker-")]
 
@@ -57,8 +73,8 @@ def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
     assert [line["trial_id"] for line in lines(run_dir)] == [row.trial_id for row in result.rows]
     assert SearchResult.from_json(json.loads((run_dir / "search.json").read_text())) == result
     names = {path.name for path in run_dir.iterdir()}
-    assert names == {"config.json", "logs", "parallel_coordinates.png", "search.json", "tensorboard", "trials.jsonl",
-                     "tuner"}  # fmt: skip
+    assert names == {"config.json", "logs", "parallel_coordinates.png", "search.json", "space.json", "tensorboard",
+                     "trials.jsonl", "tuner"}  # fmt: skip
     assert {path.name for path in (run_dir / "tensorboard").iterdir() if path.is_dir()} == {r.trial_id for r in seen}
     with pytest.raises(RunDirError, match=r"holds a run already"):
         search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid")
@@ -72,9 +88,10 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
     result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", parallel=2,
                     trial_seconds=20.0, plan_fields=FLOAT32)  # fmt: skip
     rows = by_ending(result)
-    assert len(result.rows) == len(rows) == 8
+    assert len(result.rows) == len(rows) == 9
     assert {ending for ending, row in rows.items() if row.status == "completed"} == {"well", "well again"}
     assert rows["killed"].cause == "Its process was killed by SIGKILL."
+    assert rows["faults"].cause == "Its process was killed by SIGSEGV."
     assert rows["exits"].cause == "Its process ended with status 3."
     assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
     assert rows["memory"].cause == "Out of memory"
@@ -84,9 +101,26 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_without_a_sign_of_life_is_ended(tmp_path):
-    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", max_trials=6,
+    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", max_trials=7,
                     stall_seconds=15.0, plan_fields=FLOAT32)  # fmt: skip
     assert by_ending(result)["hangs"].cause == "It gave no sign of life for 15 seconds (stall_seconds)."
+
+
+@pytest.mark.slow
+def test_metrics_may_be_nan_and_hyperparameters_conditional(tmp_path, logical_devices):
+    result = search(search_cases.workload, search_cases.odd_metrics, run_dir=tmp_path / "run", max_trials=4,
+                    objective="val_mae", plan_fields=FLOAT32)  # fmt: skip
+    assert {row.status for row in result.rows} == {"completed"}
+    assert all("width" not in row.hyperparameters for row in result.rows if row.hyperparameters["kind"] == "narrow")
+    for line in lines(tmp_path / "run"):
+        assert line["metrics"]["val_never"] is None
+        assert line["hyperparameters"]["momentum"] == 0.5
+    shown = sessions(tmp_path / "run" / "tensorboard")
+    assert {trial_id: hparams for trial_id, (hparams, _) in shown.items()} == {
+        row.trial_id: set(row.hyperparameters) for row in result.rows
+    }
+    for row in result.rows:
+        assert shown[row.trial_id][1] == pytest.approx({**row.finite_metrics, "score": row.score})
 
 
 @pytest.mark.slow
@@ -113,12 +147,12 @@ if __name__ == "__main__":
     algorithm, run_dir = sys.argv[1:]
     space = search_cases.slow_grid if algorithm == "grid" else search_cases.slow_arguments
     search(search_cases.workload, space, run_dir=run_dir, algorithm=algorithm, max_trials=8, parallel=2, resume="auto",
-           plan_fields={"dtype_policy": "float32"})
+           epochs=9 if algorithm == "hyperband" else 2, plan_fields={"dtype_policy": "float32"})
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian"])
+@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian", "hyperband"])
 def test_a_search_killed_again_and_again_loses_and_repeats_nothing(tmp_path, algorithm):
     program, run_dir = tmp_path / "program.py", tmp_path / "run"
     program.write_text(PROGRAM)

@@ -6,17 +6,18 @@ import json
 
 import pytest
 
-from tfaccel.errors import PlanError, SearchError
+from tfaccel.errors import PlanError, RunDirError, SearchError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.hardware.machine import Machine
+from tfaccel.training.run_dir import RunDir
 from tfaccel.tuning.device_groups import DeviceGroup, device_groups
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.objective import Objective, checked_objective, direction_of
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.pruning import prune_cause
-from tfaccel.tuning.search import _checked
+from tfaccel.tuning.search import _begin, _checked
 from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import TrialRow, TrialRows, best_row, read_rows
+from tfaccel.tuning.trial_row import TrialRow, TrialRows, best_row, pareto_front, read_rows
 
 NAMES = ["loss", "accuracy", "val_loss", "val_accuracy"]
 EXAMPLES = ["device_groups", "importance", "objective", "options", "pruning", "trial_row"]
@@ -233,6 +234,27 @@ def space_of(*entries):
 def test_a_space_without_a_free_parameter_is_refused(entries):
     with pytest.raises(SearchError, match=r"The space has no free parameter"):
         _checked({"space": space_of(*entries), "metrics": NAMES}, SearchOptions())
+
+
+def test_a_directory_holds_one_space(tmp_path):
+    space = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 4}}]}
+    wider = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 8}}]}
+    _begin(RunDir(tmp_path / "run", {"search": "a"}), space)
+    _begin(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
+    with pytest.raises(
+        RunDirError, match=r"holds a search of another space: the hyperparameter 'width' is another one"
+    ):
+        _begin(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
+    assert json.loads((tmp_path / "run" / "space.json").read_text()) == space
+    with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be written: .*Choose another one"):
+        _begin(RunDir("/proc/1/none", {}), space)
+
+
+def test_metrics_that_were_not_finite_are_left_out():
+    odd = TrialRow.from_json(row("0", val_loss=0.5, odd=None, odder=float("nan")).to_json())
+    assert odd.finite_metrics == {"val_loss": 0.5}
+    with_both = [row("0", a=None, b=1.0), row("1", a=1.0, b=2.0)]
+    assert [found.trial_id for found in pareto_front(with_both, Objective((("a", "max"), ("b", "min"))))] == ["1"]
 
 
 def test_an_objective_of_an_own_fit_must_be_named():

@@ -12,11 +12,12 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from tfaccel.errors import DataError
-from tfaccel.reporting.picture_files import BLUE, GREY, ORANGE, WHITE, draw_text, save_picture, shortened
+from tfaccel.reporting.picture_files import BLUE, GREY, ORANGE, WHITE, draw_text, font, save_picture, shortened
 
 _GAP, _HEIGHT = 150, 320  # between axes, and of them, in pixels
 _LEFT, _TOP, _BOTTOM, _RIGHT = 80, 70, 40, 80
 _PALE = (205, 212, 222)
+_FEW = 4  # values of a number, which then all stand beside the axis
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def _axis(name: str, values: list[Any], logarithmic: bool) -> _Axis:
     places = tuple(
         None if value is None or not math.isfinite(value) else (scale(value) - scale(low)) / width for value in values
     )
-    return _Axis(name, places, ((0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")))
+    shown = dict(zip(places, values, strict=True)) if len(set(finite)) <= _FEW else {}
+    middle = [(place, f"{value:.4g}") for place, value in shown.items() if place is not None and 0.0 < place < 1.0]
+    return _Axis(name, places, ((0.0, f"{low:.4g}"), *middle, (1.0, f"{high:.4g}")))
 
 
 def _pixel(index: int, place: float | None) -> tuple[float, float] | None:
@@ -121,4 +124,7 @@ def _draw_axis(draw: ImageDraw.ImageDraw, index: int, axis: _Axis) -> None:
     draw.line([x, _TOP, x, _TOP + _HEIGHT], fill=GREY)
     draw_text(draw, (x, _TOP - 22 - 16 * (index % 2)), shortened(axis.name, 24), anchor="mb")
     for place, label in axis.labels:
-        draw_text(draw, (x + 5, _TOP + _HEIGHT * (1 - place)), shortened(label, 16), anchor="lm", size=11)
+        start, text = (x + 6, _TOP + _HEIGHT * (1 - place)), shortened(label, 16)
+        left, top, right, bottom = draw.textbbox(start, text, font=font(11), anchor="lm")
+        draw.rectangle([left - 2, top - 1, right + 2, bottom + 1], fill=WHITE)  # lines may pass behind
+        draw_text(draw, start, text, anchor="lm", size=11)

@@ -50,7 +50,7 @@ def main(folder: Path, name: str, arguments: list[str]) -> int:
     tuner = Chief(oracle, directory=str(run_dir), project_name="tuner")
     oracle.go_on()
     if not board.exists():
-        write_experiment(board, [entry["config"]["name"] for entry in task["space"]["space"]], objective)
+        write_experiment(board, task["space"]["space"], objective)
     threading.Thread(target=_obey, args=(line, oracle), name="orders", daemon=True).start()
     tuner.search(verbose=0)
     return 0

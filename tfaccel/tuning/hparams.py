@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,29 @@ from tfaccel.tuning.trial_row import TrialRow
 _SCORE = "score"
 
 
-def write_experiment(folder: Path, names: Sequence[str], objective: Objective) -> None:
+def write_experiment(folder: Path, space: Sequence[Mapping[str, Any]], objective: Objective) -> None:
     """Writes what is searched and what is to be bettered, for `tensorboard --logdir FOLDER`.
 
     Args:
         folder: where the event files stand.
-        names: the hyperparameters.
+        space: Keras Tuner's configs of the hyperparameters.
         objective: of the search.
     """
     shown = [_SCORE, *(name for name in objective.names if len(objective.names) > 1)]
     metrics = [api.Metric(name, display_name=objective.name if name == _SCORE else name) for name in shown]
-    _write(folder, [api.hparams_config_pb([api.HParam(name) for name in names], metrics)])
+    domains = {entry["config"]["name"]: _domain(entry["class_name"], entry["config"]) for entry in space}
+    _write(folder, [api.hparams_config_pb([api.HParam(name, domain) for name, domain in domains.items()], metrics)])
+
+
+def _domain(kind: str, config: Mapping[str, Any]) -> Any:
+    """The values that a hyperparameter may have."""
+    if kind == "Int":
+        return api.IntInterval(config["min_value"], config["max_value"])
+    if kind == "Float":
+        return api.RealInterval(float(config["min_value"]), float(config["max_value"]))
+    if kind == "Boolean":
+        return api.Discrete([False, True])
+    return api.Discrete(list(dict.fromkeys(config["values"] if kind == "Choice" else [config["value"]])))
 
 
 def write_session(folder: Path, row: TrialRow) -> None:

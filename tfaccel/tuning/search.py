@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import SearchError
+from tfaccel.errors import RunDirError, SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.load_workload import load_recipe
@@ -52,8 +53,8 @@ def search(
     then, and so on timing where several run side by side.
 
     The directory holds `trials.jsonl` (one line for each finished trial), `search.json` (the result), `config.json`,
-    `parallel_coordinates.png`, `importance.png`, `tensorboard/` with the view of hyperparameters, `tuner/` (what Keras
-    Tuner keeps), `logs/`, and with `retrain=True` `best/`.
+    `space.json`, `parallel_coordinates.png`, `importance.png`, `tensorboard/` with the view of hyperparameters,
+    `tuner/` (what Keras Tuner keeps), `logs/`, and with `retrain=True` `best/`.
 
     Args:
         workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
@@ -93,8 +94,7 @@ def search(
     with Supervisor(source, chosen, groups, on_row) as supervisor:
         found = supervisor.discovered()
         objective = _checked(found, chosen)
-        directory.path.mkdir(parents=True, exist_ok=True)
-        write_json(directory.path / "config.json", directory.config)
+        _begin(directory, found["space"])
         supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
         rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
         result = SearchResult.of(directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started)
@@ -104,6 +104,29 @@ def search(
     write_json(directory.path / "search.json", result.to_json())
     _draw(directory.path, result, found)
     return result
+
+
+def _begin(directory: RunDir, space: dict[str, Any]) -> None:
+    """Writes what the search is, where the directory does not hold a search of another space."""
+    file = directory.path / "space.json"
+    if file.exists():
+        there, here = (
+            {e["config"]["name"]: e for e in known["space"]} for known in (json.loads(file.read_text()), space)
+        )
+        odd = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+        if odd is not None:
+            raise RunDirError(
+                f"The run directory {directory.path} holds a search of another space: the hyperparameter {odd!r} is "
+                "another one there. Choose a new directory."
+            )
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        write_json(directory.path / "config.json", directory.config)
+        write_json(file, space)
+    except OSError as error:
+        raise RunDirError(
+            f"The run directory {directory.path} cannot be written: {error}. Choose another one."
+        ) from error
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
