@@ -9,6 +9,10 @@ import pytest
 from keras import layers
 
 from tfaccel import compress
+from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.int8_scales import relative_error
+from tfaccel.compressing.litert_model import LitertModel
+from tfaccel.compressing.post_training import converter_of
 from tfaccel.errors import CompressionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
@@ -65,6 +69,29 @@ def test_forms_in_keras_are_compared_with_keras_and_load_elsewhere(logical_devic
         np.testing.assert_allclose(values, here, atol=1e-6)
         spread = float(((expected - expected.mean()) ** 2).sum())
         assert 1 - ((np.asarray(values) - expected) ** 2).sum() / spread == pytest.approx(one.agreement, abs=1e-3)
+
+
+def attention_model(*, masked):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6, 16), name="rows")
+    x = layers.MultiHeadAttention(2, 8, name="attention")(inputs, inputs, use_causal_mask=masked)
+    return keras.Model(inputs, layers.Dense(3)(layers.Add()([x, inputs])))
+
+
+def test_masks_of_attention_become_numbers_that_integers_can_hold(logical_devices):
+    x = np.random.default_rng(6).normal(size=(20, 6, 16)).astype("float32")
+    for masked in (True, False):
+        model = attention_model(masked=masked)
+        signature = signature_of(model, x)
+        rows = list(signature.rows(x))
+        with converter_of(model, signature) as converter:
+            for method in ("int8", "int16x8"):
+                outputs = LitertModel(converter.convert(method, rows), signature).predict(x)
+                assert relative_error(model.predict(x, verbose=0), outputs) < 0.1
+            note = converter.mask_note(rows)
+            float_outputs = LitertModel(converter.convert("float16"), signature).predict(x)
+            np.testing.assert_allclose(float_outputs, model(x), atol=0.01)
+        assert note.startswith("masks are at -") if masked else note == ""
 
 
 class NoConfig(layers.Layer):

@@ -191,9 +191,7 @@ def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkey
         found = LitertModel(converter.convert("int8", rows), signature).predict(x)
         np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
         assert "WHILE" in operations(converter.convert("dynamic"))
-        with pytest.raises(
-            CompressionError, match="int16x8 does not take the whole numbers in 'tokens'"
-        ):
+        with pytest.raises(CompressionError, match="int16x8 does not take the whole numbers in 'tokens'"):
             converter.convert("int16x8", rows)
         assert not any(layer.unroll for layer in model._flatten_layers() if hasattr(layer, "unroll"))
         monkeypatch.setattr(post_training, "MOST_STEPS", 5)

@@ -30,6 +30,9 @@ def run(capsys, *arguments):
             "--latency_threads must be a whole number. Received: --latency_threads=two",
         ),
         (["--run_dir=tests", "--num_representative=0"], "num_representative"),
+        (["--run_dir=tests", "--sparsity=5"], "`sparsity` must be above 0 and below 1. Received: sparsity=5.0"),
+        (["--run_dir=tests", "--train_epochs=0"], "`epochs` must be a whole number of at least 1. Received: epochs=0"),
+        (["--run_dir=tests", "--train_epochs=few"], "--train_epochs must be a whole number. Received: --train_epochs="),
         (["--run_dir=tests", "--metod=int8"], "Unknown command line flag 'metod'"),
     ],
 )

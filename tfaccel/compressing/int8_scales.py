@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -10,7 +10,9 @@ import numpy as np
 from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.litert_file import slim
 from tfaccel.compressing.litert_model import LitertModel
-from tfaccel.compressing.post_training import Converter, Rows
+
+if TYPE_CHECKING:
+    from tfaccel.compressing.post_training import Converter, Rows
 
 # One scale for each kernel makes a file smaller by this part at least, or it is not tried; the outputs may move farther
 # by this factor at most.

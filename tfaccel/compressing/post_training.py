@@ -22,7 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
+from tfaccel.compressing.int8_scales import relative_error
 from tfaccel.compressing.litert_file import input_order, named_operations, operations
+from tfaccel.compressing.litert_model import LitertModel
+from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mask_value, has_huge_constants
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.unsupported_layers import check_no_loops, refusal
 from tfaccel.errors import CompressionError
@@ -31,6 +34,8 @@ from tfaccel.training.private_tensorflow import one_scale_per_kernel
 
 # Recurrent layers are unrolled up to so many steps; each takes a dozen operations of the file.
 MOST_STEPS = 256
+# Values of masks are compared by the outputs for so many examples.
+_MOST_COMPARED = 50
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -51,6 +56,7 @@ class Converter:
         self._model = model
         self._signature = signature
         self._folder = str(folder)
+        self._masks: tuple[str, str] | None = None  # the SavedModel with masks that integers can hold, and a note
         names = signature.output_names
 
         def named(outputs: Any) -> dict[str, Any]:
@@ -101,15 +107,43 @@ class Converter:
 
     def prepared(self, method: str, rows: Rows = ()) -> Any:
         """TensorFlow's converter, set up for a method; representative examples go in by the order of the float file."""
-        converter = self._prepared(method)
+        if not rows:
+            return self._prepared(method)
+        check_no_loops(named_operations(self.float_content), self._model, method)
+        return self._prepared(method, rows, folder=self._with_masks(rows)[0])
+
+    def mask_note(self, rows: Rows) -> str:
+        """What became of masks where `rows` show the ranges; "" where there is none, or nothing was changed."""
+        return self.without_loops._with_masks(rows)[1]
+
+    def _with_masks(self, rows: Rows) -> tuple[str, str]:
+        """The SavedModel with masks that integers can hold, found out once, and what is to be said of it."""
+        if self._masks is None:
+            few = rows[:_MOST_COMPARED]
+            expected = self._outputs(self.float_content, few)
+            folders: dict[float | None, str] = {None: self._folder}
+
+            def error_of(value: float | None) -> float:
+                if value is not None:
+                    folders[value] = str(Path(self._folder) / f"{COPY}{value:g}")
+                    copy_with_mask_value(Path(self._folder), Path(folders[value]), value)
+                content = self._converted(self._prepared("int8", few, folder=folders[value]), "int8")
+                return relative_error(expected, self._outputs(content, few))
+
+            huge = has_huge_constants(Path(self._folder))
+            best, note = best_mask_value(error_of) if huge else (None, "")
+            self._masks = folders[best], note
+        return self._masks
+
+    def _outputs(self, content: bytes, rows: Rows) -> list[dict[str, np.ndarray]]:
+        model = LitertModel(content, self._signature)
+        return [model.run(row) for row in rows]
+
+    def _prepared(self, method: str, rows: Rows = (), *, folder: str | None = None) -> Any:
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder or self._folder)
         if rows:
-            check_no_loops(named_operations(self.float_content), self._model, method)
             order = input_order(self.float_content)
             converter.representative_dataset = lambda: ([row[name] for name in order] for row in rows)
-        return converter
-
-    def _prepared(self, method: str) -> Any:
-        converter = tf.lite.TFLiteConverter.from_saved_model(self._folder)
         ops = tf.lite.OpsSet
         converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS]
         if method != FLOAT32:

@@ -118,7 +118,8 @@ class VariantMaker:
         if method.kind == "mixed":
             content, kept = self._make_mixed()
             note = f"float32 kept for {', '.join(kept)}"
-            return self._litert(name, content, notes=(note, self._ranges()), float_layers=kept)
+            notes = tuple(filter(None, (note, self._ranges(), self.converter.mask_note(self.rows))))
+            return self._litert(name, content, notes=notes, float_layers=kept)
         if method.kind == "trained":
             return self._after_training(name, method, afterwards)
         return self._after_conversion(name, method, self.converter)
@@ -133,7 +134,8 @@ class VariantMaker:
             notes += (scales,)
         else:
             content = converter.convert(method.name, self.rows if method.needs_rows else ())
-        notes += (self._ranges(),) if method.needs_rows else ()
+        if method.needs_rows:
+            notes += tuple(filter(None, (self._ranges(), converter.mask_note(self.rows))))
         return self._litert(name, content, notes=notes)
 
     def _in_keras(self, method: Method) -> Variant:

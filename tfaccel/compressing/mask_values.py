@@ -1,0 +1,77 @@
+"""Masks that integers can hold: huge numbers that stand for "do not look here" become small ones.
+
+Attention puts a number such as -1e9 in the places that it must not see. In int8, one scale has to hold this number and
+the others beside it, so that the others all become one. -16 hides a place as well, as a rule.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+# Numbers of this size and above are no weights; they are tried as these.
+_LEAST_HUGE = 1e6
+MASK_VALUES = (16.0, 32.0, 64.0)
+_GRAPH = "saved_model.pb"
+COPY = "masks_at_"  # how the folders of copies begin
+
+
+def has_huge_constants(folder: Path) -> bool:
+    """Whether a SavedModel has a number that no range of activations can hold beside others."""
+    return any(_is_huge(array).any() for _, array in _constants(_read(folder)))
+
+
+def copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
+    """Copies a SavedModel; huge numbers in its graph become `value`, with their sign."""
+    ignored = shutil.ignore_patterns(f"{COPY}*", _GRAPH)
+    shutil.copytree(folder, target, ignore=ignored, copy_function=os.link)  # Weights are not written again.
+    model = _read(folder)
+    for node, array in _constants(model):
+        huge = _is_huge(array)
+        if huge.any():
+            changed = np.where(huge, np.sign(array) * value, array).astype(np.float32)
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(changed, shape=array.shape))
+    (target / _GRAPH).write_bytes(model.SerializeToString())
+
+
+def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | None, str]:
+    """The value with which outputs stay closest to the float model's, and why; None to leave masks as they are.
+
+    Arguments:
+        error_of: how far outputs move with a value; see `int8_scales.relative_error`.
+
+    Example:
+        >>> best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)
+        (16.0, 'masks are at -16, which a range can hold: outputs move by 2.0%, with the masks as they were by 90.0%')
+    """
+    errors: dict[float | None, float] = {value: error_of(value) for value in (None, *MASK_VALUES)}
+    best = min(errors, key=lambda value: errors[value])
+    if best is None:
+        return None, ""
+    return best, (
+        f"masks are at -{best:g}, which a range can hold: outputs move by {errors[best]:.1%}, with the masks as they "
+        f"were by {errors[None]:.1%}"
+    )
+
+
+def _read(folder: Path) -> Any:
+    return saved_model_pb2.SavedModel.FromString((folder / _GRAPH).read_bytes())
+
+
+def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
+    """Nodes of a SavedModel's graph and functions that are float32 constants, and what they hold."""
+    graph = model.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    found = [node for node in nodes if node.op == "Const" and node.attr["dtype"].type == tf.float32.as_datatype_enum]
+    return [(node, tf.make_ndarray(node.attr["value"].tensor)) for node in found]
+
+
+def _is_huge(array: np.ndarray) -> np.ndarray:
+    return np.abs(array) >= _LEAST_HUGE
