@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -33,19 +34,22 @@ class RecipeModel(keras_tuner.HyperModel):
         recipe: its name.
         epochs: of each trial.
         seed: of weights and data.
+        fixed: arguments of the recipe that are the same in all trials.
     """
 
-    def __init__(self, recipe: str, *, epochs: int, seed: int) -> None:
+    def __init__(self, recipe: str, *, epochs: int, seed: int, fixed: Mapping[str, Any]) -> None:
         super().__init__()
         self._source = SearchSource.of(recipe, None)
         self._epochs = epochs
         self._seed = seed
-        self._space = recipe_space(self._source.workload_function(), self._source.make_workload({}))
+        self._fixed = dict(fixed)
+        workload = self._source.make_workload(fixed)
+        self._space = recipe_space(self._source.workload_function(), workload, fixed=fixed)
         self._made: Workload | None = None
 
     def build(self, hp: Any) -> keras.Model:
         """The compiled model."""
-        work = self._made = self._source.make_workload({**self._space(hp), "epochs": self._epochs})
+        work = self._made = self._source.make_workload({**self._fixed, **self._space(hp), "epochs": self._epochs})
         with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=work.global_batch_size)) as runtime:
             runtime.seed = self._seed
             runtime.seed_generators()
@@ -71,7 +75,7 @@ def main(argv: list[str]) -> int:
     task = json.loads(argv[0])
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    model = RecipeModel(task["recipe"], epochs=task["epochs"], seed=task["seed"])
+    model = RecipeModel(task["recipe"], epochs=task["epochs"], seed=task["seed"], fixed=task.get("fixed", {}))
     objective = keras_tuner.Objective(task["objective"], task["direction"])
     with tempfile.TemporaryDirectory() as folder:
         tuner = keras_tuner.RandomSearch(model, objective=objective, max_trials=task["max_trials"], seed=task["seed"],

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import load_recipe, load_workload
+from tfaccel.planning.load_workload import load_workload
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
@@ -48,7 +48,7 @@ class Reference:
             return None
         if self.kind == "pickle":
             return pickle.loads(base64.b64decode(self.text))
-        module_name, _, name = self._import_path().partition(":")
+        module_name, _, name = self.import_path().partition(":")
         try:
             module = import_module(module_name)
         except Exception as error:
@@ -57,7 +57,8 @@ class Reference:
             raise SearchError(f"Module {module_name!r} has no {name!r}.{near_name(name, vars(module))}")
         return getattr(module, name)
 
-    def _import_path(self) -> str:
+    def import_path(self) -> str:
+        """Where it is imported from, as package.module:name."""
         return f"{RECIPES_PACKAGE}.{self.text}:workload" if self.kind == "recipe" else self.text
 
 
@@ -121,10 +122,8 @@ class SearchSource:
             WorkloadError: if there is none of that name, or it does not take these arguments.
             SearchError: if the function returns something else.
         """
-        if self.workload.kind == "recipe":
-            return load_recipe(self.workload.text, **options)
-        if self.workload.kind == "import":
-            return load_workload(self.workload.text, **options)
+        if self.workload.kind in ("recipe", "import"):
+            return load_workload(self.workload.import_path(), **options)
         made = self.workload_function()(**options)
         if not isinstance(made, Workload):
             raise SearchError(f"{self.workload.name} must return a tfaccel.Workload. Received: {type(made).__name__}.")
