@@ -20,7 +20,7 @@ from rich.table import Table
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.scripts.command import run_command
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, quiet_tensorflow, shown_log
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 
 _FLAGS: dict[str, Flag] = {
@@ -50,7 +50,7 @@ def _main() -> int:
     if place.path.is_dir():
         raise ExportError(f"{place.path} is a SavedModel; export takes a run directory or a .keras file.")
     quiet_tensorflow()
-    with contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
+    with clean_end(), contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
         result = export(
             value("run_dir") or place.path, formats, out=value("out"), name=place.name, version=value("version"),
             modules=value("modules"),

@@ -3,9 +3,12 @@
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, url_name
@@ -72,3 +75,21 @@ def shown_log(*, program: str) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@contextlib.contextmanager
+def clean_end() -> Iterator[None]:
+    """Ends the program at SIGTERM as errors do, so that nothing half-written stays; the exit status is 143."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: Any) -> None:
+    del frame
+    sys.exit(128 + number)

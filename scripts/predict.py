@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, quiet_tensorflow
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 
 _FLAGS: dict[str, Flag] = {
@@ -56,7 +56,8 @@ def _main() -> int:
     predictor = Predictor(place, modules=value("modules"))
     rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, text_column=value("text_column"))
     progress = _Progress()
-    found = predict_files(predictor, rows, output, rows_at_once=value("rows_at_once"), progress=progress)
+    with clean_end():
+        found = predict_files(predictor, rows, output, rows_at_once=value("rows_at_once"), progress=progress)
     progress.close()
     for name, reason in list(found.unreadable.items())[:_MOST_NAMED]:
         print(f"predict: cannot read {name}: {reason}", file=sys.stderr)

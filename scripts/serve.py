@@ -10,7 +10,6 @@ pip install 'tfaccel[serve]'.
 """
 
 import contextlib
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 from tfaccel.errors import VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.scripts.command import run_command
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, quiet_tensorflow, shown_log
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 from tfaccel.serving.options import ServeOptions
 
@@ -79,18 +78,9 @@ def _saved_model(place: ModelPlace) -> Iterator[Path]:
         return
     from tfaccel.exporting.served_copy import write_served_copy
 
-    with tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
-        before = signal.signal(signal.SIGTERM, _end)  # so that the folder is gone then, too
-        try:
-            write_served_copy(place, Path(folder), modules=value("modules"))
-            yield Path(folder)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, frame: Any) -> None:
-    del frame
-    sys.exit(128 + number)
+    with clean_end(), tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
+        write_served_copy(place, Path(folder), modules=value("modules"))
+        yield Path(folder)
 
 
 if __name__ == "__main__":

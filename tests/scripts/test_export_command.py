@@ -1,6 +1,8 @@
 """`tfaccel export`: what it prints, and one clear line for every bad input, after which nothing is left."""
 
 import json
+import os
+import signal
 import zipfile
 
 import pytest
@@ -74,6 +76,27 @@ def test_files_are_listed_with_what_to_do_with_them(export, tmp_path, logical_de
     status, out, err = export("--model=line.keras", "--formats=keras", "--out=again", "--json", "--quiet")
     assert (status, err) == (0, "")
     assert json.loads(out)["files"][0]["max_difference"] == 0.0
+
+
+def test_end_in_the_middle_leaves_nothing(export, tmp_path, monkeypatch, logical_devices):
+    import keras
+
+    from tfaccel.exporting.exporter import Exporter
+
+    keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(2)]).save(tmp_path / "line.keras")
+    write = Exporter.write
+
+    def end(self, *arguments, **settings):
+        write(self, *arguments, **settings)
+        assert len(list(tmp_path.glob(".out-*/model.keras"))) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Exporter, "write", end)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        export("--model=line.keras", "--formats=keras", "--out=out", "--quiet")
+    assert (caught.value.code, signal.getsignal(signal.SIGTERM)) == (143, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["line.keras"]
 
 
 def test_onnx_is_written_by_keras_and_compared_by_onnxruntime(export, tmp_path, logical_devices):

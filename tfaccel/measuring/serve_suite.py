@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ NUM_CLIENTS = 32
 LEAST_GAIN = 3.0  # throughput with batching / without
 WINDOW_SECONDS, WARM_UP_SECONDS = 6.0, 1.0
 SOAK_SECONDS, NUM_SOAK_CLIENTS = 60.0, 8
+_VERSION_SECONDS = 30.0  # that the next version may take to be served
 _NUM_BODIES = 64  # different requests
 # What is served: a recipe, and the flags with which it is trained for a moment.
 _RECIPES = {
@@ -95,7 +97,7 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
     with ServedModel(versions, "--poll_seconds=0.5") as server:
         requests = _requests(model, server.name)
         load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
-        answers = _version_answers(server)
+        answers = _num_versions(server, at_least=2)
     return [
         Figure(name=name, quantity=f"failed requests of {sum(load.statuses.values()):,} in {load.seconds:.0f} s",
                values=(float(load.num_failed),), at_most=0),
@@ -105,13 +107,18 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _version_answers(server: ServedModel) -> int:
-    """How many versions are served."""
+def _num_versions(server: ServedModel, *, at_least: int) -> int:
+    """How many versions are served; waits a while for so many, which trials are too short for."""
     import urllib.request
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v1/models/{server.name}") as answer:
-        states = json.load(answer)["model_version_status"]
-    return sum(state["state"] == "AVAILABLE" for state in states)
+    deadline = time.monotonic() + _VERSION_SECONDS
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v1/models/{server.name}") as answer:
+            states = json.load(answer)["model_version_status"]
+        found = sum(state["state"] == "AVAILABLE" for state in states)
+        if found >= at_least or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
 
 
 def _requests(model: Path, name: str) -> list[bytes]:
