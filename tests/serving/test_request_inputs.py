@@ -111,7 +111,11 @@ def test_any_length_is_taken_where_it_is_free():
             "instances[0]: input 'age' must be one int32. Received: 11",
         ),
         (TWO, {"instances": [{"age": 1, "name": 5}]}, "instances[0]: input 'name' must be a text, or {\"b64\": ...}."),
-        (TEXT, {"instances": [{"b64": "%%"}]}, "instances[0]: input 'text' must be a text, or {\"b64\": ...}."),
+        (
+            TEXT,
+            {"instances": ["a", {"b64": "%%"}]},
+            "instances[1]: input 'text' must be a text, or {\"b64\": ...}. Received: {'b64': '%%'}, whose bytes are not in b",
+        ),
         (TEXT, {"instances": [["a"]]}, "instances[0]: input 'text' must be a text"),
         (FREE, {"instances": [[1, 2], [3]]}, "instances: the rows of input 'past' must have one shape"),
         (TWO, {"inputs": [1, 2]}, "\"inputs\" must be an object with 'age' (one int32), 'name' (a text"),

@@ -152,6 +152,13 @@ def _rows(values: list[Any], spec: InputSpec, place: str) -> np.ndarray:
         single = _array(value, spec)
         if single is None or not _fits(single.shape, spec):
             found = _shown(value) if single is None else f"shape {single.shape}"
+            if (
+                single is None
+                and spec.dtype == object
+                and isinstance(value, dict)
+                and isinstance(value.get("b64"), str)
+            ):
+                found += ", whose bytes are not in base64"
             raise RequestError(400, f"{place}[{number}]: input {spec.name!r} must be {spec.row}. Received: {found}.")
     raise RequestError(400, f"{place}: the rows of input {spec.name!r} must have one shape, {spec.row}.")
 
