@@ -114,7 +114,7 @@ def test_any_length_is_taken_where_it_is_free():
         (
             TEXT,
             {"instances": ["a", {"b64": "%%"}]},
-            "instances[1]: input 'text' must be a text, or {\"b64\": ...}. Received: {'b64': '%%'}, whose bytes are not in b",
+            "instances[1]: input 'text' must be a text, or {\"b64\": ...}. Received: {'b64': '%%'}, whose bytes",
         ),
         (TEXT, {"instances": [["a"]]}, "instances[0]: input 'text' must be a text"),
         (FREE, {"instances": [[1, 2], [3]]}, "instances: the rows of input 'past' must have one shape"),

@@ -152,12 +152,7 @@ def _rows(values: list[Any], spec: InputSpec, place: str) -> np.ndarray:
         single = _array(value, spec)
         if single is None or not _fits(single.shape, spec):
             found = _shown(value) if single is None else f"shape {single.shape}"
-            if (
-                single is None
-                and spec.dtype == object
-                and isinstance(value, dict)
-                and isinstance(value.get("b64"), str)
-            ):
+            if spec.dtype == object and _has_bytes(value):
                 found += ", whose bytes are not in base64"
             raise RequestError(400, f"{place}[{number}]: input {spec.name!r} must be {spec.row}. Received: {found}.")
     raise RequestError(400, f"{place}: the rows of input {spec.name!r} must have one shape, {spec.row}.")
@@ -198,9 +193,13 @@ def _with_bytes(value: Any) -> Any:
         return [_with_bytes(item) for item in value]
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
+    if _has_bytes(value):
         return base64.b64decode(value["b64"], validate=True)
     raise ValueError("no text")
+
+
+def _has_bytes(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)
 
 
 def _shown(value: Any) -> str:
