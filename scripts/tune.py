@@ -123,6 +123,8 @@ def _print_result(result: SearchResult) -> None:
         print("No trial has a score: see the causes above, and the logs in the run directory.")
     else:
         print(f"Best: trial {result.best.trial_id}; all in {result.run_dir}, {result.wall_seconds:.1f} s in all.")
+        values = " ".join(f"{name}={value}" for name, value in result.best_hyperparameters.items())
+        print(f"Best hyperparameters: {values}")
     if result.best_run_dir is not None:
         final = ", ".join(f"{name} {value:.4f}" for name, value in (result.best_final or {}).items())
         print(f"Trained again: {result.best_run_dir} ({final}).")

@@ -85,6 +85,9 @@ def test_a_recipe_is_searched_and_its_best_model_kept(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 trials, random; highest val_accuracy" in done.stdout
     assert done.stderr.count(" completed, score ") == 3
+    best = json.loads((tmp_path / "run" / "search.json").read_text())["best"]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("Best hyperparameters: "))
+    assert line.split(": ")[1].split() == [f"{name}={value}" for name, value in best["hyperparameters"].items()]
     for name in ("search.json", "trials.jsonl", "parallel_coordinates.png", "best/model.keras", "best/result.json"):
         assert (tmp_path / "run" / name).exists(), name
     before = (tmp_path / "run" / "trials.jsonl").read_text()

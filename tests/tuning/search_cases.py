@@ -81,6 +81,17 @@ def end_softly(hp):
     return compiled(1e30 if ending == "nan" else 0.1)
 
 
+def under_two_replicas(hp):
+    """Trials that fail where the plan's strategy or dtype policy does not hold."""
+    import keras
+    import tensorflow as tf
+
+    found = tf.distribute.get_strategy().num_replicas_in_sync, keras.config.dtype_policy().name
+    if found != (2, "mixed_bfloat16"):
+        raise ValueError(f"built under {found}")
+    return build(hp)
+
+
 def odd_metrics(hp):
     """A model with a metric that is NaN, and hyperparameters that are there under a condition only."""
     import keras

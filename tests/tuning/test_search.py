@@ -229,8 +229,17 @@ def test_pruned_and_oversized_trials_and_a_fit_of_ones_own(tmp_path):
             assert "parameters; the limit (max_parameters) is 40" in row.cause
             assert 3 * row.hyperparameters["width"] + 1 > 40
     own = search(search_cases.workload, "own_fit_case:OwnFit", run_dir=tmp_path / "b", max_trials=2,
-                 objective="half_loss:min", plan_fields=FLOAT32)  # fmt: skip
-    assert [row.metrics for row in own.rows] == [{"half_loss": row.score, "twice": 2.0} for row in own.rows]
+                 objective="half_loss:min", plan_fields={**FLOAT32, "jit_compile": True})  # fmt: skip
+    assert [row.metrics for row in own.rows] == [{"half_loss": row.score, "xla": 1.0} for row in own.rows]
+
+
+@pytest.mark.slow
+def test_trials_are_built_under_the_strategy_of_the_plan(tmp_path):
+    plan_fields = {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2,
+                   "dtype_policy": "mixed_bfloat16"}  # fmt: skip
+    result = search(search_cases.workload, search_cases.under_two_replicas, run_dir=tmp_path, max_trials=3,
+                    plan_fields=plan_fields)  # fmt: skip
+    assert [(row.status, row.cause) for row in result.rows] == [("completed", None)] * 3
 
 
 @pytest.mark.slow

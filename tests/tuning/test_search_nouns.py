@@ -105,6 +105,7 @@ def test_bad_objectives_are_refused(wanted, names, message):
     ("names", "expected"),
     [
         (["loss", "val_loss", "divergence_loss", "val_divergence_loss"], ("val_loss", "min")),  # of several outputs
+        (["loss", "val_loss", "val_nats_per_character"], ("val_nats_per_character", "min")),
         (["loss", "generator_loss", "val_recognised"], ("val_recognised", "max")),
         (["loss"], ("loss", "min")),
     ],

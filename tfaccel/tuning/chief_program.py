@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,15 @@ def main(folder: Path, name: str, arguments: list[str]) -> int:
     run_dir, objective = Path(task["run_dir"]), Objective.from_json(task["objective"])
     board = run_dir / "tensorboard"
 
-    def on_row(row: TrialRow) -> None:
-        line.send("row", row=row.to_json())
+    def show(write: Callable[..., None], *content: Any) -> None:
         try:
-            write_session(board, row)
+            write(board, *content)
         except Exception:  # a full disk, say: Keras Tuner would keep the oracle's lock for ever
             traceback.print_exc()
+
+    def on_row(row: TrialRow) -> None:
+        line.send("row", row=row.to_json())
+        show(write_session, row)
 
     oracle = make_oracle(task["space"], SearchOptions.from_json(task["options"]), objective, run_dir=run_dir,
                          epochs=task["epochs"], on_row=on_row)  # fmt: skip
@@ -50,7 +54,7 @@ def main(folder: Path, name: str, arguments: list[str]) -> int:
     tuner = Chief(oracle, directory=str(run_dir), project_name="tuner")
     oracle.go_on()
     if not board.exists():
-        write_experiment(board, task["space"]["space"], objective)
+        show(write_experiment, task["space"]["space"], objective)
     threading.Thread(target=_obey, args=(line, oracle), name="orders", daemon=True).start()
     tuner.search(verbose=0)
     return 0

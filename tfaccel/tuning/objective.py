@@ -16,7 +16,7 @@ _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
 _RISING = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "psnr", "ssim", "r2", "bleu", "rouge", "map",
            "positives", "similarity", "recognised")  # fmt: skip
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy", "entropy", "perplexity", "pinball",
-            "divergence", "distance", "hinge", "poisson", "negatives")  # fmt: skip
+            "divergence", "distance", "hinge", "poisson", "negatives", "nats", "bits")  # fmt: skip
 _WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric
 
 

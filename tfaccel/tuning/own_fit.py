@@ -37,7 +37,7 @@ def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, fl
     elif isinstance(result, Mapping):
         found = {str(name): float(value) for name, value in result.items()}
     elif isinstance(result, Real | np.generic) and not isinstance(result, bool):
-        found = {objective.name: float(result)}  # type: ignore[arg-type]
+        found = {objective.name: float(result)}
     else:
         raise SearchError(
             "A HyperModel's fit must return a History, a dictionary of metrics, a number, or a list of these. "
