@@ -41,6 +41,9 @@ def tune(tmp_path, monkeypatch, capsys):
         ([RECIPE, "--run_dir=a", "--space=mine"], "A space is written package.module:name. Received: 'mine'."),
         ([RECIPE, "--run_dir=a", "--algorithm=randm"], "algorithm"),
         ([RECIPE, "--run_dir=a", "--max_trials=0"], "max_trials"),
+        ([RECIPE, "--run_dir=a", "--parallel=0"], "flag --parallel=0: 0 is not a positive integer"),
+        ([RECIPE, "--run_dir=a", "--width=0"], "--width must be a whole number of at least 1"),
+        ([RECIPE, "--run_dir=a", "--resume=always"], "flag --resume=always"),
         ([RECIPE, "--run_dir=a", "--seed=0"], "`seed` must be a whole number of at least 1"),
         ([RECIPE, "--run_dir=a", "--trial_seconds=0"], "`trial_seconds` must be a number of seconds above 0"),
         ([RECIPE, "--run_dir=a", "--dropout=2"], "`dropout` must be a number from 0 to below 1"),
@@ -52,6 +55,11 @@ def tune(tmp_path, monkeypatch, capsys):
         ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband ends trials by itself."),
         ([RECIPE, "--run_dir=a", "--trials=9"], "Unknown command line flag 'trials'"),
         ([RECIPE, "--run_dir=other"], "The run directory other is not empty and holds no run of tfaccel."),
+        (
+            [RECIPE, "--run_dir=other", "--resume=auto"],
+            "The run directory other is not empty and holds no run of tfaccel.",
+        ),
+        ([RECIPE, "--run_dir=other/file"], "The run directory is a file: other/file."),
         ([RECIPE, "--run_dir=training", "--resume=auto"], "holds another run"),
     ],
 )

@@ -248,6 +248,7 @@ def test_trials_are_built_under_the_strategy_of_the_plan(tmp_path):
     [
         (search_cases.nothing_free, {}, "The space has no free parameter"),
         (search_cases.build, {"objective": "val_los"}, "No trial has the metric 'val_los'. Did you mean 'val_loss'"),
+        ("search_cases:NUM_ROWS", {}, "search_cases:NUM_ROWS must be a function of hp, or a keras_tuner.HyperModel"),
         (search_cases.uncompiled, {}, "returned a model that is not compiled"),
         (search_cases.wrong_argument, {}, "cannot be called like this|unexpected keyword argument 'lerning_rate'"),
     ],
