@@ -62,7 +62,7 @@ def test_forms_in_keras_are_compared_with_keras_and_load_elsewhere(logical_devic
         f"models = [keras.models.load_model({str(tmp_path / 'out')!r} + f'/{{path}}.keras') for path in paths]\n"
         "print(json.dumps([model.predict(x, verbose=0).tolist() for model in models]))"
     )
-    elsewhere = json.loads(run_python("-c", code).stdout.splitlines()[-1])
+    elsewhere = json.loads(run_python(code).stdout.splitlines()[-1])
     np.testing.assert_allclose(elsewhere[0], expected, atol=1e-5)
     for values, one in zip(elsewhere[1:], (in_int8, in_int4), strict=True):
         here = keras.models.load_model(one.variant.path).predict(NUMBERS, verbose=0)

@@ -275,7 +275,8 @@ def test_what_is_no_model_or_run_is_refused(tmp_path):
 
 
 def test_missing_quantizer_is_named(logical_devices, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "litert_quantizer", None)
+    for name in ("litert_quantizer", "litert_quantizer.quantizer", "litert_quantizer.recipe"):
+        monkeypatch.setitem(sys.modules, name, None)
     given = {"workload": cases.image_workload(), "out_dir": str(tmp_path / "out")}
     with pytest.raises(VersionError, match="Install it: pip install litert-quantizer"):
         compress(cases.image_model(), methods="weight_int4", **given, **QUICK)

@@ -25,7 +25,8 @@ from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import has_own_test_step
-from tfaccel.training.private_api import all_layers, call_model, variables_in_float32
+from tfaccel.training.private_api import all_layers, call_model
+from tfaccel.training.private_tensorflow import variables_in_float32
 
 
 @dataclass(frozen=True)

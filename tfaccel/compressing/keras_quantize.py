@@ -71,7 +71,7 @@ def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
         try:
             model.save(path)
             keras.models.load_model(path, compile=False, safe_mode=False).save(path)
-        except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
             text = _cause(error)
             raise CompressionError(
                 f"Keras cannot save this model and load it again ({text}). Give its own classes `get_config` and "

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+
+from tfaccel.training.private_tensorflow import saved_model_of
 
 # Numbers of this size and above are no weights; they are tried as these.
 _LEAST_HUGE = 1e6
@@ -62,7 +63,7 @@ def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | 
 
 
 def _read(folder: Path) -> Any:
-    return saved_model_pb2.SavedModel.FromString((folder / _GRAPH).read_bytes())
+    return saved_model_of((folder / _GRAPH).read_bytes())
 
 
 def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:

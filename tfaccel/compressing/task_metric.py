@@ -14,7 +14,8 @@ from tfaccel.compressing.agreement import Agreement
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import near_name
-from tfaccel.training.private_api import compute_loss, metric_directions
+from tfaccel.training.private_api import compute_loss
+from tfaccel.training.private_tensorflow import metric_directions
 
 AGREEMENT = "agreement"
 _SHOWN_CHARACTERS = 250

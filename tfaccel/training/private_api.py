@@ -150,12 +150,6 @@ def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[st
     return {"_moments": moments_of_rows}
 
 
-def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
-    """Pairs of a metric's name and "up" or "down", for the compiled metrics whose class knows what is better."""
-    metrics = [inner for one in model.metrics for inner in (one, *getattr(one, "metrics", ()))]
-    return [(one.name, one._direction) for one in metrics if getattr(one, "_direction", None) in ("up", "down")]
-
-
 def loss_tracker(model: keras.Model) -> Any:
     """The metric (`keras.metrics.Mean`) of an epoch's loss; each `Model.compile` makes another one."""
     return _private(model, "_loss_tracker")
@@ -188,20 +182,6 @@ def local_variables(variables: Sequence[keras.Variable], components: Sequence[tf
 def tf_variable(variable: keras.Variable) -> Any:
     """The TensorFlow variable (distributed or plain) behind a Keras variable, never autocast."""
     return variable._value
-
-
-@contextlib.contextmanager
-def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Lets floating variables of another dtype hold float32; afterwards as before, with what they held before."""
-    others = [one for one in variables if one.dtype in ("float16", "bfloat16", "float64")]
-    saved = [(one, one._value, one._dtype) for one in others]
-    try:
-        for one in others:
-            one._value, one._dtype = tf.Variable(tf.cast(one._value, tf.float32), name=one.name), "float32"
-        yield
-    finally:
-        for one, value, dtype in saved:
-            one._value, one._dtype = value, dtype
 
 
 _SINGLE_DEVICE_METHODS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators",

@@ -1,12 +1,18 @@
-"""Private parts of TensorFlow: collectives of several strategies kept apart, what XLA can compile, scales in LiteRT."""
+"""Private parts of TensorFlow, and of Keras's variables and metrics, that stand apart from training.
+
+Collectives of several strategies kept apart, what XLA can compile, scales in LiteRT, the content of a SavedModel.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfaccel.errors import VersionError
@@ -67,3 +73,30 @@ def one_scale_per_kernel(converter: Any) -> None:
             "pip install 'tensorflow==2.21.*'."
         )
     setattr(converter, name, True)
+
+
+@contextlib.contextmanager
+def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Lets floating variables of another dtype hold float32; afterwards as before, with what they held before."""
+    others = [one for one in variables if one.dtype in ("float16", "bfloat16", "float64")]
+    saved = [(one, one._value, one._dtype) for one in others]
+    try:
+        for one in others:
+            one._value, one._dtype = tf.Variable(tf.cast(one._value, tf.float32), name=one.name), "float32"
+        yield
+    finally:
+        for one, value, dtype in saved:
+            one._value, one._dtype = value, dtype
+
+
+def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
+    """Pairs of a metric's name and "up" or "down", for the compiled metrics whose class knows what is better."""
+    metrics = [inner for one in model.metrics for inner in (one, *getattr(one, "metrics", ()))]
+    return [(one.name, one._direction) for one in metrics if getattr(one, "_direction", None) in ("up", "down")]
+
+
+def saved_model_of(content: bytes) -> Any:
+    """The protocol buffer in `saved_model.pb`, whose class has no public name."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    return saved_model_pb2.SavedModel.FromString(content)
