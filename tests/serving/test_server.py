@@ -1,6 +1,7 @@
 """A real server in a process of its own: the protocol, its limits, hot reload, and its graceful end."""
 
 import base64
+import http.client
 import json
 import os
 import re
@@ -204,20 +205,25 @@ def test_load_at_a_rate_is_answered(server):
 
 
 def test_full_queue_refuses_and_sigterm_ends_after_the_last_answer(server):
-    answers = []
+    answers, sent = [], []
 
     def ask():
-        answers.append(server.ask("POST", PREDICT, {"signature_name": "slow", "instances": [ROW]}))
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", PREDICT, json.dumps({"signature_name": "slow", "instances": [ROW]}))
+        sent.append(connection)
+        answer = connection.getresponse()
+        answers.append((answer.status, dict(answer.getheaders()), answer.read()))
+        connection.close()
 
     threads = [threading.Thread(target=ask) for _ in range(30)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: any(status == 429 for status, _, _ in list(answers)))
+    wait_for(lambda: len(sent) == 30)
     server.ask_to_end()
     for thread in threads:
         thread.join()
     assert server.end() == 0
-    assert sorted({status for status, _, _ in answers}) == [200, 429]
+    assert (len(answers), sorted({status for status, _, _ in answers})) == (30, [200, 429])
     headers, content = next((headers, content) for status, headers, content in answers if status == 429)
     assert headers["retry-after"] == "1"
     assert "requests are waiting already" in content.decode()

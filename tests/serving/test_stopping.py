@@ -1,6 +1,7 @@
 """A server that is asked to end answers what it took, whenever it is asked; slow clients and lost ones harm nobody."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -41,11 +42,19 @@ def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
         client.sendall(head(len(BODY)) + BODY)  # waits for others to share a batch with, and is gone before it is run
     assert server.json(PREDICT, {"instances": [ROW]})[0] == 200
-    answers = []
-    threads = [threading.Thread(target=lambda: answers.append(server.json(PREDICT, SLOW)[0])) for _ in range(6)]
+    answers, sent = [], []
+
+    def ask():
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", PREDICT, json.dumps(SLOW))
+        sent.append(connection)
+        answers.append(connection.getresponse().status)
+        connection.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: answers)
+    wait_for(lambda: len(sent) == 6)
     server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGTERM)
     for thread in threads:

@@ -141,6 +141,7 @@ def test_folder_without_a_model_that_can_be_served_is_an_error(make, folder):
     faults = []
     versions = make()
     versions.watch(1.0, loaded=pytest.fail, failed=faults.append)
+    wait_for(lambda: faults)
     versions.stop()
     write_version(folder / "3", graph=b"broken")
     with pytest.raises(ServeError, match="version 3 cannot be loaded"):

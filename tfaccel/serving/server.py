@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -24,6 +25,8 @@ from tfaccel.serving.versions import Versions
 logger = logging.getLogger("tfaccel")
 
 _IDLE_SECONDS = 75  # after which a connection without requests is closed
+# At the end, how often and how long the event loop goes round before connections that look idle are closed.
+_LAST_TURNS, _LAST_TURN_SECONDS = 5, 0.05
 # The model's thread asks for Python's lock many times in a batch; the default of 5 ms would be waited for each time.
 _SWITCH_SECONDS = 0.0005
 
@@ -65,7 +68,7 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
         timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=max(1, round(options.stop_seconds)), ws="none",
         proxy_headers=False,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = _LastTurnsServer(config)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     switch_seconds = sys.getswitchinterval()
@@ -87,6 +90,16 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
             signal.signal(number, handler)
     if faults:
         raise faults[0]
+
+
+class _LastTurnsServer(uvicorn.Server):
+    """Takes, before it closes, the requests that have been sent already, but not been read yet."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends as uvicorn does, after some more turns of the event loop."""
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(_LAST_TURN_SECONDS)
+        await super().shutdown(sockets)
 
 
 def _give_up(server: uvicorn.Server, faults: list[BaseException], error: BaseException) -> None:
