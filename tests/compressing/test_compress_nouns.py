@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
@@ -79,6 +80,22 @@ def test_a_slower_form_is_said_so_and_never_recommended_for_speed():
     assert fast.latency_ratio(fast.results[1]) == pytest.approx(1 / 1.5)
 
 
+def test_a_slower_winner_is_said_to_be_slower():
+    summary = gate(result(accuracy=0.92, seconds=(3e-3,)), result("float16", accuracy=0.92, size=300)).summary()
+    assert summary[0].endswith("zipped 0.25. It is slower than float32, 2.00 of the time: do not use it for speed.")
+    assert summary[1].startswith("Fastest within the limit: float16, 0.67 of the time")
+
+
+def test_a_form_in_keras_is_not_the_fastest_where_litert_is_faster():
+    slow = result("keras_int8", accuracy=0.92, size=300, seconds=(5e-3,), suffix=".keras")
+    found = gate(result("keras_float32", accuracy=0.92, size=1000, seconds=(1e-2,), suffix=".keras"), slow)
+    assert found.latency_ratio(slow) == 0.5
+    assert found.fastest is None
+    assert "slower" not in found.verdict(slow)
+    failed = result("keras_float32", failure="no", metrics={}, latencies=(), suffix=".keras")
+    assert gate(failed, result(accuracy=0.92)).fastest.variant.name == "int8"
+
+
 def test_what_is_not_smaller_or_failed_or_no_number_does_not_win():
     found = gate(
         result("float16", accuracy=0.92, size=400),
@@ -150,11 +167,21 @@ def test_options_are_checked():
         ({"num_threads": (0,)}, "`num_threads` must be a whole number of at least 1. Received: 0"),
         ({"latency_seconds": 0}, "`latency_seconds` must be a number above 0"),
         ({"direction": "mni"}, "Did you mean 'min'"),
+        ({"num_threads": 2}, r"`num_threads` must be a list of whole numbers\. Received: 2"),
+        ({"metric": 3}, "`metric` must be the name of a metric, or None"),
+        ({"progress": "yes"}, "`progress` must be a function that takes a line"),
+        ({"training": {"epcohs": 3}}, r"Training has no option 'epcohs'\. Did you mean 'epochs'"),
+        ({"training": {"sparsity": 2}}, "`sparsity` must be above 0 and below 1"),
     ]:
         with pytest.raises(CompressionError, match=message):
             CompressOptions.of(options)
-    with pytest.raises(CompressionError, match=r"`max_metric_drop` must be a number\. Received: nan"):
-        checked_drop(math.nan)
+    for drop in (math.nan, "much", None, True):
+        with pytest.raises(CompressionError, match=rf"`max_metric_drop` must be a number\. Received: {drop!r}"):
+            checked_drop(drop)
+    assert checked_drop(np.float32(0.5)) == 0.5
+    for methods in (None, 5):
+        with pytest.raises(CompressionError, match="`methods` must be names of methods"):
+            checked_methods(methods)
 
 
 def test_variant_is_a_file_of_litert_or_keras():
