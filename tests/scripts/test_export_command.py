@@ -84,11 +84,10 @@ def test_end_in_the_middle_leaves_nothing(export, tmp_path, monkeypatch, logical
     from tfaccel.exporting.exporter import Exporter
 
     keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(2)]).save(tmp_path / "line.keras")
-    write = Exporter.write
 
     def end(self, *arguments, **settings):
-        write(self, *arguments, **settings)
-        assert len(list(tmp_path.glob(".out-*/model.keras"))) == 1
+        (folder,) = tmp_path.glob(".out-*")
+        (folder / "model.keras").write_text("half")
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Exporter, "write", end)
