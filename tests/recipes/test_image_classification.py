@@ -123,7 +123,7 @@ def test_data_of_your_own_decides_the_model(tmp_path):
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(4), x_test=x, y_test=np.arange(4))
     work = recipe.workload(data_dir=tmp_path / "data.npz", global_batch_size=4)
     assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
-    assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4))
+    assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4), recipe.residual_blocks(40))
     smaller = recipe.workload(data_dir=tmp_path / "data.npz", image_size=8, global_batch_size=4)
     assert smaller.num_parameters < work.num_parameters
 
