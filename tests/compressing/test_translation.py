@@ -12,7 +12,8 @@ TOLERANCE = 1e-5
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 # Not known to TFMOT, or without an equal in tf_keras: taken along as Keras 3 has them.
 KEPT_LAYERS = {"Activation_hard_silu", "Activation_hard_sigmoid", "AlphaDropout", "EinsumDense", "Embedding_masked",
-               "GroupNormalization", "Normalization", "Rescaling", "RNN", "TimeDistributed"}  # fmt: skip
+               "GroupNormalization", "Lambda", "Normalization", "PReLU", "Rescaling", "Resizing",
+               "RMSNormalization", "RNN", "TimeDistributed", "UnitNormalization"}  # fmt: skip
 APPLICATIONS = ("MobileNetV2", "MobileNetV3Small", "ResNet50", "EfficientNetB0", "DenseNet121")
 RECIPES = ("autoencoder", "image_classification", "object_detection", "sequence_forecasting", "summarization",
            "tabular_classification", "tabular_regression", "text_classification", "text_generation",
@@ -92,6 +93,13 @@ def test_model_that_cannot_be_translated_is_refused(model, message):
         flat_graph(model)
 
 
+def test_layer_without_its_name_is_refused():
+    nameless = {"class_name": "Scale", "config": {"units": 3}}
+    model = {"class_name": "Sequential", "config": {"layers": [INPUT, nameless]}}
+    with pytest.raises(CompressionError, match=r"class Scale is saved without its name\. Let its `__init__` take"):
+        flat_graph(model)
+
+
 def test_differences_are_seen():
     assert largest_difference([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
     assert largest_difference([[1.0, 2.1]], [[1.0, 2.0]]) == pytest.approx(0.05)
@@ -100,7 +108,8 @@ def test_differences_are_seen():
 
 
 def test_layers_and_models_give_the_same_in_both(run_python):
-    found = translate(run_python, "layers", "merge", "attention", "mixed", "nested")
+    found = translate(run_python, "layers", "merge", "attention", "mixed", "nested", "known")
+    assert found.pop("known")["missing"] == []
     assert {name for name, result in found.items() if result["difference"] > TOLERANCE} == set()
     assert all(result["returned"] for result in found.values())
     names = set(found) - {"merge", "attention", "mixed", "nested"}
@@ -128,6 +137,15 @@ def test_recipes_give_the_same(run_python):
 
 
 @pytest.mark.slow
-def test_subclassed_recipe_is_refused_by_name(run_python):
-    child = run_python("translation_cases", "recipe:gan", cwd=__file__.rpartition("/")[0], env=LEGACY, check=False)
-    assert "The model is a ConditionalGan, a class of its own" in child.stderr
+def test_parts_of_the_gan_give_the_same_and_the_whole_is_refused_by_name(run_python):
+    child = run_python(
+        "translation_cases", "gan", "recipe:gan", cwd=__file__.rpartition("/")[0], env=LEGACY, check=False
+    )
+    found = [json.loads(line) for line in child.stdout.splitlines()]
+    assert [line["case"] for line in found] == ["generator", "discriminator"]
+    assert all(line["difference"] <= TOLERANCE and line["returned"] for line in found)
+    assert (
+        "CompressionError: The model is a ConditionalGan, a class of its own, whose layers cannot be told from what "
+        "Keras saves. Only functional and sequential models can be translated: build the same layers with "
+        "keras.Model(inputs, outputs), or use a post-training method (float16, dynamic, int8)." in child.stderr
+    )

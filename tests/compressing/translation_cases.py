@@ -1,7 +1,9 @@
 """Models that are translated to `tf_keras`, for tests; run as a program in a process where `tf.keras` is Keras 2."""
 
+import importlib
 import json
 import sys
+import warnings
 
 import numpy as np
 
@@ -41,6 +43,8 @@ def layer_cases(layers):
         "Permute": layers.Permute((3, 1, 2)),
         "Rescaling": layers.Rescaling(0.1, -0.5),
         "GroupNormalization": layers.GroupNormalization(2),
+        "PReLU": layers.PReLU(shared_axes=(1, 2)),
+        "Resizing": layers.Resizing(5, 3),
     }
     series = {
         "Conv1D": layers.Conv1D(5, 3, padding="causal", dilation_rate=2, activation="swish"),
@@ -89,6 +93,9 @@ def layer_cases(layers):
         "GaussianNoise": layers.GaussianNoise(0.5),
         "RepeatVector": layers.RepeatVector(3),
         "Reshape": layers.Reshape((3, -1)),
+        "Lambda": layers.Lambda(lambda x: 2.0 * x),
+        "RMSNormalization": layers.RMSNormalization(),
+        "UnitNormalization": layers.UnitNormalization(),
         "Normalization": layers.Normalization(mean=[1.0] * 6, variance=[2.0] * 6),
     }
     words = {"Embedding": layers.Embedding(10, 4), "Embedding_masked": layers.Embedding(10, 4, mask_zero=True)}
@@ -170,6 +177,36 @@ def recipe(name):
     return work.build_model(), batch[0]
 
 
+def gan_parts():
+    """The two networks of the recipe whose model is a class of its own."""
+    from tfaccel.planning.load_workload import load_recipe
+
+    model = load_recipe("gan").build_model()
+    return {part: translated(getattr(model, part)) for part in ("generator", "discriminator")}
+
+
+def layers_without_case(keras):
+    """Layers without a case, of those that TFMOT's registries know and Keras 3 has, or that are translated natively."""
+    import_tfmot()
+    from tensorflow_model_optimization.python.core.clustering.keras.clustering_registry import ClusteringRegistry
+    from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_registry
+    from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
+
+    from tfaccel.compressing.translation_layers import NATIVE_LAYERS
+    from tfaccel.training.private_api import all_layers
+
+    registries = [
+        PruneRegistry._LAYERS_WEIGHTS_MAP, PruneRegistry._RNN_LAYERS, PruneRegistry._RNN_CELLS_WEIGHTS_MAP,
+        ClusteringRegistry._LAYERS_WEIGHTS_MAP, ClusteringRegistry._SUPPORTED_RNN_CELLS,
+        ClusteringRegistry._SUPPORTED_RNN_LAYERS, ClusteringRegistry._SUPPORTED_MHA_LAYERS,
+        default_8bit_quantize_registry.Default8BitQuantizeRegistry()._layer_quantize_map,
+    ]  # fmt: skip
+    known = {one.__name__ for registry in registries for one in registry if hasattr(keras.layers, one.__name__)}
+    cases = [model_of(keras, *case) for case in layer_cases(keras.layers).values()]
+    cases += [merge_model(keras), attention_model(keras)]
+    return sorted((known | NATIVE_LAYERS) - {type(layer).__name__ for model in cases for layer in all_layers(model)})
+
+
 def examples(model, count=4):
     """Made-up inputs for a model, in its order."""
     generator = np.random.default_rng(0)
@@ -205,6 +242,13 @@ def translated(model, inputs=None):
     return {"difference": difference, "kept": layers.kept, "returned": same, "layers": len(layers.by_path)}
 
 
+def import_tfmot():
+    """TFMOT warns when it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("tensorflow_model_optimization")
+
+
 def main(names):
     """Translates the cases that are named, and prints a line of JSON for each."""
     import keras
@@ -214,6 +258,10 @@ def main(names):
         kind, _, what = name.partition(":")
         if kind == "layers":
             results = {one: translated(model_of(keras, *case)) for one, case in layers.items()}
+        elif kind == "known":
+            results = {name: {"missing": layers_without_case(keras)}}
+        elif kind == "gan":
+            results = gan_parts()
         elif kind == "application":
             results = {name: translated(application(keras, what))}
         elif kind == "recipe":

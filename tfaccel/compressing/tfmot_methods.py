@@ -35,6 +35,8 @@ from tfaccel.planning.near_name import near_name
 from tfaccel.planning.workload import Workload
 
 _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}
+# A file holds kernels with batch normalizations in them, and as multiples of scales.
+_IN_FILES = "in a file in each channel of one whose channels have scales or a normalization of their own"
 _SPARSE = 0.05  # part of zeros from which on weights were pruned, not clustered
 _DOING = {"qat": "training with imitated int8", "pqat": "training with imitated int8, zeros kept",
           "cqat": "training with imitated int8, clusters kept", "prune": "pruning", "prune_2_4": "pruning 2 of 4",
@@ -69,7 +71,7 @@ class _Reports:
 
     say: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
-    changed: tuple[str, ...] = ()
+    changed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     stage: str = ""
 
     def __call__(self, report: Mapping[str, Any]) -> None:
@@ -83,7 +85,7 @@ class _Reports:
             if report["note"] not in self.notes:
                 self.notes.append(report["note"])
         elif "changed" in report:
-            self.changed = tuple(report["changed"])
+            self.changed = report["changed"]
         elif report.get("kept"):
             names = [f"{path} ({why})" for path, why in report["kept"].items()]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -174,19 +176,21 @@ def _parts(method: str, training: Mapping[str, TrainingJob], batches: TrainingBa
 def _outcome(folder: Path, taken: TakenApart, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
     """Reads what the child left in the folder."""
     notes, weights = list(reports.notes), {}
-    sparsity = 0.0
+    sparsity, changed = 0.0, tuple(sorted(reports.changed))
     if (folder / "weights_out.npz").exists():
         with np.load(folder / "weights_out.npz") as saved:
             weights = arrays_by_path(saved)
-        kernels = [array for path in reports.changed for array in weights[path] if array.ndim >= 2]
+        kernels = [weights[path][place] for path in changed for place in reports.changed[path]]
         sparsity = float(sum((kernel == 0).sum() for kernel in kernels) / sum(kernel.size for kernel in kernels))
         most = max(len(np.unique(kernel)) for kernel in kernels)
-        said = f"{sparsity:.1%} of the weights are zero" if sparsity > _SPARSE else f"at most {most} values in a kernel"
-        notes.insert(0, f"{said} in {len(reports.changed)} layers")
+        said = f"{sparsity:.1%} of the weights are zero in {len(changed)} layers"
+        if sparsity <= _SPARSE:
+            said = f"at most {most} values in each kernel of {len(changed)} layers, {_IN_FILES}"
+        notes.insert(0, said)
     if not (folder / "model.tflite").exists():
-        return TfmotOutcome(taken.with_weights(weights), None, [], reports.changed, sparsity, tuple(notes))
+        return TfmotOutcome(taken.with_weights(weights), None, [], changed, sparsity, tuple(notes))
     with np.load(folder / "predictions.npz") as saved:
         rows = arrays_by_path(saved)
     predictions = [keras.tree.pack_sequence_as(signature.output_nest, rows[str(number)]) for number in range(len(rows))]
     litert = (folder / "model.tflite").read_bytes()
-    return TfmotOutcome(None, litert, predictions, reports.changed, sparsity, tuple(notes))
+    return TfmotOutcome(None, litert, predictions, changed, sparsity, tuple(notes))

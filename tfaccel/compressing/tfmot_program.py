@@ -46,6 +46,7 @@ class Program:
         self._options = TfmotOptions.from_json(self._job["options"])
         with np.load(folder / "check.npz") as check:
             self._check = {name: check[name] for name in check.files}
+        self._inputs = [self._check[f"in{number}"] for number in range(len(self._graph.inputs))]
 
     def report(self, **message: Any) -> None:
         """Sends a report."""
@@ -65,15 +66,15 @@ class Program:
 
     def _stage(self, stage: str, weights: dict[str, list[np.ndarray]], *, is_first: bool) -> Any:
         from tfaccel.compressing.tfmot_quantizing import quantized_model
+        from tfaccel.compressing.tfmot_ranges import begin_with_ranges_of
         from tfaccel.compressing.tfmot_sparsity import clustered_model, pruned_model
         from tfaccel.compressing.tfmot_training import TrainingJob, tf_optimizer, train
         from tfaccel.compressing.translation_model import assemble, check_outputs, translate
 
-        layers = translate(self._graph, weights, [self._check[f"in{n}"] for n in range(len(self._graph.inputs))])
+        layers = translate(self._graph, weights, self._inputs)
         if is_first:
             expected = [self._check[f"out{n}"] for n in range(len(self._graph.outputs))]
-            inputs = [self._check[f"in{n}"] for n in range(len(self._graph.inputs))]
-            difference = check_outputs(assemble(self._graph, layers), self._graph, inputs, expected)
+            difference = check_outputs(assemble(self._graph, layers), self._graph, self._inputs, expected)
             self.report(difference=difference, kept=layers.kept)
         job = TrainingJob(**self._job["training"][stage])
         if is_first and tf_optimizer(job)[1]:
@@ -82,6 +83,7 @@ class Program:
         if stage in ("qat", "pqat", "cqat"):
             quantized = quantized_model(self._graph, layers, stage)
             self._notes(quantized.notes)
+            begin_with_ranges_of(quantized.model, self._inputs)
             train(quantized.model, job, self._graph, batches, report=lambda message: self.report(**message))
             self._finish_quantized(quantized.model)
             return weights
@@ -94,7 +96,7 @@ class Program:
               report=lambda message: self.report(**message))  # fmt: skip
         weights = wrapped.weights()
         save_arrays(self._folder / "weights_out.npz", named_arrays(weights))
-        self.report(changed=sorted(wrapped.wrappers))
+        self.report(changed=wrapped.changed())
         return weights
 
     def _finish_quantized(self, model: Any) -> None:

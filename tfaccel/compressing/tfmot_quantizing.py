@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from tfaccel.errors import CompressionError
 _ACTIVATIONS = ("relu", "swish", "gelu", "linear", "softmax", "sigmoid", "tanh")
 # Replaced by two convolutions, which are quantized.
 _SPLIT = ("SeparableConv1D", "SeparableConv2D")
-# A batch normalization after one of these becomes part of it.
-_FOLDING = ("Conv2D", "DepthwiseConv2D", "Dense")
+# A batch normalization after one of these becomes part of it. (After a dense layer, LiteRT would make float of both.)
+_FOLDING = ("Conv2D", "DepthwiseConv2D")
 SIGNATURE_KEY = "serving_default"
 
 
@@ -46,7 +47,9 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
         CompressionError: if TFMOT can quantize no layer that has weights.
     """
     import tensorflow_model_optimization as tfmot
+    import tf_keras
 
+    tf_keras.__internal__.enable_unsafe_deserialization()  # TFMOT copies models with lambdas of its own
     scheme = _scheme(method)
     chosen = _quantizable(graph, layers, scheme.get_quantize_registry())
     with_weights = [path for path, layer in layers.by_path.items() if layer.trainable_weights]
@@ -55,8 +58,8 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
             f"TFMOT can quantize none of the layers with weights ({_described(layers, with_weights)}). Use a "
             "post-training method (dynamic, int8, int16x8), or prune or cluster."
         )
-    consumers = _consumers(graph)
-    output_only = _output_only_config()
+    consumers, output_only = _consumers(graph), _output_only_config()
+    numbers = itertools.count()  # a layer that is called several times has several ranges
 
     def wrap(path: str, layer: Any) -> Any:
         return tfmot.quantization.keras.quantize_annotate_layer(layer) if path in chosen else layer
@@ -65,7 +68,7 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
         """Quantizes what a float layer gives to a quantized one."""
         if path in chosen or not tensor.dtype.is_floating or not consumers.get((path, index), set()) & chosen:
             return tensor
-        return _identity(layers.by_path[path].name, index, output_only)(tensor)
+        return _identity(f"{layers.by_path[path].name}_range_{next(numbers)}", output_only)(tensor)
 
     with _custom_objects(tfmot):
         model = assemble(graph, layers, wrap, after)
@@ -147,28 +150,41 @@ def _custom_objects(tfmot: Any) -> Any:
     return tfmot.quantization.keras.quantize_scope({kept.__name__: kept, config.__name__: config})
 
 
-def _identity(name: str, index: int, config: Any) -> Any:
+def _identity(name: str, config: Any) -> Any:
     """A layer that changes nothing, whose output is quantized."""
     import tensorflow_model_optimization as tfmot
     import tf_keras
 
-    layer = tf_keras.layers.Activation("linear", name=f"{name}_range_{index}")
+    layer = tf_keras.layers.Activation("linear", name=name)
     return tfmot.quantization.keras.quantize_annotate_layer(layer, config)
 
 
 def _quantizable(graph: FlatGraph, layers: TranslatedLayers, registry: Any) -> set[str]:
     """Paths of the layers that TFMOT can quantize."""
-    chosen = set()
+    chosen, masked = set(), _masked(graph, layers)
     for path, layer in layers.by_path.items():
         kind = type(layer).__name__
         if path in layers.kept:
             continue
         activation = getattr(getattr(layer, "activation", None), "__name__", "linear")
         supported = activation in _ACTIVATIONS and (kind in _SPLIT or registry.supports(layer))
-        if supported and not _takes_integers(graph, path):
+        if supported and path not in masked and not _takes_integers(graph, path):
             chosen.add(path)
     chosen |= {path for path in _folded_normalizations(graph, layers) if _source(graph, path) in chosen}
     return chosen
+
+
+def _masked(graph: FlatGraph, layers: TranslatedLayers) -> set[str]:
+    """Paths of the layers that take a tensor with a mask: what TFMOT wraps around a layer lets none through."""
+    consumers, found = _consumers(graph), set()
+
+    def after(path: str, index: int, tensor: Any) -> Any:
+        if getattr(tensor, "_keras_mask", None) is not None:
+            found.update(consumers.get((path, index), set()))
+        return tensor
+
+    assemble(graph, layers, after=after)
+    return found
 
 
 def _takes_integers(graph: FlatGraph, path: str) -> bool:

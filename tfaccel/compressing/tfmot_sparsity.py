@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +39,15 @@ class Wrapped:
     variables: dict[str, list[Any]]
     wrappers: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+
+    def changed(self) -> dict[str, list[int]]:
+        """Path -> which of the layer's weights, by their place, were pruned or clustered."""
+        found = {}
+        for path, wrapper in self.wrappers.items():
+            clustered = getattr(wrapper, "original_clusterable_weights", {})
+            chosen = {id(variable) for variable in clustered.values() or wrapper.layer.get_prunable_weights()}
+            found[path] = [place for place, variable in enumerate(self.variables[path]) if id(variable) in chosen]
+        return found
 
     def weights(self) -> dict[str, list[np.ndarray]]:
         """Each layer's weights as they are now, without what was wrapped around it."""
@@ -76,7 +87,7 @@ def pruned_model(graph: FlatGraph, layers: TranslatedLayers, method: str, option
             return layer
         arguments: dict[str, Any] = {"pruning_schedule": schedule}
         if method == "prune_2_4":
-            if any(len(kernel.shape) not in (2, 4) for kernel in kernels):
+            if not all(_has_fours(kernel) for kernel in kernels):
                 return layer
             arguments["sparsity_m_by_n"] = _M_BY_N
         elif method == "prune_block":
@@ -124,6 +135,7 @@ def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, An
         result = wrap(path, layer)
         if result is not layer:
             wrappers[path] = result
+            _hand_on_masks(result, layer)
         elif any(len(variable.shape) >= 2 for variable in layer.trainable_variables):
             unwrapped.append(path)
         return result
@@ -137,6 +149,22 @@ def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, An
         )
     notes = [f"not {done}: {_listed(unwrapped)}"] if unwrapped else []
     return Wrapped(model, [], {path: found for path, found in variables.items() if found}, wrappers, notes)
+
+
+def _hand_on_masks(wrapper: Any, layer: Any) -> None:
+    """Lets a mask through: TFMOT's wrappers give it to each layer, whether it takes one or not, and give none back."""
+    wrapper.supports_masking, wrapper.compute_mask = layer.supports_masking, layer.compute_mask
+    call, taken = layer.call, inspect.signature(layer.call).parameters
+
+    def of_several(*args: Any, mask: Any = None, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    def in_training(inputs: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+        return call(inputs, training=training, **kwargs)
+
+    if "mask" not in taken:
+        takes_one = type(layer).__name__ != "MultiHeadAttention" and "training" in taken
+        layer.call = functools.wraps(call)(in_training if takes_one else of_several)  # its arguments are looked up
 
 
 def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
@@ -158,6 +186,11 @@ def _prunable(layer: Any) -> list[Any]:
                 variable for variable in layer.trainable_weights if _short_name(variable) in _KERNELS
             ]
     return list(layer.get_prunable_weights())
+
+
+def _has_fours(kernel: Any) -> bool:
+    """Whether some of a kernel becomes zero where of each four inputs of an output at most two count."""
+    return len(kernel.shape) in (2, 4) and kernel.shape[-2] > _M_BY_N[1] - _M_BY_N[0]
 
 
 def _clusterable(layer: Any, num_clusters: int) -> bool:

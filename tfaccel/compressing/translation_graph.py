@@ -206,7 +206,23 @@ class _Flattening:
 
 
 def _name(layer: Mapping[str, Any]) -> str:
-    return str(layer.get("name") or layer["config"]["name"])
+    name = layer.get("name") or layer["config"].get("name")
+    if name is None:
+        raise CompressionError(nameless(f"A layer of class {layer['class_name']}"))
+    return str(name)
+
+
+def nameless(layer: str) -> str:
+    """What is said of a layer that Keras saves without its name, so that it cannot be found again.
+
+    Example:
+        >>> nameless("Layer 'scale'").partition(".")[0]
+        "Layer 'scale' is saved without its name"
+    """
+    return (
+        f"{layer} is saved without its name. Let its `__init__` take **kwargs and hand them on, and its `get_config` "
+        "return {**super().get_config(), ...}, or use a post-training method (float16, dynamic, int8)."
+    )
 
 
 def _tensor(results: Any, number: int) -> str:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tfaccel.compressing.saved_classes import saved_classes
 from tfaccel.compressing.translation_graph import TENSOR, replaced
 from tfaccel.errors import CompressionError
 
@@ -35,13 +36,16 @@ def restored(serialized: Mapping[str, Any]) -> Any:
     import keras
 
     try:
-        return keras.saving.deserialize_keras_object(copy.deepcopy(dict(serialized)), safe_mode=False)
+        objects = saved_classes(serialized)
+        return keras.saving.deserialize_keras_object(
+            copy.deepcopy(dict(serialized)), custom_objects=objects, safe_mode=False
+        )
     except (TypeError, ValueError, ImportError, AttributeError) as error:
         name = serialized.get("config", {}).get("name")
         raise CompressionError(
             f"Layer {name!r} ({serialized.get('class_name')}) cannot be made again in another process: "
-            f"{' '.join(str(error).split())[:300]}. Define its class in a module of its own, with "
-            "keras.saving.register_keras_serializable and get_config, or use a post-training method."
+            f"{' '.join(str(error).split())[:300]}. Define its class at the top level of a module, with a get_config, "
+            "or use a post-training method."
         ) from error
 
 

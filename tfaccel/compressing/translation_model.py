@@ -15,6 +15,7 @@ from tfaccel.compressing.translation_kept import kept_layer_class, numbered, res
 from tfaccel.compressing.translation_layers import UntranslatableError, call_arguments, native_layer
 from tfaccel.errors import CompressionError
 
+_OWN = "own_"  # begins the names of a model's own layers
 TOLERANCE = 1e-5  # largest difference of outputs, as part of the largest output
 
 
@@ -112,13 +113,16 @@ def assemble(graph: FlatGraph, layers: TranslatedLayers,
 
 
 def tf_names(graph: FlatGraph) -> dict[str, str]:
-    """A name for each layer that `tf_keras` takes: path -> name."""
+    """A name for each layer that `tf_keras` takes: path -> name.
+
+    None is like those that `tf_keras` gives by itself ("conv2d_1") to layers that TFMOT adds; it finds weights by name.
+    """
     names: dict[str, str] = {}
     taken = {_plain(one.name) for one in graph.inputs}
     for path in graph.layers:
-        name, number = _plain(path), 1
+        name, number = f"{_OWN}{_plain(path)}", 1
         while name in taken:
-            name, number = f"{_plain(path)}_{number}", number + 1
+            name, number = f"{_OWN}{_plain(path)}_{number}", number + 1
         names[path] = name
         taken.add(name)
     return names

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32
+from tfaccel.compressing.saved_classes import saved_classes, saved_modules
+from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32, nameless
 from tfaccel.errors import CompressionError
 
-_KNOWN = ("keras", "builtins", "")  # modules that need not be imported
 _POST_TRAINING = "or use a post-training method (float16, dynamic, int8)"
 
 
@@ -84,9 +84,9 @@ def take_apart(model: keras.Model) -> TakenApart:
         >>> list(taken.graph.layers), taken.model.dtype_policy.name
         (['scores'], 'float32')
     """
+    _check_classes(model)
     if not model.built:
         raise CompressionError(f"Model {model.name!r} is not built: it has no weights yet. Train it, or call it once.")
-    _check_classes(model)
     try:
         saved = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -97,9 +97,13 @@ def take_apart(model: keras.Model) -> TakenApart:
     saved.pop("compile_config", None)
     serialized = in_float32(saved)
     graph = flat_graph(serialized)
-    rebuilt: keras.Model = keras.saving.deserialize_keras_object(copy.deepcopy(serialized), safe_mode=False)
+    rebuilt = _rebuilt(model.name, serialized)
+    found = {path for path, _ in leaf_layers(rebuilt)}
+    for path, layer in leaf_layers(model):
+        if path not in found:
+            raise CompressionError(nameless(f"Layer {path!r} ({type(layer).__name__})"))
     rebuilt.set_weights(model.get_weights())
-    return TakenApart(rebuilt, graph, tuple(sorted(_modules(serialized))))
+    return TakenApart(rebuilt, graph, tuple(sorted(saved_modules(serialized))))
 
 
 def leaf_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
@@ -115,6 +119,27 @@ def leaf_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, ker
             yield from leaf_layers(layer, f"{prefix}{layer.name}/")
         elif not isinstance(layer, keras.layers.InputLayer):
             yield f"{prefix}{layer.name}", layer
+
+
+def _rebuilt(name: str, serialized: Mapping[str, Any]) -> keras.Model:
+    """The model that was saved like this.
+
+    Raises:
+        CompressionError: if one of its layers cannot be made again.
+    """
+    objects = saved_classes(serialized)
+    try:
+        made: keras.Model = keras.saving.deserialize_keras_object(
+            copy.deepcopy(dict(serialized)), custom_objects=objects, safe_mode=False
+        )
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        text = str(error).rpartition("Exception encountered:")[2].partition(" Full object config:")[0]
+        raise CompressionError(
+            f"Model {name!r} cannot be made again from what Keras saves of it, and so not be translated: "
+            f"{' '.join(text.split())[:400]} Register what is your own, give layers a get_config with all arguments of "
+            f"their __init__, {_POST_TRAINING}."
+        ) from error
+    return made
 
 
 def _check_classes(model: keras.Model) -> None:
@@ -133,15 +158,3 @@ def _check_classes(model: keras.Model) -> None:
                 f"Layer {path!r} is of class {type(layer).__name__}, which is defined in the program itself and cannot "
                 f"be imported by another process. Move the class to a module, {_POST_TRAINING}."
             )
-
-
-def _modules(structure: Any) -> set[str]:
-    """Modules, other than Keras's, in what Keras saved."""
-    if isinstance(structure, Mapping):
-        found = {name for value in structure.values() for name in _modules(value)}
-        module = structure.get("module")
-        is_own = isinstance(module, str) and "class_name" in structure and module.split(".")[0] not in _KNOWN
-        return found | ({str(module)} if is_own else set())
-    if isinstance(structure, (list, tuple)):
-        return {name for value in structure for name in _modules(value)}
-    return set()

@@ -1,0 +1,143 @@
+"""Models that TFMOT's wrappers could get wrong, trained for a few steps; a program where `tf.keras` is Keras 2."""
+
+import importlib
+import json
+import sys
+import warnings
+
+import numpy as np
+
+
+def separable(keras):
+    """TFMOT replaces the separable convolution by two, for which `tf_keras` would find the names of the others."""
+    layers = keras.layers
+    parts = [layers.Conv2D(8, 1, name="conv2d"), layers.SeparableConv2D(8, 3), layers.ReLU(), layers.Flatten()]
+    return keras.Sequential([keras.Input((8, 8, 3)), *parts, layers.Dense(2)])
+
+
+def separable_1d(keras):
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((12, 4)), layers.SeparableConv1D(8, 3), layers.ReLU(), layers.Flatten(), layers.Dense(2)]
+    )
+
+
+def shared(keras):
+    """A convolution with its normalization, and a model in a model, called twice each."""
+    layers = keras.layers
+    inputs = [keras.Input((8, 8, 3), name="left"), keras.Input((8, 8, 3), name="right")]
+    convolution, normalization = layers.Conv2D(8, 3, use_bias=False), layers.BatchNormalization()
+    inner = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.ReLU()])
+    sides = [layers.GlobalAveragePooling2D()(layers.ReLU()(normalization(convolution(x)))) for x in inputs]
+    return keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([inner(inner(x)) for x in sides])))
+
+
+def masked(keras):
+    """A mask that goes through layers that TFMOT wraps, to one that needs it."""
+    layers = keras.layers
+    words = [keras.Input((6,), dtype="int32"), layers.Embedding(20, 8, mask_zero=True), layers.Dense(8, "relu")]
+    return keras.Sequential([*words, layers.Dropout(0.1), layers.LSTM(8), layers.Dense(2)])
+
+
+def unscaled(keras):
+    """Inputs far from -6 to 6, where TFMOT lets ranges begin; and a normalization after a dense layer."""
+    layers = keras.layers
+    parts = [layers.Rescaling(100.0), layers.Dense(16), layers.BatchNormalization(), layers.ReLU(), layers.Dense(2)]
+    return keras.Sequential([keras.Input((8,)), *parts])
+
+
+def attention(keras):
+    layers = keras.layers
+    inputs = keras.Input((6, 16))
+    x = layers.LayerNormalization()(layers.Add()([inputs, layers.MultiHeadAttention(2, 8)(inputs, inputs)]))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(layers.Dense(32, "gelu")(x))))
+
+
+def mobile(keras):
+    return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=4)
+
+
+CASES = {case.__name__: case for case in (separable, separable_1d, shared, masked, unscaled, attention, mobile)}
+
+
+def inputs_of(model):
+    generator = np.random.default_rng(0)
+    shapes = [(16, *tensor.shape[1:]) for tensor in model.inputs]
+    if "int" in str(model.inputs[0].dtype):
+        return [generator.integers(0, 20, shape, "int32") for shape in shapes]
+    return [generator.normal(size=shape).astype("float32") for shape in shapes]
+
+
+def trained(name, method):
+    """What a method made of a model: notes, and how far its outputs are from those of what is given back."""
+    import keras
+    import tf_keras
+
+    from tfaccel.compressing.tfmot_options import TfmotOptions
+    from tfaccel.compressing.tfmot_quantizing import quantized_model
+    from tfaccel.compressing.tfmot_ranges import begin_with_ranges_of
+    from tfaccel.compressing.tfmot_sparsity import clustered_model, pruned_model
+    from tfaccel.compressing.translation_model import translate
+    from tfaccel.compressing.translation_source import take_apart
+
+    keras.utils.set_random_seed(0)
+    taken = take_apart(CASES[name](keras))
+    x = inputs_of(taken.model)
+    graph, layers = taken.graph, translate(taken.graph, taken.weights(), x)
+    options = TfmotOptions(num_clusters=4)
+    if method == "qat":
+        made = quantized_model(graph, layers, method)
+        begin_with_ranges_of(made.model, x)
+    elif method == "cluster":
+        made = clustered_model(graph, layers, options)
+    else:
+        made = pruned_model(graph, layers, method, options, 4)
+    made.model.compile(tf_keras.optimizers.Adam(1e-3), loss="mse")
+    given = x if len(x) > 1 else x[0]
+    targets = np.random.default_rng(1).normal(size=(16, taken.model.output_shape[-1]))
+    steps = {"epochs": 1 if name == "mobile" else 4, "batch_size": 16, "verbose": 0}
+    made.model.fit(given, targets, callbacks=getattr(made, "callbacks", ()), **steps)
+    expected = made.model.predict_on_batch(given)
+    if method == "qat":
+        return {"notes": made.notes, **as_litert(made.model, graph, x, expected)}
+    kernels = {path: [made.weights()[path][place] for place in places] for path, places in made.changed().items()}
+    outputs = taken.with_weights(made.weights())(given, training=False)
+    return {
+        "notes": made.notes,
+        "difference": float(np.abs(outputs - expected).max()),
+        "values": max(len(np.unique(kernel)) for arrays in kernels.values() for kernel in arrays),
+        "zeros": min(float(np.mean(kernel == 0)) for arrays in kernels.values() for kernel in arrays),
+        "layers": len(kernels),
+    }
+
+
+def as_litert(model, graph, x, expected):
+    from ai_edge_litert.interpreter import Interpreter
+
+    from tfaccel.compressing.litert_file import float_operations
+    from tfaccel.compressing.tfmot_quantizing import SIGNATURE_KEY, litert_file
+
+    content = litert_file(model, graph, {"inputs": [one.name for one in graph.inputs], "outputs": ["y"]})
+    run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)
+    rows = [{one.name: array[row : row + 1] for one, array in zip(graph.inputs, x, strict=True)} for row in range(16)]
+    outputs = np.concatenate([run(**row)["y"] for row in rows])
+    difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
+    return {"difference": difference, "float": sorted(float_operations(content)), "spread": float(expected.std())}
+
+
+def import_tfmot():
+    """TFMOT warns when it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("tensorflow_model_optimization")
+
+
+def main(names):
+    """Trains what is named, as CASE:METHOD, and prints a line of JSON for each."""
+    import_tfmot()
+    for name in names:
+        print(json.dumps({"case": name, **trained(*name.split(":"))}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
