@@ -10,8 +10,6 @@ from tfaccel.errors import SearchError
 from tfaccel.tuning.objective import Objective
 
 LOSS = Objective((("val_loss", "min"),))
-# Keras Tuner 1.4 calls threading.currentThread() and Thread.getName().
-pytestmark = [pytest.mark.filterwarnings(f"ignore:{name}:DeprecationWarning") for name in ("currentThread", "getName")]
 
 
 def run(oracle, failing):
