@@ -25,6 +25,11 @@ def test_new_and_empty_directories_are_taken(tmp_path):
     assert not (tmp_path / "a").exists()  # nothing is made before `start`
 
 
+def test_a_directory_that_cannot_be_written_is_refused():
+    with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be written: .*Choose another one"):
+        RunDir("/proc/1/none", CONFIG).start({})
+
+
 @pytest.mark.parametrize("resume", ["never", "auto"])
 def test_file_is_refused(tmp_path, resume):
     (tmp_path / "file").write_text("kept")

@@ -99,3 +99,14 @@ def test_what_a_fit_cannot_return_is_said(logical_devices, returned, message):
 
     with pytest.raises(SearchError, match=message):
         own_fit_metrics(returned(), LOSS)
+
+
+def test_a_trial_trains_as_long_as_all_its_epochs_but_the_first_do(logical_devices, monkeypatch, tmp_path):
+    from tfaccel.tuning import trial_callbacks
+
+    report = trial_callbacks.TrialReport(tmp_path, LOSS, {})
+    assert report.train_seconds is None
+    for now in (7.0, 8.0, 10.0):
+        monkeypatch.setattr(trial_callbacks.time, "perf_counter", lambda now=now: now)
+        report.on_epoch_end(0, {"val_loss": 1.0})
+    assert report.train_seconds == 4.5

@@ -58,12 +58,24 @@ class RunDir:
 
     def start(self, plan: dict[str, Any]) -> None:
         """Makes the directory and writes what the run is."""
-        if not self.writes:
-            return
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.tensorboard.mkdir(exist_ok=True)
-        write_json(self.path / "config.json", self.config)
-        write_json(self.path / "plan.json", plan)
+        if self.writes:
+            self.make(self.checkpoints, self.tensorboard, plan=plan)
+
+    def make(self, *folders: Path, **files: dict[str, Any]) -> None:
+        """Makes the directory, with `config.json`, folders in it, and JSON files by name.
+
+        Raises:
+            RunDirError: if it cannot be written.
+        """
+        try:
+            for folder in (self.path, *folders):
+                folder.mkdir(parents=True, exist_ok=True)
+            for name, data in {"config": self.config, **files}.items():
+                write_json(self.path / f"{name}.json", data)
+        except OSError as error:
+            raise RunDirError(
+                f"The run directory {self.path} cannot be written: {error}. Choose another one."
+            ) from error
 
     def keep_rows(self, num_epochs: int) -> None:
         """Reads the metrics of the epochs before `num_epochs`; later ones will be trained again."""

@@ -23,6 +23,7 @@ from typing import Any
 PRELOADED = ("keras_tuner.oracles", "tfaccel.tuning.discovery", "tfaccel.tuning.hparams", "tfaccel.tuning.oracles",
              "tfaccel.tuning.retrain", "tfaccel.tuning.trial_run")  # fmt: skip
 _POLL_SECONDS = 0.05
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 def main(argv: list[str]) -> int:
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
         import_module(module)
     gc.collect()
     gc.freeze()  # what is loaded stays: no child has to look through it
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # tracing makes many objects that stay; trials end with a collection
     children: dict[int, str] = {}
     unread = b""
     while True:

@@ -119,14 +119,7 @@ def _begin(directory: RunDir, space: dict[str, Any]) -> None:
                 f"The run directory {directory.path} holds a search of another space: the hyperparameter {odd!r} is "
                 "another one there. Choose a new directory."
             )
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
-        write_json(directory.path / "config.json", directory.config)
-        write_json(file, space)
-    except OSError as error:
-        raise RunDirError(
-            f"The run directory {directory.path} cannot be written: {error}. Choose another one."
-        ) from error
+    directory.make(space=space)
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,11 +84,11 @@ class TrialReport(keras.callbacks.Callback):
 
     @property
     def train_seconds(self) -> float | None:
-        """What the epochs took without tracing; None for fewer than three."""
-        if len(self._epoch_ends) < _FEWEST_EPOCHS:
+        """What the epochs took without tracing, which is in the first one; None for fewer than three."""
+        ends = self._epoch_ends
+        if len(ends) < _FEWEST_EPOCHS:
             return None
-        epochs = [end - start for start, end in itertools.pairwise(self._epoch_ends)]
-        return round(statistics.median(epochs) * len(self._epoch_ends), 3)
+        return round((ends[-1] - ends[0]) / (len(ends) - 1) * len(ends), 3)
 
 
 def max_or_min(values: list[float], objective: Objective) -> float:

@@ -28,7 +28,7 @@ class TrialRow:
         cause: why it failed or was pruned; None for a completed trial.
         metrics: all metrics of the best epoch.
         epochs: how many epochs were trained.
-        train_seconds: what its epochs took without tracing: their number times the median of all but the first; None
+        train_seconds: what its epochs took without tracing: their number times the mean of all but the first; None
             for fewer than three.
     """
 
