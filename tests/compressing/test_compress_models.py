@@ -78,6 +78,7 @@ def attention_model(*, masked):
     return keras.Model(inputs, layers.Dense(3)(layers.Add()([x, inputs])))
 
 
+@pytest.mark.slow
 def test_masks_of_attention_become_numbers_that_integers_can_hold(logical_devices):
     x = np.random.default_rng(6).normal(size=(20, 6, 16)).astype("float32")
     for masked in (True, False):

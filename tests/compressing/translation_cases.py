@@ -45,6 +45,7 @@ def layer_cases(layers):
         "GroupNormalization": layers.GroupNormalization(2),
         "PReLU": layers.PReLU(shared_axes=(1, 2)),
         "Resizing": layers.Resizing(5, 3),
+        "RandomFlip": layers.RandomFlip("horizontal"),
     }
     series = {
         "Conv1D": layers.Conv1D(5, 3, padding="causal", dilation_rate=2, activation="swish"),

@@ -57,6 +57,7 @@ def test_lora_trains_small_matrices_and_the_head_alone(logical_devices):
                    for weight in model.trainable_weights)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rematerialized_backbones_keep_their_weights_and_gradients(logical_devices):
     import keras
 

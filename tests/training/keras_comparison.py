@@ -73,12 +73,13 @@ def same_as_keras(*placements: str, tolerance: float = 1e-5) -> Callable[[Callab
     return register
 
 
-def main(modules: Sequence[str], names: Sequence[str] = ()) -> None:
+def main(modules: Sequence[str], names: Sequence[str] = (), *, all_placements: bool = True) -> None:
     """Writes a JSON line `[module, case, placement, difference or null]` for each case of the modules.
 
     Arguments:
         modules: what to run.
         names: the cases to run; all, where none is named.
+        all_placements: whether to run a case under all of its placements, or under the last alone: the most replicas.
     """
     split = [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
@@ -92,7 +93,7 @@ def main(modules: Sequence[str], names: Sequence[str] = ()) -> None:
         if module not in modules or (names and name not in names):
             continue
         expected, error = outcome(case, plain)
-        for placement in placements:
+        for placement in placements if all_placements else placements[-1:]:
             if placement not in apis:
                 apis[placement] = Api(placement)
             received, own_error = outcome(case, apis[placement])

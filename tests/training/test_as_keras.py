@@ -1,4 +1,7 @@
-"""`fit`, `evaluate` and `predict` behave as plain Keras on one device; all cases run in one child."""
+"""`fit`, `evaluate` and `predict` behave as plain Keras on one device; all cases run in one child.
+
+Each case runs with the most replicas that it has; with --all, with fewer and without a strategy as well.
+"""
 
 import ast
 import json
@@ -17,9 +20,10 @@ def cases_of(module: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def differences(run_python):
+def differences(run_python, pytestconfig):
     """(module, case) -> placement -> what differs."""
-    code = "import sys; from keras_comparison import main; main(sys.argv[1:])"
+    more = pytestconfig.getoption("--all")
+    code = f"import sys; from keras_comparison import main; main(sys.argv[1:], all_placements={more})"
     lines = run_python(code, *MODULES, cwd=HERE, timeout_seconds=550).stdout.splitlines()
     found: dict[tuple[str, str], dict[str, str | None]] = {}
     for module, name, placement, difference in [json.loads(line) for line in lines if line.startswith('["')]:

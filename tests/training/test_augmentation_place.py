@@ -167,6 +167,7 @@ def test_a_device_that_cannot_run_it_leaves_it_to_the_host():
         place_augmentation(workload(added, on_host=impossible), ONE)
 
 
+@pytest.mark.slow
 def test_train_places_what_the_rules_left_open(tmp_path, caplog):
     def slow(batch):
         (x, y), noise = batch

@@ -86,7 +86,8 @@ def kept_layer_class() -> Any:
             tensors = tf.nest.flatten(inputs)
             arguments = replaced(json.loads(self._arguments), lambda number: tensors[number])
             args, kwargs = revived(arguments["args"]), revived(arguments["kwargs"])
-            if self._takes_training and "training" not in kwargs:
+            # As in Keras's own models, what the model is called with goes before what its layers were called with.
+            if self._takes_training and (training is not None or "training" not in kwargs):
                 kwargs["training"] = bool(tf.get_static_value(training)) if tf.is_tensor(training) else bool(training)
             return self._held.value(*args, **kwargs)
 
