@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +96,23 @@ def search(
     with Supervisor(source, chosen, groups, on_row) as supervisor:
         found = supervisor.discovered()
         objective = _checked(found, chosen)
-        _begin(directory, found["space"])
-        supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
-        rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
-        result = SearchResult.of(directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started)
-        if chosen.retrain and result.best is not None:
-            best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
-            result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
+        with _begun(directory, found["space"]):
+            supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
+            rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
+            result = SearchResult.of(
+                directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started
+            )
+            if chosen.retrain and result.best is not None:
+                best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
+                result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
     write_json(directory.path / "search.json", result.to_json())
     _draw(directory.path, result, found)
     return result
 
 
-def _begin(directory: RunDir, space: dict[str, Any]) -> None:
-    """Writes what the search is, where the directory does not hold a search of another space."""
+@contextlib.contextmanager
+def _begun(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
+    """Writes what the search is, where the directory does not hold another one, and keeps others out meanwhile."""
     file = directory.path / "space.json"
     if file.exists():
         there, here = (
@@ -120,6 +125,14 @@ def _begin(directory: RunDir, space: dict[str, Any]) -> None:
                 "another one there. Choose a new directory."
             )
     directory.make(space=space)
+    with (directory.path / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the file is closed, or the process ends
+        except BlockingIOError as error:
+            raise RunDirError(
+                f"Another search is running in {directory.path}. Wait for its end, or choose a new directory."
+            ) from error
+        yield
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
