@@ -125,14 +125,24 @@ def _begun(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
                 "another one there. Choose a new directory."
             )
     directory.make(space=space)
-    with (directory.path / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the file is closed, or the process ends
-        except BlockingIOError as error:
-            raise RunDirError(
-                f"Another search is running in {directory.path}. Wait for its end, or choose a new directory."
-            ) from error
+    folder = os.open(directory.path, os.O_RDONLY)
+    try:
+        _lock(folder, directory.path)
         yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    """Locks an open folder until it is closed, or the process ends."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunDirError(
+            f"Another search is running in {path}. Wait for its end, or choose a new directory."
+        ) from error
+    except OSError:
+        logger.debug("%s is on a file system without locks", path)
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
