@@ -12,7 +12,7 @@ TOLERANCE = 1e-5
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 # Not known to TFMOT, or without an equal in tf_keras: taken along as Keras 3 has them.
 KEPT_LAYERS = {"Activation_hard_silu", "Activation_hard_sigmoid", "AlphaDropout", "EinsumDense", "Embedding_masked",
-               "GroupNormalization", "Lambda", "Normalization", "PReLU", "Rescaling", "Resizing",
+               "GroupNormalization", "Lambda", "Normalization", "PReLU", "Rescaling", "RandomFlip", "Resizing",
                "RMSNormalization", "RNN", "TimeDistributed", "UnitNormalization"}  # fmt: skip
 APPLICATIONS = ("MobileNetV2", "MobileNetV3Small", "ResNet50", "EfficientNetB0", "DenseNet121")
 RECIPES = ("autoencoder", "image_classification", "object_detection", "sequence_forecasting", "summarization",
