@@ -50,10 +50,10 @@ def _main() -> int:
     if missing:
         raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
     options = ServeOptions(**{name: value(name) for name in _OPTIONS})
-    place = chosen_place()
     from tfaccel.serving.address import check_address
 
     check_address(options.host, options.port)
+    place = chosen_place()
     quiet_tensorflow()
     with shown_log(program="serve"), _saved_model(place) as folder:
         from tfaccel.serving.server import serve

@@ -6,13 +6,13 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import keras
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.raw_input import RawInput, raw_input_of_json
-from tfaccel.exporting.signatures import Signatures
-from tfaccel.exporting.warm_up_requests import Request, write_warm_up_requests
+
+if TYPE_CHECKING:
+    from tfaccel.exporting.signatures import Signatures
+    from tfaccel.exporting.warm_up_requests import Request
 
 NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving passes over files that it does not know
 GRAPH_FILE = "saved_model.pb"
@@ -35,6 +35,10 @@ def write_saved_model(
         raw_input: what is noted for tfaccel's own server, class names among it.
         requests: warm-up requests.
     """
+    import keras
+
+    from tfaccel.exporting.warm_up_requests import write_warm_up_requests
+
     archive = keras.export.ExportArchive()
     for resource in signatures.resources:
         archive.track(resource)
