@@ -31,8 +31,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard
@@ -272,6 +270,7 @@ def show_result(work: GanWorkload, result: TrainResult) -> None:
     import keras
 
     from tfaccel.models.conditional_gan import ConditionalGan
+    from tfaccel.models.sample_judge import sample_inputs
     from tfaccel.reporting.image_grid import save_image_grid
     from tfaccel.reporting.recognised_samples import recognised_samples
 
@@ -280,9 +279,8 @@ def show_result(work: GanWorkload, result: TrainResult) -> None:
     if not isinstance(model, ConditionalGan):
         raise WorkloadError(f"{run_dir / 'model.keras'} is no ConditionalGan.")
     num_classes = len(images.class_names)
-    labels = np.tile(np.arange(num_classes), SAMPLES_PER_CLASS)
-    noise = np.random.default_rng(0).standard_normal((len(labels), model.generator.input_shape[0][1]), np.float32)
-    made = model.generator.predict([noise, np.eye(num_classes, dtype=np.float32)[labels]], verbose=0)
+    inputs, labels = sample_inputs(model.generator, SAMPLES_PER_CLASS)
+    made = model.generator.predict(inputs, verbose=0)
     real = next(work.train_data(images.num_train_images, seed=0, epoch=0).as_numpy_iterator())[0]
     test_images, test_labels = next(work.test_images(images.num_test_images).as_numpy_iterator())
     judged = recognised_samples(

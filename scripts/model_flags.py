@@ -46,15 +46,12 @@ def _place_of_model(path: Path) -> ModelPlace:
         return ModelPlace(path, url_name(path.stem))
     if (path / "config.json").is_file() and (path / "model.keras").is_file():
         return place_of_run(path)
-    from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes, version_folders
+    from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
 
     folder = path / "saved_model" if (path / "export.json").is_file() else path
     places = [*reversed(version_folders(folder).values()), folder]
     if not any((place / GRAPH_FILE).is_file() for place in places):
-        raise ExportError(
-            f"{folder} holds no SavedModel, and no folders of versions (1, 2 ...) with one. Write one with "
-            "`tfaccel export`."
-        )
+        raise ExportError(no_saved_model(folder))
     noted = next(filter(None, (read_notes(place)[0] for place in places)), None)
     return ModelPlace(folder, url_name(noted or path.resolve().name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,6 +37,16 @@ def saved_classes(structure: Any) -> dict[str, Any]:
         if isinstance(name, str) and hasattr(module, name):
             found[name if is_function else str(saved.get("registered_name") or name)] = getattr(module, name)
     return found
+
+
+def made_again(serialized: Mapping[str, Any]) -> Any:
+    """The model, layer or operation that was saved like this; Keras changes what it reads, and so gets a copy."""
+    import keras
+
+    objects = saved_classes(serialized)
+    return keras.saving.deserialize_keras_object(
+        copy.deepcopy(dict(serialized)), custom_objects=objects, safe_mode=False
+    )
 
 
 def _module_of(saved: Mapping[str, Any]) -> str:

@@ -6,14 +6,13 @@ from a layer of `tf_keras`, and its variables trained and saved with it.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.compressing.saved_classes import saved_classes
+from tfaccel.compressing.saved_classes import made_again
 from tfaccel.compressing.translation_graph import TENSOR, replaced
 from tfaccel.errors import CompressionError
 
@@ -33,13 +32,8 @@ def restored(serialized: Mapping[str, Any]) -> Any:
     Raises:
         CompressionError: if its class cannot be found or made again.
     """
-    import keras
-
     try:
-        objects = saved_classes(serialized)
-        return keras.saving.deserialize_keras_object(
-            copy.deepcopy(dict(serialized)), custom_objects=objects, safe_mode=False
-        )
+        return made_again(serialized)
     except (TypeError, ValueError, ImportError, AttributeError) as error:
         name = serialized.get("config", {}).get("name")
         raise CompressionError(

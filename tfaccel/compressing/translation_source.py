@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.compressing.saved_classes import saved_classes, saved_modules
+from tfaccel.compressing.saved_classes import made_again, saved_modules
 from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32, nameless
 from tfaccel.errors import CompressionError
 
@@ -127,11 +126,8 @@ def _rebuilt(name: str, serialized: Mapping[str, Any]) -> keras.Model:
     Raises:
         CompressionError: if one of its layers cannot be made again.
     """
-    objects = saved_classes(serialized)
     try:
-        made: keras.Model = keras.saving.deserialize_keras_object(
-            copy.deepcopy(dict(serialized)), custom_objects=objects, safe_mode=False
-        )
+        made: keras.Model = made_again(serialized)
     except (TypeError, ValueError, AttributeError, ImportError) as error:
         text = str(error).rpartition("Exception encountered:")[2].partition(" Full object config:")[0]
         raise CompressionError(

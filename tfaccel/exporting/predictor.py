@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes, version_folders
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
 from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, signatures_of
 from tfaccel.reporting.class_scores import softmax
 
@@ -84,7 +84,7 @@ def newest_saved_model(folder: Path) -> Path:
         versions = [path for path in version_folders(place).values() if (path / GRAPH_FILE).is_file()]
         if versions:
             return versions[-1]
-    raise ExportError(f"{folder} holds no SavedModel, and no folders of versions (1, 2 ...) with one.")
+    raise ExportError(no_saved_model(folder))
 
 
 def _saved_model(folder: Path) -> Any:

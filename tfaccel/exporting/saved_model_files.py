@@ -76,6 +76,14 @@ def version_folders(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def no_saved_model(folder: Path) -> str:
+    """What is said of a folder that is no SavedModel and has no versions of one."""
+    return (
+        f"{folder} holds no SavedModel, and no folders of versions (1, 2 ...) with one. Write one with "
+        "`tfaccel export`."
+    )
+
+
 def serving_command(name: str, folder: str = "saved_model") -> str:
     """A shell program that runs TensorFlow Serving's own image on a folder of versions beside the program.
 

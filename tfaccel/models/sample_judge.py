@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    import keras
+
     from tfaccel.models.conditional_gan import ConditionalGan
 
 METRIC = "val_recognised"
 SAMPLES_PER_CLASS = 20
+
+
+def sample_inputs(generator: keras.Model, samples_per_class: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """What samples are made of, the same in every call: [noise, one-hot labels], and the labels, by turns."""
+    noise_shape, labels_shape = (tensor.shape for tensor in generator.inputs)
+    labels = np.tile(np.arange(labels_shape[1]), samples_per_class)
+    noise = np.random.default_rng(0).standard_normal((len(labels), noise_shape[1]), np.float32)
+    return [noise, np.eye(labels_shape[1], dtype=np.float32)[labels]], labels
 
 
 class SampleJudge:
@@ -32,12 +42,10 @@ class SampleJudge:
         Arguments:
             model: a compiled GAN; its weights are afterwards what they were.
         """
-        noise_shape, labels_shape = (tensor.shape for tensor in model.generator.inputs)
-        labels = np.tile(np.arange(labels_shape[1]), SAMPLES_PER_CLASS)
-        noise = np.random.default_rng(0).standard_normal((len(labels), noise_shape[1]), np.float32)
+        inputs, labels = sample_inputs(model.generator, SAMPLES_PER_CLASS)
         weights = model.generator.get_weights()
         model.generator_optimizer.finalize_variable_values(model.generator.trainable_variables)
-        made = np.asarray(model.generator([noise, np.eye(labels_shape[1], dtype=np.float32)[labels]], training=False))
+        made = np.asarray(model.generator(inputs, training=False))
         model.generator.set_weights(weights)
         found = self._classifier.predict(np.nan_to_num(made).reshape(len(made), -1))
         return {METRIC: float((found == labels).mean())}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfaccel.errors import ServeError
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, version_folders
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, version_folders
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.servable import Servable
 
@@ -70,11 +70,7 @@ class Versions:
         self._is_loaded = True
         if not self._servables and not self._stopped.is_set():
             faults = [state.message for _, state in sorted(self._states.items()) if state.message]
-            raise ServeError(
-                faults[-1] if faults
-                else f"{self._folder} holds no SavedModel, and no folders of versions (1, 2 ...) with one. "
-                "Write one with `tfaccel export`."
-            )  # fmt: skip
+            raise ServeError(faults[-1] if faults else no_saved_model(self._folder))
 
     def watch(
         self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
