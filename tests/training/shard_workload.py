@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
 
-from tfaccel import Plan, Workload, train
+from tfaccel import Plan, Runtime, Workload, train
+from tfaccel.errors import PlanError
 
 NUM_ROWS, BATCH = 44, 8
 READ: list[int] = []
@@ -58,11 +61,16 @@ def workload(*, sharded: bool) -> Workload:
     )  # fmt: skip
 
 
+def plan_of(communication: str = "tensorflow_default") -> Plan:
+    return Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=BATCH,
+                communication=communication)  # fmt: skip
+
+
 def outcome(run_dir: str, *, sharded: bool) -> dict[str, Any]:
     import keras
 
     READ.clear()
-    plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=BATCH)
+    plan = plan_of()
     result = train(workload(sharded=sharded), plan, run_dir=run_dir, epochs=2, seed=1, verbose=0)
     weights = keras.models.load_model(f"{run_dir}/model.keras", compile=False).get_weights()
     digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights)).hexdigest()
@@ -70,8 +78,16 @@ def outcome(run_dir: str, *, sharded: bool) -> dict[str, Any]:
 
 
 def main(run_dir: str) -> None:
-    found = [outcome(f"{run_dir}/{sharded}", sharded=sharded) for sharded in (False, True)]
-    sys.stdout.write(json.dumps(found) + "\n")
+    whole = outcome(f"{run_dir}/whole", sharded=False)
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+        time.sleep(3)  # the other worker begins its second training long before this one
+    shared = outcome(f"{run_dir}/shared", sharded=True)
+    refused = ""
+    try:
+        Runtime(plan_of("ring")).__enter__()
+    except PlanError as error:
+        refused = str(error)
+    sys.stdout.write(json.dumps([whole, shared, refused]) + "\n")
 
 
 if __name__ == "__main__":

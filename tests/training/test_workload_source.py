@@ -161,11 +161,14 @@ def test_a_worker_s_rows_are_those_of_its_replicas(source):
 def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path):
     command = [sys.executable, str(HERE / "shard_workload.py"), str(tmp_path)]
     workers = run_local_cluster(command, num_workers=2, time_limit_seconds=240)
-    (whole, shared), (whole_of_second, shared_of_second) = (json.loads(w.stdout.splitlines()[-1]) for w in workers)
+    first, second = (json.loads(worker.stdout.splitlines()[-1]) for worker in workers)
+    (whole, shared, refused), (whole_of_second, shared_of_second, _) = first, second
     assert (whole["num_read"], shared["num_read"], shared_of_second["num_read"]) == (80, 40, 40)
     for outcome in (whole_of_second, shared, shared_of_second):
         assert outcome["weights"] == whole["weights"]
         assert outcome["history"] == whole["history"]
+    assert "This process has trained over several workers already" in refused
+    assert "communication='ring'; the first had communication='tensorflow_default'. Start new workers." in refused
 
 
 def joined(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
@@ -13,6 +15,7 @@ _IMPLEMENTATIONS = {
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
+_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; one at most
 
 
 def make_strategy(plan: Plan) -> tf.distribute.Strategy:
@@ -50,16 +53,22 @@ def _logical_devices(plan: Plan) -> list[str]:
 
 
 def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=plan.bytes_per_pack, implementation=_IMPLEMENTATIONS[plan.communication]
-    )
-    try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except RuntimeError as error:
+    """The one strategy over several workers of this process, made when it is first wanted.
+
+    A second one would start TensorFlow's collectives anew: a worker that is ahead then sends to a peer which is about
+    to drop what it received ("Delete called on non-empty BufRendezvous").
+    """
+    wanted = (os.environ.get("TF_CONFIG"), plan.communication)
+    if not _multi_worker:
+        _multi_worker[wanted] = _new_multi_worker_strategy(plan)
+    if wanted not in _multi_worker:
+        ((_, communication),) = _multi_worker
         raise PlanError(
-            "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
-            f"start of the program, in a new process. TensorFlow says: {error}"
-        ) from error
+            "This process has trained over several workers already, and TensorFlow cannot change its cluster or "
+            f"collectives afterwards. Received: TF_CONFIG={wanted[0]!r}, communication={wanted[1]!r}; the first had "
+            f"communication={communication!r}. Start new workers."
+        )
+    strategy = _multi_worker[wanted]
     if strategy.num_replicas_in_sync != plan.num_replicas:
         raise PlanError(
             f"The plan has {plan.num_replicas} replicas ({plan.num_workers} workers), but the cluster that TF_CONFIG "
@@ -67,3 +76,14 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
             "set num_workers to their number."
         )
     return strategy
+
+
+def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
+    options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:
+        raise PlanError(
+            "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
+            f"start of the program, in a new process. TensorFlow says: {error}"
+        ) from error
