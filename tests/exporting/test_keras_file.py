@@ -50,13 +50,13 @@ def keras_file(tmp_path):
         ),
         (dense(class_name="TFSMLayer"), "it holds a TFSMLayer, which runs a SavedModel from another place"),
         (dense(class_name="TorchModuleWrapper"), "it holds a TorchModuleWrapper, which unpickles"),
-        (dense(module="os", class_name="system"), "names a class of the module 'os'"),
+        (dense(module="os", class_name="system"), "refused: it names something of Python's module 'os'"),
         (dense(module="tfaccel.scripts.main", class_name="main"), "names a class of the module 'tfaccel.scripts.main'"),
         (dense(module="kerasx.layers"), "If you trust that module, name it: --modules=kerasx.layers"),
         (dense(module="tfaccel.models.nowhere"), "which this version of tfaccel does not have"),
         (
             dense(config={"fn": {"module": "subprocess", "class_name": "function", "config": "run"}}),
-            "names a class of the module 'subprocess'",
+            "refused: it names something of Python's module 'subprocess'",
         ),
     ],
 )

@@ -65,8 +65,10 @@ def test_what_cannot_travel_is_refused(workload, space, message):
 def test_what_cannot_be_loaded_is_said():
     with pytest.raises(SearchError, match=r"must return a tfaccel.Workload. Received: int"):
         SearchSource.of(not_a_workload, None).make_workload({})
-    with pytest.raises(SearchError, match=r"Importing no_such_module failed: ModuleNotFoundError"):
+    with pytest.raises(SearchError, match=r"There is no module 'no_such_module' \(wanted for no_such"):
         Reference(kind="import", text="no_such_module:build").load()
+    with pytest.raises(SearchError, match=r"There is no module 'search_source'.*Write it without \.py\."):
+        Reference(kind="import", text="search_source.py:build").load()
     with pytest.raises(SearchError, match=r"has no 'dump_s'. Did you mean 'dumps'"):
         Reference(kind="import", text="json:dump_s").load()
 

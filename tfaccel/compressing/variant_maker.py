@@ -70,7 +70,7 @@ class VariantMaker:
             check_method(name)
         if trained and self.source.workload is None:
             raise CompressionError(
-                f"{', '.join(trained)} train the model on, which takes a workload: its training data, loss and "
+                f"To train the model on ({', '.join(trained)}) takes a workload: its training data, loss and "
                 "optimizer. Give workload=, or choose methods without training."
             )
 

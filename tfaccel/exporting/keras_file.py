@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -66,6 +67,8 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
         except ImportError as error:
             raise ExportError(f"{path} needs {module}, which this version of tfaccel does not have: {error}") from error
         return
+    if package in sys.stdlib_module_names:
+        raise ExportError(f"{path} is refused: it names something of Python's module {module!r}, where no layer is.")
     raise ExportError(
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
         f"If you trust that module, name it: --modules={module}"

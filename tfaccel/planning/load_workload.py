@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
 from tfaccel.planning.workload import Workload
@@ -55,22 +55,31 @@ def load_recipe(name: str, **kwargs: Any) -> Workload:
     return load_workload(f"{RECIPES_PACKAGE}.{name}:workload", **kwargs)
 
 
-def _function(module_name: str, function_name: str) -> Callable[..., Any]:
+def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
+    """What `package.module:name` refers to.
+
+    Raises:
+        TfaccelError: of the type asked for, if the module cannot be imported, or has no such name (with the nearest).
+    """
+    module_name, _, name = import_path.partition(":")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise WorkloadError(
-                f"There is no module {error.name!r} (wanted for {module_name}:{function_name}). Install it, or start "
-                "from the folder that holds it."
-            ) from error
-        raise WorkloadError(f"Importing {module_name} failed: {error}.") from error
+            file = module_name.endswith(".py")
+            remedy = "Write it without .py" if file else "Install it, or start from the folder that holds it"
+            raise error_type(f"There is no module {error.name!r} (wanted for {import_path}). {remedy}.") from error
+        raise error_type(f"Importing {module_name} failed: {error}.") from error
     except Exception as error:
-        raise WorkloadError(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
-    if not hasattr(module, function_name):
-        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise WorkloadError(f"Module {module_name!r} has no {function_name!r}.{near_name(function_name, public)}")
-    function = getattr(module, function_name)
+        raise error_type(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        public = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
+        raise error_type(f"Module {module_name!r} has no {name!r}.{near_name(name, public)}")
+    return getattr(module, name)
+
+
+def _function(module_name: str, function_name: str) -> Callable[..., Any]:
+    function = import_named(f"{module_name}:{function_name}", error_type=WorkloadError)
     if not callable(function):
         raise WorkloadError(
             f"{module_name}:{function_name} must be a function that returns a tfaccel.Workload. "

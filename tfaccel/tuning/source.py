@@ -11,12 +11,10 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import load_workload
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.load_workload import import_named, load_workload
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
@@ -48,14 +46,7 @@ class Reference:
             return None
         if self.kind == "pickle":
             return pickle.loads(base64.b64decode(self.text))
-        module_name, _, name = self.import_path().partition(":")
-        try:
-            module = import_module(module_name)
-        except Exception as error:
-            raise SearchError(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
-        if not hasattr(module, name):
-            raise SearchError(f"Module {module_name!r} has no {name!r}.{near_name(name, vars(module))}")
-        return getattr(module, name)
+        return import_named(self.import_path(), error_type=SearchError)
 
     def import_path(self) -> str:
         """Where it is imported from, as package.module:name."""
