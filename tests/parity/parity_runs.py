@@ -20,13 +20,16 @@ run_cases(cases, on_row=lambda row: print(json.dumps(row.to_json()), flush=True)
 """
 
 # XLA's programs are the same; turning small ones into good machine code takes longer than running them.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK_XLA = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+}
 
 
 class ParityRuns:
-    """The rows of cases, in the order in which they get done."""
+    """The rows of cases, in the order in which they get done; with `quick_xla`, XLA spends little on machine code."""
 
-    def __init__(self, cases, interpreter_options):
+    def __init__(self, cases, interpreter_options, *, quick_xla=True):
         self._rows = {}
         self._stack = contextlib.ExitStack()
         self._process = subprocess.Popen(
@@ -34,7 +37,7 @@ class ParityRuns:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "XLA_FLAGS": XLA_FLAGS},
+            env={**os.environ, **(QUICK_XLA if quick_xla else {})},
         )
         self._stack.enter_context(self._process.stdout)
         self._stack.callback(self._process.wait)

@@ -45,7 +45,8 @@ def start(request, pytestconfig):
     runs = []
 
     def start(test_name):
-        runs.append(ParityRuns(selected_cases(request.session, test_name), options))
+        quick_xla = not pytestconfig.getoption("--all")
+        runs.append(ParityRuns(selected_cases(request.session, test_name), options, quick_xla=quick_xla))
         return runs[-1]
 
     yield start
