@@ -29,7 +29,7 @@ QUICK_XLA = {
 class ParityRuns:
     """The rows of cases, in the order in which they get done; with `quick_xla`, XLA spends little on machine code."""
 
-    def __init__(self, cases, interpreter_options, *, quick_xla=True):
+    def __init__(self, cases, interpreter_options, *, quick_xla):
         self._rows = {}
         self._stack = contextlib.ExitStack()
         self._process = subprocess.Popen(

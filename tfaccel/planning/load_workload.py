@@ -28,10 +28,13 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
         ...
         tfaccel.errors.WorkloadError: A workload is written package.module:function. Received: 'my_project.digits'.
     """
-    module_name, colon, function_name = import_path.partition(":")
-    if not colon or not function_name.isidentifier() or not all(map(str.isidentifier, module_name.split("."))):
+    if not is_import_path(import_path):
         raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
-    function = _function(module_name, function_name)
+    function = import_named(import_path, error_type=WorkloadError)
+    if not callable(function):
+        raise WorkloadError(
+            f"{import_path} must be a function that returns a tfaccel.Workload. Received: {type(function).__name__}."
+        )
     _check_arguments(import_path, function, kwargs)
     workload = function(**kwargs)
     if not isinstance(workload, Workload):
@@ -55,6 +58,17 @@ def load_recipe(name: str, **kwargs: Any) -> Workload:
     return load_workload(f"{RECIPES_PACKAGE}.{name}:workload", **kwargs)
 
 
+def is_import_path(text: str) -> bool:
+    """Whether a text is written as `package.module:name`.
+
+    Example:
+        >>> is_import_path("my_project.digits:workload"), is_import_path("my_project.digits")
+        (True, False)
+    """
+    module_name, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module_name.split(".")))
+
+
 def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
     """What `package.module:name` refers to.
 
@@ -76,17 +90,6 @@ def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
         public = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
         raise error_type(f"Module {module_name!r} has no {name!r}.{near_name(name, public)}")
     return getattr(module, name)
-
-
-def _function(module_name: str, function_name: str) -> Callable[..., Any]:
-    function = import_named(f"{module_name}:{function_name}", error_type=WorkloadError)
-    if not callable(function):
-        raise WorkloadError(
-            f"{module_name}:{function_name} must be a function that returns a tfaccel.Workload. "
-            f"Received: {type(function).__name__}."
-        )
-    checked: Callable[..., Any] = function
-    return checked
 
 
 def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:

@@ -61,14 +61,13 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     wanted = (os.environ.get("TF_CONFIG"), plan.communication)
     if not _multi_worker:
         _multi_worker[wanted] = _new_multi_worker_strategy(plan)
-    if wanted not in _multi_worker:
-        ((_, communication),) = _multi_worker
+    (((config, communication), strategy),) = _multi_worker.items()
+    if wanted != (config, communication):
         raise PlanError(
             "This process has trained over several workers already, and TensorFlow cannot change its cluster or "
             f"collectives afterwards. Received: TF_CONFIG={wanted[0]!r}, communication={wanted[1]!r}; the first had "
             f"communication={communication!r}. Start new workers."
         )
-    strategy = _multi_worker[wanted]
     if strategy.num_replicas_in_sync != plan.num_replicas:
         raise PlanError(
             f"The plan has {plan.num_replicas} replicas ({plan.num_workers} workers), but the cluster that TF_CONFIG "

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import import_named, load_workload
+from tfaccel.planning.load_workload import import_named, is_import_path, load_workload
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
@@ -145,8 +145,7 @@ def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Refer
         return Reference(kind="none")
     if isinstance(thing, str):
         if ":" in thing or plain_name is None:
-            module_name, colon, name = thing.partition(":")
-            if not colon or not name.isidentifier() or not all(map(str.isidentifier, module_name.split("."))):
+            if not is_import_path(thing):
                 raise SearchError(f"A {what} is written package.module:name. Received: {thing!r}.")
             return Reference(kind="import", text=thing, name=thing)
         return Reference(kind=plain_name, text=thing, name=thing)
