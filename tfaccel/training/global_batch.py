@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training import private_api
+from tfaccel.training import private_losses
 
 
 @dataclass
@@ -73,7 +73,7 @@ def global_losses() -> Iterator[None]:
     Losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight serves
     them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1.
     """
-    with private_api.loss_reduction(_reduce, _update_mean):
+    with private_losses.loss_reduction(_reduce, _update_mean):
         yield
 
 
@@ -98,7 +98,7 @@ def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask:
 def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:
     """What this replica adds to the denominator: its sum of weights, or its number of valid elements."""
     if by_weight:
-        merged = private_api.merge_mask(sample_weight, mask, dtype=dtype, values=values)
+        merged = private_losses.merge_mask(sample_weight, mask, dtype=dtype, values=values)
         return tf.reduce_sum(tf.cast(merged, dtype))
     mask = tf.cast(mask, dtype)
     elements_per_mask = tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))

@@ -148,7 +148,7 @@ class GradientUpdate:
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.sum_duplicate_indices:
             gradients = densify(gradients)
-        with private_api.learning_rate_once(self.optimizer):
+        with private_api.calculated_once(self.optimizer):
             type(self.optimizer).apply(self.optimizer, gradients, variables)
 
 

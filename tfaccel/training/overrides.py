@@ -1,7 +1,8 @@
-"""Attributes of one object, set for a while, and a function to set them to."""
+"""Attributes of one object, set for a while, and functions to set them to."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -34,3 +35,13 @@ def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:
         return values[graph]
 
     return value
+
+
+def within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls another one inside a context."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    return call

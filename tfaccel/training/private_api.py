@@ -1,12 +1,12 @@
-"""The only place where tfaccel touches private parts of Keras, with the versions they were tested on.
+"""What tfaccel needs of the private parts of Keras, with the versions they were tested on.
 
-Everything else in this package uses public API. Each function below says what it needs and why the public API does not
-serve. Another minor version of Keras or TensorFlow is warned of once; a part that is gone raises `VersionError`.
+`private_losses` and `private_tensorflow` hold the rest; everything else in this package uses public API. Each function
+says what it needs and why the public API does not serve. Another minor version of Keras or TensorFlow is warned of
+once; a part that is gone raises `VersionError`.
 """
 
 import contextlib
 import functools
-import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import VersionError
-from tfaccel.training.overrides import instance_attributes, once_per_graph
+from tfaccel.training.overrides import instance_attributes, once_per_graph, within
+from tfaccel.training.private_tensorflow import equal_operations_once
 
 TESTED_KERAS = ("3.15",)
 TESTED_TENSORFLOW = ("2.20", "2.21")
@@ -38,7 +39,7 @@ def check_versions() -> None:
             )
 
 
-def _private(root: Any, path: str) -> Any:
+def private_part(root: Any, path: str) -> Any:
     """`root.path`, or a VersionError that names the versions which have it."""
     value = root
     for name in path.split("."):
@@ -61,7 +62,7 @@ def data_adapter(
     """Keras's own adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders (checks included)."""
     from keras.src.trainers import data_adapters
 
-    return _private(data_adapters, "get_data_adapter")(
+    return private_part(data_adapters, "get_data_adapter")(
         x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle,
         class_weight=class_weight,
     )  # fmt: skip
@@ -71,12 +72,12 @@ def dense_arrays(adapter: Any) -> Any | None:
     """The inputs of an array adapter as a nest of dense tensors, or None (another adapter, sparse or ragged data)."""
     from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 
-    if not isinstance(adapter, _private(array_data_adapter, "ArrayDataAdapter")):
+    if not isinstance(adapter, private_part(array_data_adapter, "ArrayDataAdapter")):
         return None
-    inputs = _private(adapter, "_inputs")
+    inputs = private_part(adapter, "_inputs")
     if any(_is_sparse_or_ragged(leaf) for leaf in keras.tree.flatten(inputs)):
         return None
-    arrays = _private(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
+    arrays = private_part(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
     with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
         return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
@@ -92,7 +93,7 @@ def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     """The first part for training and the last `fraction` for validation, as `Model.fit` cuts them."""
     from keras.src.trainers.data_adapters import array_slicing
 
-    train, validation = _private(array_slicing, "train_validation_split")(arrays, validation_split=fraction)
+    train, validation = private_part(array_slicing, "train_validation_split")(arrays, validation_split=fraction)
     return train, validation
 
 
@@ -106,7 +107,7 @@ def build_model(model: keras.Model, batch_spec: Any) -> None:
     """
     specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
     with model.distribute_strategy.scope():
-        _private(model, "_symbolic_build")(data_batch=specs)
+        private_part(model, "_symbolic_build")(data_batch=specs)
 
 
 def _as_keras_tensor(spec: Any) -> Any:
@@ -117,32 +118,32 @@ def _as_keras_tensor(spec: Any) -> Any:
 
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Every layer of the model, those inside layers included (`Model.layers` stops at the first level)."""
-    return list(_private(model, "_flatten_layers")())
+    return list(private_part(model, "_flatten_layers")())
 
 
 def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The layer's own weights that are trained unless they are frozen; public properties go by the present state."""
-    return list(_private(layer, "_trainable_variables"))
+    return list(private_part(layer, "_trainable_variables"))
 
 
 def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
     """The model's predictions for `x`; `training` is passed only to models that take it, as Keras's steps do."""
-    return model(x, training=training) if _private(model, "_call_has_training_arg") else model(x)
+    return model(x, training=training) if private_part(model, "_call_has_training_arg") else model(x)
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
     """`Model.compute_loss`, also where a subclass overrides it without the argument `training`."""
-    return _private(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+    return private_part(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
     """Logs as the list (or single value) that `Model.evaluate` returns."""
-    return _private(model, "_flatten_metrics_in_order")(logs)
+    return private_part(model, "_flatten_metrics_in_order")(logs)
 
 
 def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[str, Any]:
     """Attributes that let a batch normalization take its statistics from `rows(inputs)` only."""
-    moments = _private(layer, "_moments")
+    moments = private_part(layer, "_moments")
 
     def moments_of_rows(inputs: Any, mask: Any = None) -> Any:
         return moments(rows(inputs), None if mask is None else rows(mask))
@@ -152,7 +153,7 @@ def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[st
 
 def loss_tracker(model: keras.Model) -> Any:
     """The metric (`keras.metrics.Mean`) of an epoch's loss; each `Model.compile` makes another one."""
-    return _private(model, "_loss_tracker")
+    return private_part(model, "_loss_tracker")
 
 
 def initial_epoch(model: keras.Model, default: int) -> int:
@@ -196,24 +197,31 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     """
     from keras.src.optimizers import base_optimizer
 
-    base = _private(base_optimizer, "BaseOptimizer")
+    base = private_part(base_optimizer, "BaseOptimizer")
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
-            methods = {name: types.MethodType(_private(base, name), one) for name in _SINGLE_DEVICE_METHODS
+            methods = {name: types.MethodType(private_part(base, name), one) for name in _SINGLE_DEVICE_METHODS
                        if hasattr(base, name)}  # fmt: skip
             if hasattr(one, "_common_apply"):
-                methods["_tf_apply"] = _private(one, "_common_apply")
+                methods["_tf_apply"] = private_part(one, "_common_apply")
             stack.enter_context(instance_attributes(one, methods))
         yield
 
 
+_FOR_EACH_VARIABLE = ("_apply_weight_decay", "_backend_update_step")
+
+
 @contextlib.contextmanager
-def learning_rate_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """During one `apply`, asks a schedule once in each graph, not once for each variable with weight decay."""
-    name = "_get_current_learning_rate"
+def calculated_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """During one `apply`, calculates what is the same for all variables once in each graph.
+
+    Keras calculates the learning rate, and an Adam its corrections of the bias, anew for each variable.
+    """
+    rate = "_get_current_learning_rate"
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
-            stack.enter_context(instance_attributes(one, {name: once_per_graph(_private(one, name))}))
+            methods = {name: within(equal_operations_once, private_part(one, name)) for name in _FOR_EACH_VARIABLE}
+            stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate)), **methods}))
         yield
 
 
@@ -224,74 +232,21 @@ def _optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimize
 
 def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
     """The schedule of an optimizer, or None; the public `learning_rate` is its value at the present step only."""
-    schedule = _private(optimizer, "_learning_rate")
+    schedule = private_part(optimizer, "_learning_rate")
     return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """The counter of `apply` calls; the public `iterations` divides it by the accumulation steps."""
-    return _private(optimizer, "_iterations")
+    return private_part(optimizer, "_iterations")
 
 
 def gradient_accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
     """The variables in which Keras accumulates gradients, in the order the optimizer was built with."""
-    return list(_private(optimizer, "_accumulated_gradients"))
+    return list(private_part(optimizer, "_accumulated_gradients"))
 
 
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> int:
     """The position of a model variable in the optimizer's lists."""
-    index: int = _private(optimizer, "_get_variable_index")(variable)
+    index: int = private_part(optimizer, "_get_variable_index")(variable)
     return index
-
-
-# --- Losses: the reduction over the batch -----------------------------------------------------------------------------
-
-_patch_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any]) -> Iterator[None]:
-    """While tracing, lets `reduce_fn(original, values, sample_weight, mask, reduction, dtype)` reduce every loss.
-
-    Keras reduces over the replica's rows and divides by the number of replicas; that is not the mean over the global
-    batch when rows are uneven, masked or weighted. `update_mean_fn(original, metric, values, sample_weight)` replaces
-    `keras.metrics.Mean.update_state` likewise. Both receive the original function first.
-    """
-    from keras.src.losses import loss as loss_module
-
-    _private(loss_module, "scale_loss_for_distribution")
-    _private(loss_module, "unscale_loss_for_distribution")
-    original_reduce = _private(loss_module, "reduce_weighted_values")
-    original_update = keras.metrics.Mean.update_state
-
-    def reduce(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
-               dtype: Any = None) -> Any:  # fmt: skip
-        return reduce_fn(original_reduce, values, sample_weight, mask, reduction, dtype)
-
-    def update(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        return update_mean_fn(original_update, self, values, sample_weight)
-
-    patches = {
-        "reduce_weighted_values": reduce,
-        "scale_loss_for_distribution": lambda value: value,
-        "unscale_loss_for_distribution": lambda value: value,
-    }
-    with _patch_lock:
-        saved = {name: getattr(loss_module, name) for name in patches}
-        try:
-            for name, value in patches.items():
-                setattr(loss_module, name, value)
-            keras.metrics.Mean.update_state = update
-            yield
-        finally:
-            for name, value in saved.items():
-                setattr(loss_module, name, value)
-            keras.metrics.Mean.update_state = original_update
-
-
-def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
-    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` where they can have it."""
-    from keras.src.losses import loss as loss_module
-
-    merged = _private(loss_module, "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")
-    return _private(loss_module, "squeeze_or_expand_to_same_rank")(values, merged)[1]

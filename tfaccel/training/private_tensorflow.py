@@ -1,12 +1,15 @@
 """Private parts of TensorFlow, and of Keras's variables and metrics, that stand apart from training.
 
-Collectives of several strategies kept apart, what XLA can compile, scales in LiteRT, the content of a SavedModel.
+Collectives of several strategies kept apart, operations of a graph made once, what XLA can compile, scales in LiteRT,
+the content of a SavedModel.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
@@ -44,6 +47,66 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))
                 launcher._group_key = own
+
+
+_ARITHMETIC = frozenset(
+    ("AddV2", "Cast", "Const", "Maximum", "Minimum", "Mul", "Neg", "Pow", "RealDiv", "Rsqrt", "Sqrt", "Square", "Sub")
+)
+_READ = "ReadVariableOp"
+
+
+@contextlib.contextmanager
+def equal_operations_once() -> Iterator[None]:
+    """While a graph is traced: arithmetic on the same tensors is put into it once, and used again after that.
+
+    TensorFlow removes what is there twice when a graph is first called, and takes longer for it the more there is.
+    Reading a variable gives the same tensor until something else is done with the variable. Nothing changes in eager
+    mode, nor where gradients are recorded, which needs each operation; nor where the private parts are gone.
+    """
+    graph, make_name = tf.compat.v1.get_default_graph(), "_create_op_internal"
+    parts = (make_name, "capture", "_device_function_stack", "_colocation_stack", "_current_control_dependencies")
+    if tf.executing_eagerly() or _records_gradients() or not all(hasattr(graph, part) for part in parts):
+        yield
+        return
+    make = getattr(graph, make_name)
+    if not inspect.ismethod(make):  # this is in force already
+        yield
+        return
+    made: dict[Any, tuple[Any, list[Any]]] = {}  # the inputs as well, so that no other tensor gets their ids
+    changes: collections.Counter[int] = collections.Counter()
+
+    def once(kind: str, inputs: Sequence[Any], dtypes: Any = None, **options: Any) -> Any:
+        tensors = [graph.capture(one) for one in inputs]
+        ids = [id(one) for one in tensors]
+        if kind not in _ARITHMETIC and kind != _READ:
+            changes.update(i for i, one in zip(ids, tensors, strict=True) if one.dtype == tf.resource)
+            return make(kind, tensors, dtypes, **options)
+        attributes = options.get("attrs") or {}
+        places = graph._device_function_stack, graph._colocation_stack
+        key = (
+            kind, *ids, changes[ids[0]] if kind == _READ else 0,
+            *((name, value.SerializeToString()) for name, value in sorted(attributes.items())),
+            *(id(one) for stack in places for one in stack.peek_objs()),
+            *(id(one) for one in graph._current_control_dependencies()),
+        )  # fmt: skip
+        if key not in made:
+            made[key] = make(kind, tensors, dtypes, **options), tensors
+        return made[key][0]
+
+    setattr(graph, make_name, once)  # a graph has no __dict__
+    try:
+        yield
+    finally:
+        delattr(graph, make_name)
+
+
+def _records_gradients() -> bool:
+    try:
+        from tensorflow.python.eager import record
+
+        return bool(record.could_possibly_record())
+    except (ImportError, AttributeError):
+        return True
 
 
 @functools.cache

@@ -1,0 +1,60 @@
+"""Private parts of Keras's losses: how they are reduced over a batch."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.training.private_api import private_part
+
+_patch_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any]) -> Iterator[None]:
+    """While tracing, lets `reduce_fn(original, values, sample_weight, mask, reduction, dtype)` reduce every loss.
+
+    Keras reduces over the replica's rows and divides by the number of replicas; that is not the mean over the global
+    batch when rows are uneven, masked or weighted. `update_mean_fn(original, metric, values, sample_weight)` replaces
+    `keras.metrics.Mean.update_state` likewise. Both receive the original function first.
+    """
+    from keras.src.losses import loss as loss_module
+
+    private_part(loss_module, "scale_loss_for_distribution")
+    private_part(loss_module, "unscale_loss_for_distribution")
+    original_reduce = private_part(loss_module, "reduce_weighted_values")
+    original_update = keras.metrics.Mean.update_state
+
+    def reduce(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
+               dtype: Any = None) -> Any:  # fmt: skip
+        return reduce_fn(original_reduce, values, sample_weight, mask, reduction, dtype)
+
+    def update(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+        return update_mean_fn(original_update, self, values, sample_weight)
+
+    patches = {
+        "reduce_weighted_values": reduce,
+        "scale_loss_for_distribution": lambda value: value,
+        "unscale_loss_for_distribution": lambda value: value,
+    }
+    with _patch_lock:
+        saved = {name: getattr(loss_module, name) for name in patches}
+        try:
+            for name, value in patches.items():
+                setattr(loss_module, name, value)
+            keras.metrics.Mean.update_state = update
+            yield
+        finally:
+            for name, value in saved.items():
+                setattr(loss_module, name, value)
+            keras.metrics.Mean.update_state = original_update
+
+
+def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
+    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` where they can have it."""
+    from keras.src.losses import loss as loss_module
+
+    merged = private_part(loss_module, "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")
+    return private_part(loss_module, "squeeze_or_expand_to_same_rank")(values, merged)[1]
