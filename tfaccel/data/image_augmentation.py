@@ -18,6 +18,7 @@ from tfaccel.planning.near_name import near_name
 _STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
 _HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented
 _CROP_MARGIN = 8  # an image's size is divided by this
+_MOST_TRACED = 32
 
 _FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the policy of the model is
 
@@ -56,7 +57,7 @@ class BatchSeeds(keras.random.SeedGenerator):
 
 
 class ImageAugmentation:
-    """One way to augment batches of images and one-hot labels, by name.
+    """One way to augment batches of images and one-hot labels, by name. Two that do the same are equal.
 
     "flip" mirrors left and right, "crop" shifts whole batches by up to an eighth, "randaugment" applies two operations
     out of ten, "mixup" blends each image (and its label) with another one, "cutmix" puts a part of another one in it,
@@ -81,12 +82,20 @@ class ImageAugmentation:
         if name not in _LAYERS:
             hint = near_name(name, AUGMENTATIONS) or f" Augmentations: {', '.join(AUGMENTATIONS)}."
             raise DataError(f"There is no augmentation {name!r}.{hint}")
-        self._images = images
+        self._kind = name, images.image_size, images.pixel_mean, images.pixel_scale, keras.config.dtype_policy().name
+        self._low = images.pixel_mean - 2 * images.pixel_scale
+        self._scale = 4 * images.pixel_scale / _HIGHEST
         self._seeds = BatchSeeds()
         self._layers = _LAYERS[name](images.image_size)
         for layer in self._layers:
             if hasattr(layer, "generator"):
                 layer.generator = self._seeds
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ImageAugmentation) and self._kind == other._kind
+
+    def __hash__(self) -> int:
+        return hash(self._kind)
 
     def apply(
         self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0, augmented: bool = True
@@ -106,14 +115,9 @@ class ImageAugmentation:
         if not augmented:
             return pairs
         spec = batches.element_spec
-        traced = self._traced(tuple(spec[0].shape), tuple(spec[1].shape))
-        return pairs.map(lambda batch, seed: traced(*batch, seed))
-
-    @functools.cache  # noqa: B019 (one object in a process)
-    def _traced(self, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
-        """The function for batches of these shapes, traced once and not in every epoch."""
-        specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
-        return tf.function(self.augment, autograph=False).get_concrete_function(*specs)
+        traced = _traced(self, tuple(spec[0].shape), tuple(spec[1].shape))
+        augment = tf.autograph.experimental.do_not_convert(lambda batch, seed: traced(*batch, seed))
+        return pairs.map(augment)
 
     def augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """One whole batch, augmented as its seeds decide. It can be traced.
@@ -122,14 +126,20 @@ class ImageAugmentation:
             images, labels: all rows of the batch, since the numbers of one depend on how many there are.
             seed: int32, of shape (2,), as `apply(..., augmented=False)` puts it beside the batch.
         """
-        low, scale = self._images.pixel_mean - 2 * self._images.pixel_scale, 4 * self._images.pixel_scale / _HIGHEST
         self._seeds.begin(seed)
-        data = {"images": (images - low) / scale, "labels": labels}
+        data = {"images": (images - self._low) / self._scale, "labels": labels}
         for layer in self._layers:
             if hasattr(layer, "get_random_transformation"):
                 data = layer(data, training=True)
             else:
                 data["images"] = layer(data["images"])
-        augmented = tf.cast(data["images"], tf.float32) * scale + low
+        augmented = tf.cast(data["images"], tf.float32) * self._scale + self._low
         mixed = tf.cast(data["labels"], tf.float32)
         return tf.ensure_shape(augmented, images.shape), tf.ensure_shape(mixed, labels.shape)
+
+
+@functools.lru_cache(maxsize=_MOST_TRACED)
+def _traced(augmentation: ImageAugmentation, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
+    """The function for batches of these shapes: traced once, and neither in every epoch nor in every trial."""
+    specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
+    return tf.function(augmentation.augment, autograph=False).get_concrete_function(*specs)
