@@ -81,3 +81,16 @@ def test_pixels_stay_float32_under_mixed_precision(batches, name):
     finally:
         keras.config.set_dtype_policy(policy)
     assert np.array_equal(mixed, read(batches, name)[0])
+
+
+def test_those_that_do_the_same_are_traced_once(batches):
+    from tfaccel.data.image_augmentation import ImageAugmentation, _traced
+
+    _traced.cache_clear()
+    shapes = ((16, 8, 8, 1), (16, 10))
+    one, same, other = (ImageAugmentation(name, digits()) for name in ("flip", "flip", "mixup"))
+    assert one == same
+    assert one != other
+    assert _traced(one, *shapes) is _traced(same, *shapes)
+    assert _traced(one, *shapes) is not _traced(other, *shapes)
+    assert _traced.cache_info().currsize == 2
