@@ -19,7 +19,7 @@ def _two_in_two_out():
     outputs = {"one": _dense(inputs["a"], 2), "two": keras.layers.Dense(1, activation="sigmoid")(pooled)}
     model = keras.Model(inputs, outputs)
     model.compile(
-        "adam", {"one": "mse", "two": "binary_crossentropy"}, metrics={"two": [keras.metrics.AUC(), "accuracy"]}
+        "adam", {"one": "mse", "two": "binary_crossentropy"}, metrics={"two": [keras.metrics.AUC(name="auc")]}
     )
     rows = ({"a": np.zeros((4, 3), "float32"), "b": np.zeros((4, 5, 2), "float32")},
             {"one": np.zeros((4, 2), "float32"), "two": np.zeros((4, 1), "float32")})  # fmt: skip
