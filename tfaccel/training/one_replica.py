@@ -57,8 +57,7 @@ class OneReplica:
                 distributed = [private_api.tf_variable(v) for v in variables]
                 stack.enter_context(self._replicas.local(variables, 0))
                 for optimizer in optimizers_of(self._model).values():
-                    if not self._replicas.is_default:
-                        stack.enter_context(private_api.single_device_optimizer(optimizer))
+                    stack.enter_context(private_api.single_device_optimizer(optimizer))
 
                     def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:
                         with private_api.local_variables(variables, distributed):

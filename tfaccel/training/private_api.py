@@ -7,7 +7,6 @@ once; a part that is gone raises `VersionError`.
 
 import contextlib
 import functools
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -106,11 +105,12 @@ def build_model(model: keras.Model, batch_spec: Any) -> None:
     Variables must exist before the first trace under a strategy; Keras has this as `Model._symbolic_build` only. It
     traces the whole model to learn what comes out, which is known of a functional model.
     """
+    build = private_part(model, "_symbolic_build")
     specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
     outputs = _known_outputs(model, keras.utils.unpack_x_y_sample_weight(specs)[0])
     known = {} if outputs is None else {"call": lambda *_, **__: keras.tree.map_structure(_placeholder, outputs)}
     with model.distribute_strategy.scope(), instance_attributes(model, known):
-        private_part(model, "_symbolic_build")(data_batch=specs)
+        build(data_batch=specs)
 
 
 def _known_outputs(model: keras.Model, x: Any) -> Any:
@@ -224,18 +224,30 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     """While tracing, gives an optimizer Keras's device-agnostic code in place of its tf.distribute code.
 
     The tf.distribute code sums gradients after clipping them and needs a replica context that cannot be inside XLA.
+    Without a strategy it registers a gradient function for good, with the whole graph of the step.
     """
-    from keras.src.optimizers import base_optimizer
-
-    base = private_part(base_optimizer, "BaseOptimizer")
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
-            methods = {name: types.MethodType(private_part(base, name), one) for name in _SINGLE_DEVICE_METHODS
-                       if hasattr(base, name)}  # fmt: skip
+            kind: Any = type(one)
+            object.__setattr__(one, "__class__", _single_device_class(kind))
+            stack.callback(object.__setattr__, one, "__class__", kind)
             if hasattr(one, "_common_apply"):
-                methods["_tf_apply"] = private_part(one, "_common_apply")
-            stack.enter_context(instance_attributes(one, methods))
+                stack.enter_context(instance_attributes(one, {"_tf_apply": private_part(one, "_common_apply")}))
         yield
+
+
+@functools.cache
+def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.optimizers.Optimizer]:
+    """A class of optimizers with another base for tf.distribute; what `kind` itself overrides (as Nadam does) stays."""
+    from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
+    from keras.src.optimizers import base_optimizer
+
+    distributed = private_part(tensorflow_optimizer, "TFOptimizer")
+    base = private_part(base_optimizer, "BaseOptimizer")
+    methods = {name: private_part(base, name) for name in _SINGLE_DEVICE_METHODS}
+    if all(getattr(kind, name) is method for name, method in methods.items()):
+        return kind
+    return type(kind.__name__, (kind, type("SingleDevice", (distributed,), methods)), {})
 
 
 _FOR_EACH_VARIABLE = ("_apply_weight_decay", "_backend_update_step")
