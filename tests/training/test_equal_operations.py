@@ -115,6 +115,21 @@ def test_operations_differ_that_wait_for_others_or_lie_on_another_device():
     assert [float(value) for value in values(one, two)] == [2, 2, 2, 2, 3, 1, 1]
 
 
+def test_operations_differ_on_one_device_after_the_other():
+    @tf.function
+    def values(x):
+        sums = []
+        with equal_operations_once():
+            for number in (0, 1, 0, 1):
+                with tf.device(f"CPU:{number}"):
+                    sums.append(x + x)
+        return sums
+
+    graph = values.get_concrete_function(tf.constant(1.0)).graph
+    devices = [operation.device[-1] for operation in graph.get_operations() if operation.type == "AddV2"]
+    assert devices == ["0", "1", "0", "1"]
+
+
 def test_random_numbers_are_drawn_each_time():
     @tf.function
     def values():

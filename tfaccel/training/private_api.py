@@ -245,8 +245,6 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
     distributed = private_part(tensorflow_optimizer, "TFOptimizer")
     base = private_part(base_optimizer, "BaseOptimizer")
     methods = {name: private_part(base, name) for name in _SINGLE_DEVICE_METHODS}
-    if all(getattr(kind, name) is method for name, method in methods.items()):
-        return kind
     return type(kind.__name__, (kind, type("SingleDevice", (distributed,), methods)), {})
 
 

@@ -64,15 +64,13 @@ def equal_operations_once() -> Iterator[None]:
     mode, nor where gradients are recorded, which needs each operation; nor where the private parts are gone.
     """
     graph, make_name = tf.compat.v1.get_default_graph(), "_create_op_internal"
-    parts = (make_name, "capture", "_device_function_stack", "_colocation_stack", "_current_control_dependencies")
-    if tf.executing_eagerly() or _records_gradients() or not all(hasattr(graph, part) for part in parts):
+    parts = ("capture", "_device_function_stack", "_colocation_stack", "_current_control_dependencies")
+    make: Any = getattr(graph, make_name, None)  # no method where this is in force already
+    usable = inspect.ismethod(make) and all(hasattr(graph, part) for part in parts)
+    if not usable or tf.executing_eagerly() or _records_gradients():
         yield
         return
-    make = getattr(graph, make_name)
-    if not inspect.ismethod(make):  # this is in force already
-        yield
-        return
-    made: dict[Any, tuple[Any, list[Any]]] = {}  # the inputs as well, so that no other tensor gets their ids
+    made: dict[Any, tuple[Any, list[Any]]] = {}  # with what the key has ids of, so that nothing else gets them
     changes: collections.Counter[int] = collections.Counter()
 
     def once(kind: str, inputs: Sequence[Any], dtypes: Any = None, **options: Any) -> Any:
@@ -82,15 +80,15 @@ def equal_operations_once() -> Iterator[None]:
             changes.update(i for i, one in zip(ids, tensors, strict=True) if one.dtype == tf.resource)
             return make(kind, tensors, dtypes, **options)
         attributes = options.get("attrs") or {}
-        places = graph._device_function_stack, graph._colocation_stack
+        stacks = graph._device_function_stack, graph._colocation_stack
+        places = [*(one for stack in stacks for one in stack.peek_objs()), *graph._current_control_dependencies()]
         key = (
             kind, *ids, changes[ids[0]] if kind == _READ else 0,
             *((name, value.SerializeToString()) for name, value in sorted(attributes.items())),
-            *(id(one) for stack in places for one in stack.peek_objs()),
-            *(id(one) for one in graph._current_control_dependencies()),
+            *map(id, places),
         )  # fmt: skip
         if key not in made:
-            made[key] = make(kind, tensors, dtypes, **options), tensors
+            made[key] = make(kind, tensors, dtypes, **options), [*tensors, *places]
         return made[key][0]
 
     setattr(graph, make_name, once)  # a graph has no __dict__
