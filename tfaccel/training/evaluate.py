@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.training import private_api
+from tfaccel.training import private_api, private_models
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
 from tfaccel.training.replica_state import average_drifting
@@ -50,7 +50,8 @@ def evaluate(
     """
     replicas = prepared_model(model, "evaluate")
     source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
-    private_api.build_model(model, source.batch_spec)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(

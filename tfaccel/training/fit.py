@@ -8,10 +8,11 @@ from typing import Any
 import keras
 
 from tfaccel.errors import NonFiniteLossError
-from tfaccel.training import private_api
+from tfaccel.training import private_api, private_models
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
 from tfaccel.training.validation import Validation
 from tfaccel.training.windows import WindowLength, epoch_windows
@@ -80,12 +81,15 @@ def fit(
     replicas = prepared_model(model, "fit")
     source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps_per_epoch,
                        shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch)  # fmt: skip
-    private_api.build_model(model, source.batch_spec)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
         val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         held_out = source_of(val_x, val_y, val_weight, replicas=replicas, steps=validation_steps,
                              batch_size=validation_batch_size or batch_size)  # fmt: skip
+        if not replicas.is_default and has_own_train_step(model):
+            private_models.build_model(model, held_out.batch_spec, "test")
         validation = Validation(held_out, validation_freq)
     engine = engine_of(model, options)
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.training import private_models
 from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.replica_state import average_drifting
@@ -47,6 +48,8 @@ def predict(
     """
     replicas = prepared_model(model, "predict")
     source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
