@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.several_replicas import SeveralReplicas
+from tfaccel.training.trace_state import TraceStates
 from tfaccel.training.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -54,6 +55,27 @@ class WindowResult:
     traced: bool = False
 
 
+@dataclass
+class _Kind:
+    """The steps and graphs of a kind ("train", "test" or "predict").
+
+    Attributes:
+        function_of_keras: the function that Keras made of the model's step; there are others once it makes another one.
+        steps: what is traced.
+        run_eagerly: that nothing is traced.
+        states: what the model was like when its graphs were traced.
+        functions: the graphs, by what they take.
+        batch_specs: of the batches that are run at present.
+    """
+
+    function_of_keras: Any
+    steps: OneReplica | SeveralReplicas | WholeStep
+    run_eagerly: bool
+    states: TraceStates
+    functions: dict[tuple[Any, str, bool], Callable[..., Any]] = field(default_factory=dict)
+    batch_specs: Any = None
+
+
 class Engine:
     """The traced steps of one compiled model; made once and kept until the model is compiled again."""
 
@@ -63,10 +85,28 @@ class Engine:
         self._options = options
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._steps = self._make_steps()
-        self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
+        self._kinds: dict[str, _Kind] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
+
+    def _kind(self, kind: str) -> _Kind:
+        """What was made for steps of a kind.
+
+        Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
+        or by `make_train_function(force=True)`. What the model says at that moment stays with it.
+        """
+        getattr(self.model, f"make_{kind}_function")()
+        function = getattr(self.model, f"{kind}_function")
+        known = self._kinds.get(kind)
+        if known is None or known.function_of_keras is not function:
+            run_eagerly = bool(self.model.run_eagerly)
+            known = _Kind(function, self._make_steps(), run_eagerly, TraceStates(self.model))
+            self._kinds[kind] = known
+        return known
+
+    def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+        """The steps whose methods `train`, `test` and `predict` are traced for a kind."""
+        return self._kind(kind).steps
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         model, options = self.model, self._options
@@ -89,9 +129,10 @@ class Engine:
             loop: False: run one step, by a graph without a loop.
         """
         self._check_same_data(feed)
-        if kind == "test" and isinstance(self._steps, WholeStep):
+        made = self._kind(kind)
+        if kind == "test" and isinstance(made.steps, WholeStep):
             feed = with_fixed_shapes(feed)
-        num_graphs = len(self._functions)
+        num_graphs = len(made.functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         done, state, own_logs, results, finite = self._function(kind, feed, loop)(arguments, tf.constant(count))
         num_done = int(done)
@@ -99,11 +140,11 @@ class Engine:
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
-        return WindowResult(num_done, logs, bool(finite), traced=len(self._functions) > num_graphs)
+        return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
-        if isinstance(self._steps, WholeStep):
+        if isinstance(self.steps_of("predict"), WholeStep):
             feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
         outputs, state = self._function("predict", feed, False)(arguments)
@@ -117,7 +158,7 @@ class Engine:
         """
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
-        return 1 if several_workers and varying and self._steps.has_sparse_gradients else None
+        return 1 if several_workers and varying and self.steps_of("train").has_sparse_gradients else None
 
     def _check_same_data(self, feed: Any) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
@@ -145,21 +186,29 @@ class Engine:
 
     def _function(self, kind: str, feed: Any, loop: bool) -> Callable[..., Any]:
         """The traced graph for batches of this kind, made when first asked for."""
-        specs = feed.signature()
-        key = (kind, feed.batches, str(specs), loop)
-        if key not in self._functions:
+        made, specs = self._kind(kind), feed.signature()
+        made.batch_specs = feed.spec
+        key = (feed.batches, str(specs), loop)
+        if key not in made.functions:
             predicts = kind == "predict"
-            function = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
-            if not self.model.run_eagerly:
-                function = tf.function(function, autograph=False, reduce_retracing=True)
+            graph = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
+            function: Callable[..., Any] = graph
+            if not made.run_eagerly:
+
+                def traced(*arguments: Any) -> Any:
+                    with made.states.tracing(made.batch_specs):
+                        return graph(*arguments)
+
+                function = tf.function(traced, autograph=False, reduce_retracing=True)
                 if specs is not None:
-                    others = () if kind == "predict" else (tf.TensorSpec([], tf.int32),)
+                    others = () if predicts else (tf.TensorSpec([], tf.int32),)
                     function = function.get_concrete_function(specs, *others)
-            self._functions[key] = function
-        return self._functions[key]
+            made.functions[key] = function
+        return made.functions[key]
 
     def _window_graph(self, kind: str, batches: Any, loop: bool) -> Callable[..., Any]:
-        step_fn = self._steps.train if kind == "train" else self._steps.test
+        steps = self.steps_of(kind)
+        step_fn = steps.train if kind == "train" else steps.test
         keep_logs = has_own_logs(self.model, kind)
         # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
         # So too where the loss is on a TPU: reading it would stop the cores at every step.
@@ -188,9 +237,11 @@ class Engine:
         return window
 
     def _predict_graph(self, batches: Any) -> Callable[..., Any]:
+        steps = self.steps_of("predict")
+
         def predict(arguments: Any) -> Any:
             batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
-            outputs = self._steps.predict(batches, batch)
+            outputs = steps.predict(batches, batch)
             if self.replicas.num_replicas > 1:
                 outputs = self.replicas.concatenate(outputs)
             return outputs, state
@@ -225,12 +276,9 @@ def _tensors(logs: Any) -> Any:
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
-    """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
+    """The engine of a compiled model: a new one after `compile`."""
     options = options or EngineOptions()
-    state = (
-        private_api.loss_tracker(model), options, model.jit_compile, model.run_eagerly,
-        tuple(id(v) for v in model.trainable_variables),
-    )  # fmt: skip
+    state = (private_api.loss_tracker(model), options)
     known = vars(model).get(_ENGINE)
     if known is None or known[0] != state:
         known = (state, Engine(model, options))

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfaccel.data.sources import whole_executions
 from tfaccel.training import private_api
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
@@ -27,7 +28,8 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled Keras 3 model; every argument means what it means to `Model.evaluate`.
 
-    Loss and metrics are those of one device on the same batches, under every strategy.
+    Loss and metrics are those of one device on the same batches, under every strategy. What `fit` says of executions
+    and of changes after `compile` holds here too.
 
     Args:
         model: a compiled `keras.Model`.
@@ -49,7 +51,8 @@ def evaluate(
     1.0
     """
     replicas = prepared_model(model, "evaluate")
-    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps,
+                       steps_per_execution=model.steps_per_execution)  # fmt: skip
     private_api.build_model(model, source.batch_spec)
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -68,20 +71,22 @@ def evaluate(
 def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.CallbackList) -> dict[str, float]:
     """One pass over the data; calls the test hooks of the callbacks and returns the logs as floats."""
     model = engine.model
+    source.reset()
     model.stop_evaluating = False
     container.on_test_begin()
     model.reset_metrics()
     logs: dict[str, Any] = {}
     done = 0
     length = WindowLength(engine, "test", container.callbacks)
-    windows = epoch_windows(engine, "test", source.feed(), length=length, limit=source.steps_per_epoch,
+    feed = source.feed()
+    windows = epoch_windows(engine, "test", feed, length=length, limit=source.epoch_limit,
                             begin=container.on_test_batch_begin)  # fmt: skip
     for done, result in windows:
         logs = result.logs
-        container.on_test_batch_end(done - 1, logs)
+        container.on_test_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
         if model.stop_evaluating:
             break
-    source.epoch_end(done)
+    source.epoch_end(done, stopped=model.stop_evaluating)
     values = {name: _number(value) for name, value in sorted(logs.items())}
     container.on_test_end(values)
     return values

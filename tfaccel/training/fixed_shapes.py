@@ -46,6 +46,11 @@ class FixedShapeFeed:
         self._feed = feed
         self.batches = batches
 
+    @property
+    def spec(self) -> Any:
+        """What its batches are like."""
+        return self._feed.spec
+
     def signature(self) -> Any:
         """Specs of the arguments: of arrays with the rows of the next batch; None for an iterator."""
         specs = self._feed.signature()

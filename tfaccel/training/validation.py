@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
@@ -20,11 +21,11 @@ class Validation:
     """Validation data and the epochs that end with it.
 
     Attributes:
-        source: the batches.
+        source: the batches, or a function that gives them when they are due for the first time.
         freq: every `freq` epochs, or a list of epochs (from 1).
     """
 
-    source: Source
+    source: Source | Callable[[], Source]
     freq: int | list[int] = 1
 
     def is_due(self, epoch: int) -> bool:
@@ -39,9 +40,18 @@ class Validation:
 
     def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
         """Evaluates; returns the logs with `val_` before their names."""
-        logs = run_evaluation(engine, self.source, container)
-        self.source.rewind()
-        return {f"val_{name}": value for name, value in logs.items()}
+        return {f"val_{name}": value for name, value in self.evaluate(engine, container).items()}
+
+    def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates."""
+        if callable(self.source):
+            self.source = self.source()
+        return run_evaluation(engine, self.source, container)
+
+    def close(self) -> None:
+        """Lets go of what the batches hold."""
+        if not callable(self.source):
+            self.source.close()
 
 
 def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:
