@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -23,9 +23,11 @@ from tfaccel.training.merged_metrics import metrics_in, own_results
 from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.private_random import noting_stateful_random
+from tfaccel.training.replicas import Replicas, current_replica
 from tfaccel.training.row_check import check_rows
 from tfaccel.training.several_replicas import SeveralReplicas
+from tfaccel.training.trace_state import TraceStates
 from tfaccel.training.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -61,6 +63,29 @@ class WindowResult:
     traced: bool = False
 
 
+@dataclass
+class _Kind:
+    """The steps and graphs of a kind ("train", "test" or "predict").
+
+    Attributes:
+        function_of_keras: the function that Keras made of the model's step; there are others once it makes another one.
+        steps: what is traced.
+        run_eagerly: that nothing is traced.
+        states: what the model was like when its graphs were traced.
+        functions: the graphs, by what they take.
+        batch_specs: of the batches that are run at present.
+        has_one_graph: one graph serves batches of all sizes.
+    """
+
+    function_of_keras: Any
+    steps: OneReplica | SeveralReplicas | WholeStep
+    run_eagerly: bool
+    states: TraceStates
+    functions: dict[tuple[Any, str, bool], Callable[..., Any]] = field(default_factory=dict)
+    batch_specs: Any = None
+    has_one_graph: bool = False
+
+
 class Engine:
     """The traced steps of one compiled model; made once and kept until the model is compiled again."""
 
@@ -70,11 +95,29 @@ class Engine:
         self._options = options
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._steps = self._make_steps()
         self._rows_checked = False
-        self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
+        self._kinds: dict[str, _Kind] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
+
+    def _kind(self, kind: str) -> _Kind:
+        """What was made for steps of a kind.
+
+        Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
+        or by `make_train_function(force=True)`. What the model says at that moment stays with it.
+        """
+        getattr(self.model, f"make_{kind}_function")()
+        function = getattr(self.model, f"{kind}_function")
+        known = self._kinds.get(kind)
+        if known is None or known.function_of_keras is not function:
+            run_eagerly = bool(self.model.run_eagerly)
+            known = _Kind(function, self._make_steps(), run_eagerly, TraceStates(self.model))
+            self._kinds[kind] = known
+        return known
+
+    def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+        """The steps whose methods `train`, `test` and `predict` are traced for a kind."""
+        return self._kind(kind).steps
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         model, options = self.model, self._options
@@ -97,19 +140,20 @@ class Engine:
             loop: False: run one step, by a graph without a loop.
         """
         self._check_same_data(feed)
-        if kind == "test" and isinstance(self._steps, WholeStep):
+        made = self._kind(kind)
+        if kind == "test" and isinstance(made.steps, WholeStep):
             feed = with_fixed_shapes(feed)
-        num_graphs = len(self._functions)
+        num_graphs = len(made.functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         with self._clear_errors():
-            function = self._function(kind, feed, loop)
+            function = self._function(kind, feed, loop, (arguments, tf.constant(count)))
             done, state, own_logs, results, finite = function(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
-        return WindowResult(num_done, logs, bool(finite), traced=len(self._functions) > num_graphs)
+        return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     def check_rows(self, kind: str, feed: Any) -> None:
         """Looks at the next batch of `feed`, once, for what several replicas cannot give as one device does."""
@@ -120,11 +164,11 @@ class Engine:
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
-        if isinstance(self._steps, WholeStep):
+        if isinstance(self.steps_of("predict"), WholeStep):
             feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
         with self._clear_errors():
-            outputs, state = self._function("predict", feed, False)(arguments)
+            outputs, state = self._function("predict", feed, False, (arguments,))(arguments)
         feed.finished(1, state)
         return outputs
 
@@ -148,7 +192,7 @@ class Engine:
         """
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
-        return 1 if several_workers and varying and self._steps.has_sparse_gradients else None
+        return 1 if several_workers and varying and self.steps_of("train").has_sparse_gradients else None
 
     def _check_same_data(self, feed: Any) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
@@ -174,23 +218,47 @@ class Engine:
         tracked = {name for name in results if tracker is None or name != tracker.name}
         return {name: results[name] if name in tracked else value for name, value in own.items()}
 
-    def _function(self, kind: str, feed: Any, loop: bool) -> Callable[..., Any]:
-        """The traced graph for batches of this kind, made when first asked for."""
-        specs = feed.signature()
-        key = (kind, feed.batches, str(specs), loop)
-        if key not in self._functions:
-            predicts = kind == "predict"
-            function = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
-            if not self.model.run_eagerly:
-                function = tf.function(function, autograph=False, reduce_retracing=True)
-                if specs is not None:
-                    others = () if kind == "predict" else (tf.TensorSpec([], tf.int32),)
-                    function = function.get_concrete_function(specs, *others)
-            self._functions[key] = function
-        return self._functions[key]
+    def _function(self, kind: str, feed: Any, loop: bool, arguments: Any) -> Callable[..., Any]:
+        """The traced graph for batches of this kind, made when first asked for.
+
+        Operations of `tf.random` keep their state in the graph. A step that has one therefore gets one graph for
+        batches of all sizes and windows of all lengths, as with Keras, so that its numbers never come again.
+        """
+        made = self._kind(kind)
+        if made.has_one_graph:
+            loop = kind != "predict" and not has_own_logs(self.model, kind)
+        specs = feed.signature(any_rows=made.has_one_graph)
+        made.batch_specs = feed.spec
+        key = (feed.batches, str(specs), loop)
+        if key not in made.functions:
+            stateful: list[bool] = []
+            with noting_stateful_random(stateful, current_replica):
+                function = self._traced(kind, feed, loop, specs, arguments)
+            if stateful and not (made.has_one_graph or made.run_eagerly):
+                made.has_one_graph = True
+                return self._function(kind, feed, loop, arguments)
+            made.functions[key] = function
+        return made.functions[key]
+
+    def _traced(self, kind: str, feed: Any, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
+        made, predicts = self._kind(kind), kind == "predict"
+        graph = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
+        if made.run_eagerly:
+            return graph
+
+        def traced(*arguments: Any) -> Any:
+            with made.states.tracing(made.batch_specs):
+                return graph(*arguments)
+
+        function: Callable[..., Any] = tf.function(traced, autograph=False, reduce_retracing=True)
+        if specs is not None:
+            return function.get_concrete_function(specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
+        function.get_concrete_function(*arguments)
+        return function
 
     def _window_graph(self, kind: str, batches: Any, loop: bool) -> Callable[..., Any]:
-        step_fn = self._steps.train if kind == "train" else self._steps.test
+        steps = self.steps_of(kind)
+        step_fn = steps.train if kind == "train" else steps.test
         keep_logs = has_own_logs(self.model, kind)
         # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
         # So too where the loss is on a TPU: reading it would stop the cores at every step.
@@ -214,17 +282,19 @@ class Engine:
             if keep_logs or not loop:  # the first step tells what the logs look like
                 variables = body(*variables)
             done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
-            if keep_logs and not isinstance(self._steps, OneReplica):
+            if keep_logs and not isinstance(steps, OneReplica):
                 with self.replicas.strategy.scope():
-                    logs = {**logs, **self._steps.noted_results.over_replicas(kind, self.replicas)}
+                    logs = {**logs, **steps.noted_results.over_replicas(kind, self.replicas)}
             return done, state, logs, self.metric_results(), finite
 
         return window
 
     def _predict_graph(self, batches: Any) -> Callable[..., Any]:
+        steps = self.steps_of("predict")
+
         def predict(arguments: Any) -> Any:
             batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
-            outputs = self._steps.predict(batches, batch)
+            outputs = steps.predict(batches, batch)
             if self.replicas.num_replicas > 1:
                 outputs = self.replicas.concatenate(outputs)
             return outputs, state
@@ -261,12 +331,9 @@ def _tensors(logs: Any) -> Any:
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
-    """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
+    """The engine of a compiled model: a new one after `compile`."""
     options = options or EngineOptions()
-    state = (
-        private_api.loss_tracker(model), options, model.jit_compile, model.run_eagerly,
-        tuple(id(v) for v in model.trainable_variables),
-    )  # fmt: skip
+    state = (private_api.loss_tracker(model), options)
     known = vars(model).get(_ENGINE)
     if known is None or known[0] != state:
         known = (state, Engine(model, options))
