@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -19,15 +19,11 @@ from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.fixed_shapes import with_fixed_shapes
-from tfaccel.training.merged_metrics import metrics_in, own_results
-from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
-from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.private_random import noting_stateful_random
-from tfaccel.training.replicas import Replicas, current_replica
+from tfaccel.training.replicas import Replicas
 from tfaccel.training.row_check import check_rows
 from tfaccel.training.several_replicas import SeveralReplicas
-from tfaccel.training.trace_state import TraceStates
+from tfaccel.training.step_graphs import StepGraphs, metric_results
 from tfaccel.training.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -63,29 +59,6 @@ class WindowResult:
     traced: bool = False
 
 
-@dataclass
-class _Kind:
-    """The steps and graphs of a kind ("train", "test" or "predict").
-
-    Attributes:
-        function_of_keras: the function that Keras made of the model's step; there are others once it makes another one.
-        steps: what is traced.
-        run_eagerly: that nothing is traced.
-        states: what the model was like when its graphs were traced.
-        functions: the graphs, by what they take.
-        batch_specs: of the batches that are run at present.
-        has_one_graph: one graph serves batches of all sizes.
-    """
-
-    function_of_keras: Any
-    steps: OneReplica | SeveralReplicas | WholeStep
-    run_eagerly: bool
-    states: TraceStates
-    functions: dict[tuple[Any, str, bool], Callable[..., Any]] = field(default_factory=dict)
-    batch_specs: Any = None
-    has_one_graph: bool = False
-
-
 class Engine:
     """The traced steps of one compiled model; made once and kept until the model is compiled again."""
 
@@ -96,11 +69,11 @@ class Engine:
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._rows_checked = False
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
 
-    def _kind(self, kind: str) -> _Kind:
+    def _kind(self, kind: str) -> StepGraphs:
         """What was made for steps of a kind.
 
         Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
@@ -110,8 +83,9 @@ class Engine:
         function = getattr(self.model, f"{kind}_function")
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
-            run_eagerly = bool(self.model.run_eagerly)
-            known = _Kind(function, self._make_steps(), run_eagerly, TraceStates(self.model))
+            watch_loss = kind == "train" and self._options.stop_at_non_finite_loss
+            known = StepGraphs(self.model, kind, self._make_steps(), self.replicas, function_of_keras=function,
+                               watch_loss=watch_loss)  # fmt: skip
             self._kinds[kind] = known
         return known
 
@@ -146,7 +120,7 @@ class Engine:
         num_graphs = len(made.functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         with self._clear_errors():
-            function = self._function(kind, feed, loop, (arguments, tf.constant(count)))
+            function = made.function(feed, loop, (arguments, tf.constant(count)))
             done, state, own_logs, results, finite = function(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
@@ -164,11 +138,12 @@ class Engine:
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
-        if isinstance(self.steps_of("predict"), WholeStep):
+        made = self._kind("predict")
+        if isinstance(made.steps, WholeStep):
             feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
         with self._clear_errors():
-            outputs, state = self._function("predict", feed, False, (arguments,))(arguments)
+            outputs, state = made.function(feed, False, (arguments,))(arguments)
         feed.finished(1, state)
         return outputs
 
@@ -218,104 +193,9 @@ class Engine:
         tracked = {name for name in results if tracker is None or name != tracker.name}
         return {name: results[name] if name in tracked else value for name, value in own.items()}
 
-    def _function(self, kind: str, feed: Any, loop: bool, arguments: Any) -> Callable[..., Any]:
-        """The traced graph for batches of this kind, made when first asked for.
-
-        Operations of `tf.random` keep their state in the graph. A step that has one therefore gets one graph for
-        batches of all sizes and windows of all lengths, as with Keras, so that its numbers never come again.
-        """
-        made = self._kind(kind)
-        if made.has_one_graph:
-            loop = kind != "predict" and not has_own_logs(self.model, kind)
-        specs = feed.signature(any_rows=made.has_one_graph)
-        made.batch_specs = feed.spec
-        key = (feed.batches, str(specs), loop)
-        if key not in made.functions:
-            stateful: list[bool] = []
-            with noting_stateful_random(stateful, current_replica):
-                function = self._traced(kind, feed, loop, specs, arguments)
-            if stateful and not (made.has_one_graph or made.run_eagerly):
-                made.has_one_graph = True
-                return self._function(kind, feed, loop, arguments)
-            made.functions[key] = function
-        return made.functions[key]
-
-    def _traced(self, kind: str, feed: Any, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
-        made, predicts = self._kind(kind), kind == "predict"
-        graph = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
-        if made.run_eagerly:
-            return graph
-
-        def traced(*arguments: Any) -> Any:
-            with made.states.tracing(made.batch_specs):
-                return graph(*arguments)
-
-        function: Callable[..., Any] = tf.function(traced, autograph=False, reduce_retracing=True)
-        if specs is not None:
-            return function.get_concrete_function(specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
-        function.get_concrete_function(*arguments)
-        return function
-
-    def _window_graph(self, kind: str, batches: Any, loop: bool) -> Callable[..., Any]:
-        steps = self.steps_of(kind)
-        step_fn = steps.train if kind == "train" else steps.test
-        keep_logs = has_own_logs(self.model, kind)
-        # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
-        # So too where the loss is on a TPU: reading it would stop the cores at every step.
-        may_leave = self.replicas.num_workers == 1 and not self._on_tpu
-        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss and may_leave
-
-        def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
-                del finite
-                batch, state = batches.fetch(arguments, state, step)
-                own_logs = step_fn(batches, batch)
-                finite = self._loss_is_finite() if watch_loss else tf.constant(True)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite
-
-            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> tf.Tensor:
-                del logs
-                more = (step < num_steps) & batches.has_next(state)
-                return more & finite if watch_loss else more
-
-            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
-            if keep_logs or not loop:  # the first step tells what the logs look like
-                variables = body(*variables)
-            done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
-            if keep_logs and not isinstance(steps, OneReplica):
-                with self.replicas.strategy.scope():
-                    logs = {**logs, **steps.noted_results.over_replicas(kind, self.replicas)}
-            return done, state, logs, self.metric_results(), finite
-
-        return window
-
-    def _predict_graph(self, batches: Any) -> Callable[..., Any]:
-        steps = self.steps_of("predict")
-
-        def predict(arguments: Any) -> Any:
-            batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
-            outputs = steps.predict(batches, batch)
-            if self.replicas.num_replicas > 1:
-                outputs = self.replicas.concatenate(outputs)
-            return outputs, state
-
-        return predict
-
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
-        if self.replicas.num_replicas == 1 and not self._on_tpu:
-            with self.replicas.local(self.model.metrics_variables, 0):
-                return self.model.get_metrics_result()
-        with self.replicas.strategy.scope(), contextlib.ExitStack() as stack:
-            for metric, attributes in own_results(metrics_in(self.model), self.replicas):
-                stack.enter_context(instance_attributes(metric, attributes))
-            return self.model.get_metrics_result()
-
-    def _loss_is_finite(self) -> tf.Tensor:
-        """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
-        total = private_api.loss_tracker(self.model).total
-        local = self.replicas.strategy.experimental_local_results(private_api.tf_variable(total))
-        return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+        return metric_results(self.model, self.replicas)
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:
@@ -324,10 +204,6 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         flat.update(_flat(value) if isinstance(value, dict) else {name: value})
     return flat
-
-
-def _tensors(logs: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
