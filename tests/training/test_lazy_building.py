@@ -1,0 +1,127 @@
+"""Models that Keras builds while it traces their own step: the same numbers with no strategy, and under one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_models import X, assert_equal, batches, trained
+
+from tfaccel.errors import PlanError
+from tfaccel.training.fit import fit
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+class WithoutCall(keras.Model):
+    """An autoencoder that has parts and a train step, and no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = keras.layers.Dense(4), keras.layers.Dense(6)
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.compile(keras.optimizers.Adam(0.05))
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum((self.decoder(self.encoder(data)) - data) ** 2, axis=1))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class UsesCompiledLoss(keras.Model):
+    """Calls the compiled loss by itself, on data without targets, and has metrics of its own."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.network = keras.Sequential([keras.layers.Dense(6)])
+        self.tracker = keras.metrics.Mean(name="noise_loss")
+        self.compile(optimizer=keras.optimizers.Adam(0.05), loss=loss)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def _loss_of(self, images, training):
+        loss = self.loss(2 * images, self.network(images, training=training))
+        self.tracker.update_state(loss)
+        return loss
+
+    def train_step(self, images):
+        with tf.GradientTape() as tape:
+            loss = self._loss_of(images, training=True)
+        gradients = tape.gradient(loss, self.network.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def test_step(self, images):
+        self._loss_of(images, training=False)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+MODELS = {
+    "without call": WithoutCall,
+    "compiled loss that is a mean": lambda: UsesCompiledLoss(keras.losses.MeanSquaredError()),
+    "compiled loss that has a value for each row": lambda: UsesCompiledLoss(keras.losses.mean_absolute_error),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_numbers_are_kerass(name):
+    make = MODELS[name]
+    options = {} if make is WithoutCall else {"validation_data": batches(X[:9])}
+    wanted = trained(make, 0, batches(X), **options)
+    assert_equal(trained(make, 1, batches(X), **options), wanted, rel=0)
+    assert_equal(trained(make, 2, batches(X), **options), wanted)
+
+
+class ReadsValues(WithoutCall):
+    def train_step(self, data):
+        self.encoder(data).numpy()
+        return super().train_step(data)
+
+
+def test_a_step_that_cannot_be_traced_says_what_to_do():
+    with pytest.raises(PlanError, match=r"ReadsValues.train_step could not be traced.*inside the strategy's scope"):
+        trained(ReadsValues, 2, batches(X))
+
+
+class DrawsRandom(WithoutCall):
+    """Draws from `tf.random`, whose state lives in the graph, and from Keras's global generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        first = tf.random.normal((tf.shape(data)[0],))[0]
+        return {**logs, "stateful": first, "shared": keras.random.normal((2,))[0]}
+
+
+class Keep(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append([float(logs["stateful"]), float(logs["shared"])])
+
+
+def test_random_numbers_are_kerass_and_follow_no_window():
+    of_keras, of_tfaccel, of_two = Keep(), Keep(), Keep()
+    wanted = trained(DrawsRandom, 0, batches(X), callbacks=[of_keras])
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    history = fit(DrawsRandom(), batches(X), epochs=2, shuffle=False, verbose=0, callbacks=[of_tfaccel]).history
+    assert history == wanted[0] and of_tfaccel.seen == of_keras.seen
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    assert fit(DrawsRandom(), batches(X), epochs=2, shuffle=False, verbose=0).history == wanted[0]
+    trained(DrawsRandom, 2, batches(X), callbacks=[of_two])
+    assert len(np.unique(of_two.seen)) == np.size(of_two.seen)

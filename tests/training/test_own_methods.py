@@ -1,0 +1,106 @@
+"""A class's own `fit`, `evaluate` and `predict` run, with the engine behind `super()`, or are refused."""
+
+import keras
+import numpy as np
+import pytest
+from replica_models import X, Y, scope_of
+
+from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.training.evaluate import evaluate
+from tfaccel.training.fit import fit
+from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.predict import predict
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scales(keras.Model):
+    """Scales its input in the methods that users call, as KerasHub's tasks prepare theirs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def fit(self, x, y, scale=0.01, **kwargs):
+        return super().fit(x * scale, y, **kwargs)
+
+    def evaluate(self, x=None, y=None, **kwargs):
+        return super().evaluate(None if x is None else x * 0.01, y, **kwargs)
+
+    def predict(self, x, **kwargs):
+        return super().predict(x * 0.01, **kwargs)
+
+
+class TrainsOnBatches(keras.Sequential):
+    def fit(self, x, y, **kwargs):
+        return self.train_on_batch(x, y)
+
+
+class TrainsByItself(keras.Sequential):
+    def fit(self, x, y, **kwargs):
+        self.layers[0].kernel.assign_add(0 * self.layers[0].kernel)
+
+
+class OwnFunction(keras.Sequential):
+    def make_train_function(self, force=False):
+        self.train_function = lambda iterator: {"loss": float(len(next(iterator)[0]))}
+        return self.train_function
+
+
+def made(kind, num_replicas):
+    keras.utils.set_random_seed(0)
+    with scope_of(num_replicas):
+        model = kind() if kind is Scales else kind([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"] if kind is Scales else None)
+    return model
+
+
+def run(methods, num_replicas, tmp_path=None):
+    train, judge, guess = methods
+    model = made(Scales, num_replicas)
+    saver = [] if tmp_path is None else [keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))]
+    history = train(model, 100 * X, Y, epochs=2, batch_size=8, shuffle=False, verbose=0, callbacks=saver,
+                    validation_data=(100 * X[:9], Y[:9])).history  # fmt: skip
+    return history, judge(model, 100 * X, Y, verbose=0), guess(model, 100 * X, verbose=0), type(model)
+
+
+def test_methods_of_a_class_run_with_the_engine_behind_them(tmp_path):
+    of_keras = (Scales.fit, Scales.evaluate, Scales.predict)
+    wanted = run(of_keras, 0)
+    found = run((fit, evaluate, predict), 0, tmp_path)
+    assert found[0] == wanted[0] and found[1] == wanted[1] and found[3] is Scales
+    np.testing.assert_array_equal(found[2], wanted[2])
+    assert type(keras.models.load_model(tmp_path / "model.keras")) is Scales
+    history, scores, guesses, kind = run((fit, evaluate, predict), 2)
+    assert kind is Scales
+    for name, values in wanted[0].items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    np.testing.assert_allclose(scores, wanted[1], rtol=1e-5)
+    np.testing.assert_allclose(guesses, wanted[2], rtol=1e-4, atol=1e-5)
+
+
+def test_steps_past_the_engine_are_kerass_on_one_device_and_refused_on_several():
+    assert len(fit(made(TrainsOnBatches, 0), X, Y)) == 1
+    with pytest.raises(PlanError, match=r"TrainsOnBatches.fit calls train_on_batch.*2 replicas.*super\(\).fit"):
+        fit(made(TrainsOnBatches, 2), X, Y)
+    with pytest.raises(PlanError, match=r"TrainsByItself.fit never called super\(\).fit"):
+        fit(made(TrainsByItself, 2), X, Y)
+
+
+def test_own_functions_for_steps_run_in_kerass_loop_or_are_refused():
+    history = fit(made(OwnFunction, 0), X, Y, batch_size=8, verbose=0, shuffle=False).history
+    assert history["loss"] == [5.0]
+    with pytest.raises(PlanError, match=r"OwnFunction overrides make_train_function.*2 replicas.*train_step"):
+        fit(made(OwnFunction, 2), X, Y)
+
+
+def test_train_refuses_what_it_would_pass_by():
+    with pytest.raises(WorkloadError, match="'digits' returns a Scales, which overrides fit, evaluate, predict"):
+        refuse_own_methods(made(Scales, 0), "digits")
+    prepared = made(Scales, 0)
+    prepared.preprocessor = None
+    refuse_own_methods(prepared, "digits")

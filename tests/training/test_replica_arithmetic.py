@@ -1,0 +1,149 @@
+"""Sums over replicas that are easily got wrong: added losses, position tables, tiny batches, own optimizers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from replica_models import X, Y, assert_equal, batches, sequential, trained
+
+from tfaccel.errors import DataError, PlanError
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+class AddsLosses(keras.layers.Layer):
+    """Adds a loss for each example, a penalty for each weight, a mean over all, and a mean for each feature."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(8,), name="w")
+
+    def call(self, x):
+        self.add_loss(ops.sum(x**2, axis=1))
+        self.add_loss(0.1 * self.w**2)
+        self.add_loss(ops.mean(x))
+        self.add_loss(ops.mean(x, axis=0))
+        return x * ops.sum(self.w)
+
+
+class Positions(keras.layers.Layer):
+    """A table whose rows all examples share, and one whose rows they choose."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(6, 1)
+        self.tokens = keras.layers.Embedding(5, 6)
+
+    def call(self, x):
+        shared = self.table(ops.arange(ops.shape(x)[1]))[None, :, 0]
+        return x + shared + self.tokens(ops.cast(x[:, 0] > 0, "int32"))
+
+
+class Centralized(keras.optimizers.Adam):
+    """Clips in `apply_gradients`, which must see the gradient of the whole batch."""
+
+    def apply_gradients(self, grads_and_vars):
+        super().apply_gradients([(tf.clip_by_norm(g, 0.1), v) for g, v in grads_and_vars])
+
+
+class OwnOptimizer(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(6)
+        self.optimizer = keras.optimizers.Adam(0.1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class LayerByLayer(keras.Model):
+    """Trains each layer by its own optimizer; tracks a metric under another name, and one that gives several values."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [OwnOptimizer(), OwnOptimizer()]
+        self.tracker = keras.metrics.Mean(name="total")
+        self.f1 = keras.metrics.F1Score(name="f1")
+        self.compile()
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.f1]
+
+    def train_step(self, x):
+        for block in self.blocks:
+            with tf.GradientTape() as tape:
+                h = block(x)
+                loss = ops.mean((h - 1) ** 2)
+            gradients = tape.gradient(loss, block.trainable_weights)
+            block.optimizer.apply_gradients(zip(gradients, block.trainable_weights, strict=True))
+            x = tf.stop_gradient(h)
+        self.tracker.update_state(loss)
+        self.f1.update_state(x[:, :3], x[:, 3:])
+        return {"loss": self.tracker.result(), "scores": self.f1.result()}
+
+
+WITH_ALL = sequential(Positions, AddsLosses, optimizer=lambda: keras.optimizers.Adam(0.02, clipnorm=0.5))
+CASES = {
+    "added losses and tables": (WITH_ALL, lambda: (batches(X, Y, batch_size=3),), 4),
+    "the same with XLA": (
+        sequential(Positions, AddsLosses, optimizer=lambda: keras.optimizers.Adam(0.02), jit_compile=True),
+        lambda: (batches(X, Y),),
+        2,
+    ),
+    "added losses alone, one row a batch": (sequential(AddsLosses, loss=None), lambda: (batches(X, batch_size=1),), 2),
+    "own apply_gradients": (sequential(optimizer=lambda: Centralized(0.02)), lambda: (X, Y), 2),
+    "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.parametrize("name", CASES)
+def test_replicas_give_what_one_device_gives(name):
+    make, data, num_replicas = CASES[name]
+    assert_equal(trained(make, num_replicas, *data()), trained(make, 0, *data()), rel=3e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_fewer_rows_than_replicas_in_every_batch_of_arrays(batch_size):
+    make = sequential(Positions)
+    assert_equal(trained(make, 4, batch_size=batch_size), trained(make, 0, batch_size=batch_size))
+
+
+def stateful(batch_size):
+    def make():
+        inputs = keras.Input(batch_shape=(batch_size, 3, 2))
+        outputs = keras.layers.Dense(1)(keras.layers.LSTM(4, stateful=True, name="memory")(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse")
+        return model
+
+    return make
+
+
+def test_the_states_of_a_recurrent_layer_stay_with_the_rows_of_a_replica():
+    x = np.random.default_rng(0).normal(size=(16, 3, 2)).astype("float32")
+    assert_equal(trained(stateful(4), 2, x, Y[:16]), trained(stateful(8), 0, x, Y[:16]))
+    message = "built for batches of 8 rows .*stateful layers memory.*8 rows are split over 2 replicas.*batch_size=4"
+    with pytest.raises(PlanError, match=message):
+        trained(stateful(8), 2, x, Y[:16])
+
+
+def two_inputs():
+    one, other = keras.Input((6,)), keras.Input((2,))
+    model = keras.Model([one, other], keras.layers.Dense(1)(one) + ops.sum(other))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_components_with_other_numbers_of_rows_are_refused():
+    sizes = (8, 13)
+    specs = ((tf.TensorSpec([None, 6]), tf.TensorSpec([None, 2])), tf.TensorSpec([None, 1]))
+
+    def merged_graphs():
+        for size in sizes:
+            yield (X[:8], np.ones((size, 2), "float32")), Y[:8]
+
+    data = tf.data.Dataset.from_generator(merged_graphs, output_signature=specs)
+    with pytest.raises(DataError, match=r"different numbers of rows: 13, 8.*2 replicas.*ragged tensors"):
+        trained(two_inputs, 2, data, check_rows=False)

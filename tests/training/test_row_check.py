@@ -1,0 +1,125 @@
+"""What couples the rows of a batch is refused by name under several replicas, or gathered; nothing else is refused."""
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import ops
+from replica_models import (
+    Centred,
+    Maximum,
+    MergedMaximum,
+    OwnStep,
+    X,
+    Y,
+    assert_equal,
+    batches,
+    contrastive,
+    sequential,
+    trained,
+)
+
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.merged_metrics import GATHERED
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+class Coupled(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(ops.matmul(y_pred, ops.transpose(y_pred))))
+
+
+def own_compute_loss():
+    model = Coupled([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam")
+    return model
+
+
+class AddsProduct(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.sum(ops.mean(x, axis=0) * ops.mean(ops.square(x), axis=0)))
+        return x
+
+
+REFUSED = {
+    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is no mean"),
+    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is no mean over the rows"),
+    "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
+    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is no mean"),
+    "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
+    "own step that sums": (
+        lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2)),
+        r"gradients that OwnStep.train_step applies are no means",
+    ),
+    "own step that compares": (
+        lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z))),
+        r"gradients that OwnStep.train_step applies are no means",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_coupled_rows_are_refused_by_name(name):
+    make, message = REFUSED[name]
+    with pytest.raises(CoupledRowsError, match=message) as caught:
+        trained(make, 2)
+    assert "2 replicas" in str(caught.value) and "tfaccel.ops.all_gather_rows" in str(caught.value)
+
+
+def test_the_check_can_be_left_out():
+    history, _ = trained(sequential(loss=contrastive, units=5), 2, epochs=1, check_rows=False)
+    assert history["loss"]
+
+
+EQUAL = {
+    "gathered loss": sequential(loss=lambda y, z: contrastive(y, z, gather=True), units=5),
+    "gathered loss and XLA": sequential(loss=lambda y, z: contrastive(y, z, gather=True), units=5, jit_compile=True),
+    "gathered loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z, gather=True))),
+    "vector as loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2, axis=1)),
+    "reduction by sum": sequential(loss=keras.losses.MeanSquaredError(reduction="sum")),
+    "metrics that add up": sequential(
+        metrics=[
+            keras.metrics.MeanAbsoluteError,
+            keras.metrics.R2Score,
+            keras.metrics.RootMeanSquaredError,
+            lambda: keras.metrics.AUC(name="auc"),
+        ]
+    ),
+    "metric that is gathered": sequential(metrics=[Maximum]),
+    "metric that merges itself": sequential(metrics=[MergedMaximum]),
+    "metric function that is no mean": sequential(
+        metrics=[lambda: keras.metrics.MeanMetricWrapper(lambda y, p: ops.max(p), name="largest")]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_replicas_give_what_one_device_gives(name, num_replicas):
+    assert_equal(trained(EQUAL[name], num_replicas), trained(EQUAL[name], 0))
+
+
+def test_rows_are_gathered_where_replicas_have_none():
+    make = EQUAL["gathered loss"]
+    assert_equal(trained(make, 4, batches(X, Y, batch_size=3)), trained(make, 0, batches(X, Y, batch_size=3)))
+
+
+def test_dropout_and_noise_do_not_count_as_coupling():
+    noisy = sequential(
+        lambda: keras.layers.Dense(32), lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization
+    )
+    trained(noisy, 2, epochs=1)
+    step = lambda: OwnStep(lambda y, z: tf.reduce_mean((z - keras.random.normal(tf.shape(z))) ** 2))  # noqa: E731
+    trained(step, 2, epochs=1)
+
+
+def test_only_metrics_that_need_it_are_gathered():
+    kept = []
+
+    def make():
+        model = sequential(metrics=[Maximum, keras.metrics.MeanAbsoluteError])()
+        kept.append(model)
+        return model
+
+    trained(make, 2, epochs=1)
+    assert [metric.name for metric in kept[0].metrics[1].metrics if metric in GATHERED] == ["maximum"]
