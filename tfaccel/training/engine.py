@@ -192,7 +192,7 @@ class Engine:
         if key not in made.functions:
             predicts = kind == "predict"
             graph = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
-            function: Callable[..., Any] = graph
+            function: Any = graph
             if not made.run_eagerly:
 
                 def traced(*arguments: Any) -> Any:
