@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from callback_cases import BatchRecorder
+from callback_cases import BatchRecorder, linear
 from input_cases import X, Y
 from keras_comparison import Api, same_as_keras
 
@@ -55,6 +55,17 @@ def freeze_before(api: Api) -> keras.Model:
 @same_graphs
 def frozen_after_training(api: Api) -> Any:
     return [changed(api, freeze, thaw), changed(api, freeze, size=11)]
+
+
+@same_as_keras("mirrored_2")
+def frozen_after_training_of_replicas(api: Api) -> Any:
+    model, options = linear(api), {"batch_size": 8, "shuffle": False}
+    found = [api.fit(model, X, Y, **options).history]
+    for change in (freeze, thaw):
+        change(model)
+        found.append(api.fit(model, X, Y, callbacks=[BatchRecorder()], **options).history)
+        found.append(api.fit(model, X, Y, **options).history)
+    return [found, model.get_weights()]
 
 
 @same_graphs

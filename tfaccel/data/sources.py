@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -200,7 +200,7 @@ class IteratorFeed:
         batches: how they are seen; None for global batches.
     """
 
-    def __init__(self, dataset: Iterable[Any], batches: IteratorBatches | None = None) -> None:
+    def __init__(self, dataset: Any, batches: IteratorBatches | None = None) -> None:
         self.batches = batches or IteratorBatches()
         self._iterator: Any = iter(dataset)
         self.spec = self._iterator.element_spec  # of any batch

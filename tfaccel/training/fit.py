@@ -173,11 +173,13 @@ def run_epochs(
     separate_seeds(model, replicas)
     container.on_train_begin()
     logs: dict[str, Any] = {}
+    last_logs: dict[str, Any] = {}  # of the last epoch's training
     for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
         if not first_step:
             model.reset_metrics()
         container.on_epoch_begin(epoch)
-        logs = _run_epoch(engine, source, container, length, epoch=epoch, first_step=first_step)
+        logs = last_logs = _run_epoch(engine, source, container, length, epoch=epoch, first_step=first_step,
+                                      last_logs=last_logs)  # fmt: skip
         first_step = 0
         align_seeds(model, replicas)
         average_drifting(model, replicas)
@@ -194,7 +196,7 @@ def run_epochs(
 
 
 def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList, length: WindowLength,
-               *, epoch: int, first_step: int) -> dict[str, Any]:  # fmt: skip
+               *, epoch: int, first_step: int, last_logs: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = 0
     feed = source.feed()
@@ -221,6 +223,9 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
         )
     if done == 0 and first_step == 0:
         warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=4)
+        # As Keras has it for an epoch without a batch behind others; `last_logs` may be those of a step of its own.
+        logs = engine.metric_results() if last_logs else {}
+        logs = logs if set(logs) == set(last_logs) else last_logs
     return dict(logs)
 
 

@@ -80,7 +80,7 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
         ]
         known = known and not stateful and tf.resource not in outer and tf.variant not in outer
         return known and all(passes_are_alike(one) for one in dataset._inputs())
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
 
 

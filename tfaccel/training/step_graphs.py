@@ -82,7 +82,7 @@ class StepGraphs:
             with self.states.tracing(self.batch_specs):
                 return graph(*arguments)
 
-        function: Callable[..., Any] = tf.function(traced, autograph=False, reduce_retracing=True)
+        function: Any = tf.function(traced, autograph=False, reduce_retracing=True)
         if specs is not None:
             return function.get_concrete_function(specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
         function.get_concrete_function(*arguments)
