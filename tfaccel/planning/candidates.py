@@ -60,7 +60,7 @@ def candidate_plans(hardware: Hardware, workload: Workload, **fixed: Any) -> lis
 
     Example:
         >>> from tfaccel.hardware.hardware import Device
-        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=256)
         >>> gpus = tuple(Device(kind="GPU", index=i, compute_capability=(9, 0)) for i in range(8))
         >>> [plan.strategy for plan in candidate_plans(Hardware(devices=gpus), digits, dtype_policy="float32")]
         ['mirrored', 'mirrored', 'none', 'none', 'mirrored']
