@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult
@@ -45,5 +46,5 @@ def run_recipe(
 def show_on_chief(show_result: Callable[[Any, TrainResult], None], workload: Workload, result: TrainResult) -> None:
     """Calls `show_result(workload, result)` in the process that writes files, where several workers train."""
     cluster = result.hardware["cluster"]
-    if result.plan.num_workers == 1 or cluster is None or cluster["task_index"] == 0:
+    if result.plan.num_workers == 1 or cluster is None or Cluster.from_json(cluster).is_chief:
         show_result(workload, result)
