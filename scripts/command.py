@@ -1,5 +1,6 @@
 """What every command-line program shares: absl flags, one-line errors, exit status 2 for bad input."""
 
+import errno
 import math
 import os
 import sys
@@ -45,7 +46,7 @@ def run_command(main: Callable[[], int], argv: list[str], *, description: str) -
         print(f"{program}: {one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_status", 2)
     except Exception as error:
-        text = _out_of_memory(error)
+        text = _shortage(error)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)
@@ -68,15 +69,19 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
+# What TensorFlow says where it cannot write a file.
+_UNWRITTEN = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)))
 _LESS_MEMORY = "Use a smaller model or smaller batches, or a machine with more memory."
 
 
-def _out_of_memory(error: Exception) -> str | None:
-    """What to say of an error of TensorFlow's that means that memory is short; None for any other error."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if not kinds & {"ResourceExhaustedError", "_ArrayMemoryError"}:
-        return None
-    return f"There is not enough memory: {' '.join(str(error).split()):.200}. {_LESS_MEMORY}"
+def _shortage(error: Exception) -> str | None:
+    """What to say of an error of TensorFlow's that means that memory or the disk is full; None for any other error."""
+    kinds, text = {kind.__name__ for kind in type(error).__mro__}, " ".join(str(error).split())
+    if "OpError" in kinds and any(cause in text for cause in _UNWRITTEN):
+        return f"{text:.300}."
+    if "ResourceExhaustedError" in kinds:
+        return f"There is not enough memory: {text:.200}. {_LESS_MEMORY}"
+    return None
 
 
 def check_numbers() -> None:
@@ -87,12 +92,12 @@ def check_numbers() -> None:
     """
     for flag in own_flags():
         is_time = flag.name.endswith(("_seconds", "_ms"))
+        largest = MAX_SECONDS if is_time else MAX_COUNT
         for value in flag.value if isinstance(flag.value, list) else [flag.value]:
-            largest: float = MAX_SECONDS if is_time else MAX_COUNT
-            if type(value) not in (int, float) or getattr(flag.parser, "upper_bound", None) is not None:
-                continue
             if type(value) is float and not math.isfinite(value):
                 raise TfaccelError(f"--{flag.name} must be a number. Received: --{flag.name}={value}.")
+            if type(value) not in (int, float) or getattr(flag.parser, "upper_bound", None) is not None:
+                continue
             if value > largest and (type(value) is int or is_time):
                 raise TfaccelError(f"--{flag.name} must be at most {largest}. Received: --{flag.name}={value}.")
 

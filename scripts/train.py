@@ -42,6 +42,7 @@ from tfaccel.scripts.train_flags import (
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import define_parameter_flags, workload_parameters
 from tfaccel.training.result import TrainResult
+from tfaccel.training.run_dir import checked_place
 
 define_workload_flags()
 define_plan_flags()
@@ -61,6 +62,7 @@ def run(argv: list[str]) -> int:
 def _main() -> int:
     as_json, quiet = flags.FLAGS["json"].value, flags.FLAGS["quiet"].value
     directory = run_dir()
+    checked_place(directory, flags.FLAGS["resume"].value or "never")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         workload, plan, epochs = _what_to_train()
         if not quiet:

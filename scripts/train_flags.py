@@ -7,6 +7,7 @@ from absl import flags
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
+from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
 
@@ -85,6 +86,7 @@ def with_teacher(workload: Workload) -> Workload:
         if chosen:
             raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
         return workload
+    quiet_tensorflow()
     from tfaccel.compressing.distillation import distilled
 
     return distilled(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})

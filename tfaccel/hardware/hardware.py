@@ -227,7 +227,7 @@ class Hardware:
             return cls.from_json(data["hardware"] if isinstance(data, dict) and "hardware" in data else data)
         except OSError as error:
             raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise HardwareError(
                 f"The hardware file {str(path)!r} is not JSON: {error}. `tfaccel env --json` prints an example under "
                 '"hardware".'

@@ -16,7 +16,7 @@ def check_memory(workload: Workload, plan: Plan, hardware: Hardware) -> None:
     too large.
 
     Example:
-        >>> huge = Workload("huge", object, dict, print, global_batch_size=1, num_parameters=10**12)
+        >>> huge = Workload("huge", object, dict, dict, global_batch_size=1, num_parameters=10**12)
         >>> try:
         ...     check_memory(huge, Plan(strategy="none", devices=("CPU:0",), global_batch_size=1), Hardware())
         ... except WorkloadError as error:

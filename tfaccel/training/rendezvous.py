@@ -91,10 +91,11 @@ class _Patience:
         """Says who is waited for, now and then; raises ClusterError when the time is up."""
         names = workers_text(self._place, missing)
         if time.monotonic() >= self._ends:
+            how = f"within {self._seconds:g} seconds{f' ({cause})' if cause else ''}"
             raise ClusterError(
-                f"{names[:1].upper()}{names[1:]} did not come within {self._seconds:g} seconds{f' ({cause})' if cause else ''}. Start each "
-                "worker with the same cluster in TF_CONFIG and its own task index, and look at what the missing one "
-                f"said. Set {WAIT_VARIABLE} to wait longer."
+                f"{names[:1].upper()}{names[1:]} did not come {how}. Start each worker with the same cluster in "
+                "TF_CONFIG and its own task index, and look at what the missing one said. Set "
+                f"{WAIT_VARIABLE} to wait longer."
             )
         if time.monotonic() >= self._says:
             self._says = time.monotonic() + _REPEAT_SECONDS

@@ -32,17 +32,13 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never",
                  writes: bool = True) -> None:  # fmt: skip
-        if resume not in ("never", "auto"):
-            raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
-        self.path = Path(path)
+        self.path = checked_place(path, resume)
         self.config = config
         self.writes = writes
         self.resumes = False
         self.rows: list[dict[str, Any]] = []
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirError(f"The run directory is a file: {self.path}. Give the path of a directory.")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            self._check_holds_this_run(resume)
+        if (self.path / "config.json").exists():
+            self._check_holds_this_run()
             self.resumes = True
         self._seen = self._content()
         self.close: Callable[[], Any] = _nothing
@@ -144,7 +140,7 @@ class RunDir:
             return None
         try:
             return dict(json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def write_raw_input(self, raw_input: Any) -> None:
@@ -157,22 +153,8 @@ class RunDir:
         if self.writes:
             write_json(self.path / "result.json", result)
 
-    def _check_holds_this_run(self, resume: str) -> None:
-        file = self.path / "config.json"
-        if not file.exists():
-            raise RunDirError(
-                f"The run directory {self.path} is not empty and holds no run of tfaccel. Choose a new directory."
-            )
-        if resume == "never":
-            raise RunDirError(
-                f"The run directory {self.path} holds a run already. Choose a new one, or go on with that run: "
-                'resume="auto" (--resume=auto).'
-            )
-        try:
-            found = dict(json.loads(file.read_text()))
-            found["options"] = dict(found.get("options", {}))
-        except (OSError, ValueError, TypeError) as error:
-            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    def _check_holds_this_run(self) -> None:
+        found = _read_config(self.path)
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
@@ -180,6 +162,44 @@ class RunDir:
                     f"The run directory {self.path} holds another run: {name} is {found.get(name)!r} there and "
                     f"{wanted.get(name)!r} here. Choose a new directory, or resume with the same settings."
                 )
+
+
+def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
+    """A path at which a run may begin, or go on, as far as can be told without knowing the run.
+
+    Raises:
+        RunDirError: if it is a file, or a directory that holds something else, or a run that is not to go on.
+    """
+    if resume not in ("never", "auto"):
+        raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_dir():
+            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
+        is_empty = not path.is_dir() or not any(path.iterdir())
+    except OSError as error:
+        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+    if is_empty:
+        return path
+    if not (path / "config.json").exists():
+        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
+    if resume == "never":
+        raise RunDirError(
+            f"The run directory {path} holds a run already. Choose a new one, or go on with that run: "
+            'resume="auto" (--resume=auto).'
+        )
+    _read_config(path)
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        found = dict(json.loads(file.read_text()))
+        found["options"] = dict(found.get("options", {}))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    return found
 
 
 def _locked(folder: Path) -> int:

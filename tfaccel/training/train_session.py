@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_api
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.chief import only_chief_writes
@@ -25,6 +24,7 @@ from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.workload_fit import build_for, callbacks_of_workload
 from tfaccel.training.workload_source import WorkloadSource
 
 
@@ -78,7 +78,7 @@ class TrainSession:
         )  # fmt: skip
         with strategy.scope():
             model = compiled_model(self._workload, self._plan)
-        private_api.build_model(model, self._source.batch_spec)
+        build_for(model, self._source.batch_spec, self._workload)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self._plan, num_passes=num_passes)
@@ -88,7 +88,7 @@ class TrainSession:
             write_state(model, engine.replicas, own)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        asked_for = self._workload.callbacks() if self._workload.callbacks else ()
+        asked_for = callbacks_of_workload(self._workload)
         container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
