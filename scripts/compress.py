@@ -21,8 +21,11 @@ from rich.text import Text
 from tfaccel.compressing.compress import compress
 from tfaccel.compressing.gate import GateResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
+from tfaccel.errors import RunDirError
+from tfaccel.planning.run_workload import check_finished_run
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
+from tfaccel.scripts.model_flags import quiet_tensorflow
 
 define_compress_flags()
 
@@ -36,7 +39,9 @@ def _main() -> int:
     directory, options = run_dir(), compress_options()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with contextlib.suppress(RunDirError):  # `compress` says so, after it has looked at its options
+        check_finished_run(directory)
+        quiet_tensorflow()
     quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
     if not quiet:
         options["progress"] = partial(show_progress, "compress")

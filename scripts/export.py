@@ -41,13 +41,13 @@ def run(argv: list[str]) -> int:
 def _main() -> int:
     if not value("out"):
         raise ExportError("Give --out=DIR, a new folder for what is exported.")
+    place = chosen_place()
+    quiet_tensorflow()
     from tfaccel.exporting.export import check_formats, export
 
     formats = check_formats(value("formats"))
-    place = chosen_place()
     if place.path.is_dir():
         raise ExportError(f"{place.path} is a SavedModel; export takes a run directory or a .keras file.")
-    quiet_tensorflow()
     with clean_end(), contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
         result = export(
             value("run_dir") or place.path, formats, out=value("out"), name=place.name, version=value("version"),

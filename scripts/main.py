@@ -4,7 +4,6 @@ Nothing heavy is imported before the subcommand is known, so `tfaccel --help` an
 """
 
 import difflib
-import os
 import sys
 from importlib import import_module
 
@@ -49,19 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean `{near[0]}`?" if near else ""
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    quiet_tensorflow()
     program = import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
     status: int = program.run([f"tfaccel {name}", *argv[2:]])
     return status
-
-
-def quiet_tensorflow() -> None:
-    """Keeps TensorFlow from logging that it finds no CUDA, where there is no GPU; its other errors are raised.
-
-    A `TF_CPP_MIN_LOG_LEVEL` of the user's stays. On machines with a GPU, `Runtime` decides.
-    """
-    if not os.path.exists("/dev/nvidiactl"):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def faults(command: str, found: list[list]) -> list[str]:
     for arguments, status, out, err, changed, _ in found:
         is_one_line = err.startswith(f"tfaccel {command}") and err.count("\n") == 1 and len(err) > 30
         if status != 2 or out or not is_one_line or changed:
-            bad.append(f"{command} {' '.join(arguments)[:200]}: {status}, {out[-200:]!r}, {err[-400:]!r}, {changed[:3]}")
+            bad.append(
+                f"{command} {' '.join(arguments)[:200]}: {status}, {out[-200:]!r}, {err[-400:]!r}, {changed[:3]}"
+            )
     return bad
 
 

@@ -179,6 +179,9 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
         is_empty = not path.is_dir() or not any(path.iterdir())
     except OSError as error:
         raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirError(f"The run directory {path} cannot be made: {there} is no folder that can be written.")
     if is_empty:
         return path
     if not (path / "config.json").exists():

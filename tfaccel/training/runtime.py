@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ import numpy as np
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
+from tfaccel.training.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -69,14 +71,16 @@ class Runtime:
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
         self._random_states = (random.getstate(), np.random.get_state())
+        is_quiet = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
         try:
             self._set_environment()
-            import keras
+            with without_notes(wants_gpus=self._wants_gpus) if is_quiet else contextlib.nullcontext():
+                import keras
 
-            self._dtype_policy = keras.config.dtype_policy()
-            self._set_devices()
-            self._set_threads()
-            self.strategy = self._make_strategy()
+                self._dtype_policy = keras.config.dtype_policy()
+                self._set_devices()
+                self._set_threads()
+                self.strategy = self._make_strategy()
             keras.config.set_dtype_policy(self.plan.dtype_policy)
             self.seed_generators()
         except BaseException:
@@ -109,6 +113,10 @@ class Runtime:
             random.setstate(self._random_states[0])
             np.random.set_state(self._random_states[1])
 
+    @property
+    def _wants_gpus(self) -> bool:
+        return any(device.startswith("GPU") for device in self.plan.devices)
+
     def _set_environment(self) -> None:
         """What has to stand in the environment before TensorFlow and Keras are imported."""
         keras = sys.modules.get("keras")
@@ -120,10 +128,8 @@ class Runtime:
                 "process with KERAS_BACKEND=tensorflow."
             )
         if "tensorflow" not in sys.modules:
-            on_gpus = any(device.startswith("GPU") for device in self.plan.devices)
-            # Without GPUs, the errors that TensorFlow logs are those of looking for CUDA; its others are raised.
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if on_gpus else "3")
-            if not on_gpus:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+            if not self._wants_gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
@@ -203,19 +209,21 @@ class Runtime:
                 ) from error
 
     def _make_strategy(self) -> tf.distribute.Strategy:
+        import tensorflow as tf
+
         from tfaccel.training.strategies import make_strategy
 
         if self.plan.num_workers > 1:
-            import tensorflow as tf
-
             tf.get_logger().addFilter(_no_advice_on_collectives)
-        return make_strategy(self.plan)
+        strategy = make_strategy(self.plan)
+        tf.config.list_logical_devices()  # starts TensorFlow now, with all that it says
+        return strategy
 
 
 def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
     """False for TensorFlow's warnings that its own functions between workers are traced often."""
     message = record.getMessage()
-    return not ("retracing" in message and "CollectiveReplicaLauncher" in message)
+    return not ("retracing" in message and "Collective" in message)
 
 
 class JaxRuntime:
