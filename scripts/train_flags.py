@@ -5,7 +5,9 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
+from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
 
@@ -46,7 +48,8 @@ def define_train_flags() -> None:
     flags.DEFINE_string("teacher", None, "a run directory or .keras file of a model to learn from as well", **own)
     flags.DEFINE_string("run_dir", None, "a new folder for all that the run leaves", **own)
     flags.DEFINE_string("plan", None, "JSON file with the plan; flags that are set change it", **own)
-    flags.DEFINE_integer("seed", 0, "decides initial weights, dropout and the order of the data", lower_bound=0, **own)
+    text = "decides initial weights, dropout and the order of the data"
+    flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto goes on from the newest checkpoint in --run_dir, if it holds this very run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and all else on standard error", **own)
@@ -83,6 +86,7 @@ def with_teacher(workload: Workload) -> Workload:
         if chosen:
             raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
         return workload
+    quiet_tensorflow()
     from tfaccel.compressing.distillation import distilled
 
     return distilled(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})

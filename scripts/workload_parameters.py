@@ -1,6 +1,7 @@
 """Flags that a workload brings along: one for each parameter of the function that makes it."""
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from absl import flags
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.option_checks import max_count
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.scripts.plan_flags import AUTO
 
@@ -87,8 +89,11 @@ def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
         value = convert(text)
     except ValueError:
         value = None
-    if value is None or (kind == COUNT and value < 1):
+    is_number = value is not None and (kind == TEXT or math.isfinite(value))
+    if not is_number or (kind == COUNT and value < 1):
         raise WorkloadError(f"--{name} must be {kind}, or auto. Received: --{name}={text}.")
+    if kind == COUNT and value > max_count(name):
+        raise WorkloadError(f"--{name} must be at most {max_count(name)}, or auto. Received: --{name}={text:.40}.")
     return value
 
 

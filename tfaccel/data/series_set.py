@@ -148,7 +148,7 @@ def read_series(
         "num_imputed": {
             name: int(np.isnan(n).sum()) for name, n in zip(names, numbers, strict=True) if np.isnan(n).any()
         },
-        "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))),
+        "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))) if len(steps) else 0,
         "ignored": [column.name for column in ignored],
     }
     filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)

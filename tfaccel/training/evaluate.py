@@ -10,10 +10,12 @@ import numpy as np
 from tfaccel.training import private_api
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.replica_state import average_drifting
 from tfaccel.training.windows import WindowLength, epoch_windows
 
 
+@names_lost_workers
 def evaluate(
     model: keras.Model,
     x: Any = None,

@@ -12,11 +12,13 @@ from tfaccel.training import private_api
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
 from tfaccel.training.validation import Validation
 from tfaccel.training.windows import WindowLength, epoch_windows
 
 
+@names_lost_workers
 def fit(
     model: keras.Model,
     x: Any = None,
@@ -61,6 +63,7 @@ def fit(
         The `keras.callbacks.History`, also kept as `model.history`.
 
     Raises:
+        ClusterError: if another worker is gone; the message names it.
         PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy.
         ValueError: for a model that is not compiled, and for what `Model.fit` refuses.
 
@@ -164,10 +167,10 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
         warnings.warn(
             f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
             "epochs batches, for example with `.repeat()`.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if done == 0 and first_step == 0:
-        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=4)
+        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=5)
     return dict(logs)
 
 
@@ -175,6 +178,6 @@ def _capped_epochs(epochs: int) -> int:
     """`epochs`, at most `keras.config.max_epochs()` (for smoke runs of any script)."""
     cap = keras.config.max_epochs()
     if cap and cap < epochs:
-        warnings.warn(f"Limiting epochs to {cap}", stacklevel=3)
+        warnings.warn(f"Limiting epochs to {cap}", stacklevel=4)
         return int(cap)
     return epochs

@@ -10,9 +10,11 @@ import tensorflow as tf
 
 from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.replica_state import average_drifting
 
 
+@names_lost_workers
 def predict(
     model: keras.Model,
     x: Any,

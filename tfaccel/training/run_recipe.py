@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -55,7 +56,7 @@ def show_on_chief(show_result: ShowResult, workload: Workload, result: TrainResu
         The result with the baselines that `show_result` returned; `result.json` holds them too.
     """
     cluster = result.hardware["cluster"]
-    if result.plan.num_workers > 1 and cluster is not None and cluster["task_index"] != 0:
+    if result.plan.num_workers > 1 and cluster is not None and not Cluster.from_json(cluster).is_chief:
         return result
     baselines = show_result(workload, result)
     if baselines is None:
