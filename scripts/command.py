@@ -19,7 +19,9 @@ _FILE_WIDTH = 10_000
 MAX_SECONDS = 10**8  # some three years; the operating system's clocks take little more
 
 
-def run_command(main: Callable[[], int], argv: list[str], *, description: str) -> int:
+def run_command(
+    main: Callable[[], int], argv: list[str], *, description: str, flags_help: Callable[[], str] | None = None
+) -> int:
     """Parses absl flags from `argv` and calls `main`; returns the exit status.
 
     Flags must be defined before the call. Unknown flags, wrong values, positional arguments and errors meant for
@@ -28,7 +30,7 @@ def run_command(main: Callable[[], int], argv: list[str], *, description: str) -
     """
     program = argv[0]
     if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
-        print(f"{description}\n\nusage: {program} [--flag=value ...]\n{own_flags_help()}")
+        print(f"{description}\n\nusage: {program} [--flag=value ...]\n\n{(flags_help or own_flags_help)()}")
         return 0
     flags.FLAGS.unparse_flags()
     try:

@@ -15,6 +15,7 @@ from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 
@@ -31,7 +32,8 @@ _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_b
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(_main, argv, description="Prints the candidate plans for a workload, best first, and why.")
+    description = "Prints the candidate plans for a workload, best first, and why."
+    return run_command(_main, argv, description=description, flags_help=grouped_flags_help)
 
 
 def _main() -> int:

@@ -1,5 +1,6 @@
 """Trains a recipe or a workload of your own, and leaves a run directory.
 
+    tfaccel train --recipe=image_classification                        # leaves runs/image_classification-DATE
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # goes on after a stop
@@ -30,6 +31,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import (
     chosen_epochs,
@@ -56,7 +58,7 @@ _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     define_parameter_flags(argv)
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    return run_command(_main, argv, description=(__doc__ or "").strip(), flags_help=grouped_flags_help)
 
 
 def _main() -> int:

@@ -22,6 +22,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 
 # The workload's own parameters that became flags: name -> the kind of value, or the values there are.
 _own_kinds: dict[str, str | tuple[str, ...]] = {}
+_defaults: dict[str, Any] = {}  # of all its parameters that have one
 
 
 def define_parameter_flags(argv: Sequence[str]) -> None:
@@ -33,11 +34,14 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
     for name in _own_kinds:
         flags.FLAGS.__delattr__(name)
     _own_kinds.clear()
+    _defaults.clear()
     function = _function(_written("recipe", argv), _written("workload", argv))
     if function is None:
         return
     hints, texts = get_type_hints(function), _argument_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            _defaults[name] = parameter.default
         kind = _kind(hints.get(name, type(parameter.default)))
         if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
             continue
@@ -48,6 +52,16 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
             values = f" ({', '.join(kind)})" if isinstance(kind, tuple) else ""
             flags.DEFINE_string(name, AUTO, f"{help_text}{values}", module_name=__name__)
         _own_kinds[name] = kind
+
+
+def own_names() -> list[str]:
+    """The flags of the workload's own parameters, in their order."""
+    return list(_own_kinds)
+
+
+def parameter_defaults() -> dict[str, Any]:
+    """Parameter of the workload -> what it is where no flag sets it; whether it became a flag or was one."""
+    return dict(_defaults)
 
 
 def parameter_values() -> dict[str, Any]:

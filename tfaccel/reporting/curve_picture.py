@@ -28,6 +28,8 @@ def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
         >>> curve_figure({"fine-tuned": [0.7, 0.9], "from scratch": [0.2, 0.6]}, name="accuracy").axes[0].get_xlabel()
         'epoch'
     """
+    from matplotlib.ticker import MaxNLocator
+
     if not 0 < len(curves) <= len(_COLORS) or not all(len(values) for values in curves.values()):
         lengths = {run: len(values) for run, values in curves.items()}
         raise DataError(f"A picture needs the values of 1 to {len(_COLORS)} runs. Received numbers: {lengths}.")
@@ -36,7 +38,7 @@ def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
     for (run, values), color in zip(curves.items(), _COLORS, strict=False):
         axes.plot(range(1, len(values) + 1), values, color=color, marker="o", markersize=4, label=shown(run, 30))
     axes.set(xlabel="epoch", ylabel=shown(name, 50))
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(color=LIGHT)
     figure.legend(loc="outside upper center", ncols=len(curves), frameon=False)
     return figure

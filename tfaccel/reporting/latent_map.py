@@ -58,7 +58,7 @@ def latent_figure(
         paper = _paper(places[:_MAX_IMAGES], as_bytes(images[:_MAX_IMAGES]), colors, (low - margin, high + margin))
         axes.imshow(paper, extent=(left, right, bottom, top), aspect="auto")
     else:
-        axes.scatter(*places[:_MAX_DOTS].T, c=colors[:_MAX_DOTS], s=14)
+        axes.scatter(places[:_MAX_DOTS, 0], places[:_MAX_DOTS, 1], c=colors[:_MAX_DOTS], s=14)
     dots = [Line2D([], [], marker="o", linestyle="", color=color)
             for color in (CLASS_COLORS * 2)[: min(len(class_names), _MAX_NAMES)]]  # fmt: skip
     names = [shown(name, 18) for name in class_names[:_MAX_NAMES]]

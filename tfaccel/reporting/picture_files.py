@@ -136,9 +136,9 @@ def place_labels(
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     room, written = axes.get_window_extent(renderer), []
-    labels = [(text, _in_pixels(axes, box, pad), color) for text, box, color in labels]
-    taken = [box for _, box, _ in labels] if pad else []  # No text covers a dot.
-    for text, owner, color in labels:
+    owned = [(text, _in_pixels(axes, box, pad), color) for text, box, color in labels]
+    taken = [owner for _, owner, _ in owned] if pad else []  # No text covers a dot.
+    for text, owner, color in owned:
         note = axes.annotate(text, (0, 0), xycoords="figure pixels", fontsize=SMALL, color=color, annotation_clip=False,
                              bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1})  # fmt: skip
         note.set_in_layout(False)
