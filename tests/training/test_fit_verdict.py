@@ -106,7 +106,7 @@ def test_text_and_json():
     assert text.startswith("There is over-fitting: the training loss (0.001776) is far below the validation loss (0.40")
     assert "Try: stop early (--early_stopping); more dropout, weight decay or augmentation; more data, or a" in text
     assert verdict({"loss": [1.0]}).text() == (
-        "Whether the fit is sound cannot be told: the history has 1 epochs. "
+        "Whether the fit is sound cannot be told: the history has 1 epoch. "
         "Try: train for at least three epochs, with validation data."
     )
     assert verdict({"generator_loss": [1.0]}).evidence == (
@@ -137,7 +137,7 @@ def scores(score, **fields):
         (FLAT, scores(0.98, trivial={"a": 0.5}), "sound", "98.0 %"),  # good from the first epoch on
         (FLAT, scores(0.52, trivial={"a": 0.5}), "under-fitting", "hardly fell"),
         ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % beside 60.0 % (b)"),
-        ({"loss": [1.0]}, scores(0.8, baselines={"b": 0.6}), "unknown", "the history has 1 epochs"),
+        ({"loss": [1.0]}, scores(0.8, baselines={"b": 0.6}), "unknown", "the history has 1 epoch"),
         (
             {"loss": list(FALLING), "val_loss": list(0.4 + 0.6 * FALLING)},
             scores(0.4, baselines={"b": 0.6}),

@@ -169,7 +169,8 @@ def _missing(losses: list[float], val_losses: list[float], history: Mapping[str,
     if history and "loss" not in history:
         return f"there is no `loss` in the history, which has {', '.join(map(repr, history))}"
     with_validation = " with a validation loss" if val_losses else ""
-    return f"the history has {len(losses)} epochs{with_validation}" if len(losses) < MIN_EPOCHS else ""
+    epochs = f"{len(losses)} epoch{'' if len(losses) == 1 else 's'}"
+    return f"the history has {epochs}{with_validation}" if len(losses) < MIN_EPOCHS else ""
 
 
 def _as_saved(
