@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -37,14 +36,14 @@ from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command, show_progress
+from tfaccel.scripts.command import run_command, show_progress, table_console
 
 SUITES = ("engine", "recipes", "search", "compress", "serve")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
 _REPETITIONS = flags.DEFINE_integer(
-    "repetitions", 5, "timed windows of each program", lower_bound=1, allow_override=True
+    "repetitions", 5, "timed windows of each program", lower_bound=1, upper_bound=10_000, allow_override=True
 )
 _FIGURES = flags.DEFINE_list("figures", ["all"], "what to measure: figures of the engine, or recipes; or all",
                              allow_override=True)  # fmt: skip
@@ -55,9 +54,6 @@ _SCALE = flags.DEFINE_float(
 _OUT = flags.DEFINE_string("out", None, "also write the report, raw times included, to this JSON file",
                            allow_override=True)  # fmt: skip
 _JSON = flags.DEFINE_bool("json", False, "print the report as JSON", allow_override=True)
-
-# A table needs this width where the output is not a terminal.
-_FILE_WIDTH = 150
 
 
 def run(argv: list[str]) -> int:
@@ -149,9 +145,7 @@ def write_json(path: Path, data: object) -> None:
 
 def print_report(report: Report) -> None:
     """A table of all figures, then what makes them doubtful."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = table_console()
     table = Table(title=f"Benchmark of the {report.suite}", title_justify="left")
     for heading in ("figure", "quantity"):
         table.add_column(heading, overflow="fold")

@@ -1,37 +1,107 @@
 """What every command-line program shares: absl flags, one-line errors, exit status 2 for bad input."""
 
+import errno
+import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from tfaccel.errors import TfaccelError
+from tfaccel.planning.option_checks import MAX_COUNT
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FILE_WIDTH = 10_000
+MAX_SECONDS = 10**8  # some three years; the operating system's clocks take little more
 
 
-def run_command(main: Callable[[], int], argv: list[str], *, description: str) -> int:
+def run_command(
+    main: Callable[[], int], argv: list[str], *, description: str, flags_help: Callable[[], str] | None = None
+) -> int:
     """Parses absl flags from `argv` and calls `main`; returns the exit status.
 
     Flags must be defined before the call. Unknown flags, wrong values, positional arguments and errors meant for
-    users (`TfaccelError`, `ValueError` raised from flag values) print one line on standard error and give status 2.
+    users (`TfaccelError`) print one line on standard error and give status 2, or the one that the error names. So do
+    files that cannot be read or written, and memory that is not there.
     """
     program = argv[0]
     if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
-        print(f"{description}\n\nusage: {program} [--flag=value ...]\n{own_flags_help()}")
+        print(f"{description}\n\nusage: {program} [--flag=value ...]\n\n{(flags_help or own_flags_help)()}")
         return 0
     flags.FLAGS.unparse_flags()
     try:
         rest = flags.FLAGS(argv)[1:]
         if rest:
             raise TfaccelError(f"unexpected argument {rest[0]!r}. Flags are written --name=value.")
-        return main()
-    except (flags.Error, TfaccelError) as error:
+        check_numbers()
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # What reads the output wants no more of it, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (flags.Error, TfaccelError, OSError, MemoryError) as error:
         print(f"{program}: {one_line(error)}", file=sys.stderr)
+        return getattr(error, "exit_status", 2)
+    except Exception as error:
+        text = _shortage(error)
+        if text is None:
+            raise
+        print(f"{program}: {text}", file=sys.stderr)
         return 2
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on a single line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of an error on a single line.
+
+    Example:
+        >>> one_line(OSError(28, "No space left on device", "run/model.keras"))
+        'run/model.keras: No space left on device.'
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and not isinstance(error, TfaccelError) and error.strerror:
+        named = f"{os.fspath(error.filename)!s}: " if isinstance(error.filename, str | os.PathLike) else ""
+        text = f"{named}{error.strerror}."
+    if isinstance(error, MemoryError):
+        text = f"There is not enough memory{f' ({text})' if text else ''}. {_LESS_MEMORY}"
+    return text or type(error).__name__
+
+
+# What TensorFlow says where it cannot write a file.
+_UNWRITTEN = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)))
+_LESS_MEMORY = "Use a smaller model or smaller batches, or a machine with more memory."
+
+
+def _shortage(error: Exception) -> str | None:
+    """What to say of an error of TensorFlow's that means that memory or the disk is full; None for any other error."""
+    kinds, text = {kind.__name__ for kind in type(error).__mro__}, " ".join(str(error).split())
+    if "OpError" in kinds and any(cause in text for cause in _UNWRITTEN):
+        return f"{text:.300}."
+    if "ResourceExhaustedError" in kinds:
+        return f"There is not enough memory: {text:.200}. {_LESS_MEMORY}"
+    return None
+
+
+def check_numbers() -> None:
+    """Checks the values of all numeric flags whose definition names no upper bound.
+
+    Raises:
+        TfaccelError: for a number that is not finite, or larger than anything that counts or lasts.
+    """
+    for flag in own_flags():
+        is_time = flag.name.endswith(("_seconds", "_ms"))
+        largest = MAX_SECONDS if is_time else MAX_COUNT
+        for value in flag.value if isinstance(flag.value, list) else [flag.value]:
+            if type(value) is float and not math.isfinite(value):
+                raise TfaccelError(f"--{flag.name} must be a number. Received: --{flag.name}={value}.")
+            if type(value) not in (int, float) or getattr(flag.parser, "upper_bound", None) is not None:
+                continue
+            if value > largest and (type(value) is int or is_time):
+                raise TfaccelError(f"--{flag.name} must be at most {largest}. Received: --{flag.name}={value}.")
 
 
 def show_progress(program: str, text: str) -> None:
@@ -43,12 +113,28 @@ def show_progress(program: str, text: str) -> None:
         print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
+def table_console(*, highlight: bool = True) -> "Console":
+    """Where tables are printed: as wide as a terminal, and as wide as the table needs where there is none.
+
+    Nothing is wrapped in a file, so that names and values can be found in it.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=highlight)
+    return console if console.is_terminal else Console(width=_FILE_WIDTH, highlight=highlight)
+
+
 def own_flags_help() -> str:
     """Help of the flags that tfaccel's programs define (absl's own are left out)."""
-    by_module = flags.FLAGS.flags_by_module_dict()
-    own = [f for module, fs in by_module.items() if not module.startswith("absl") for f in fs]
     lines = []
-    for flag in sorted(own, key=lambda f: f.name):
+    for flag in sorted(own_flags(), key=lambda f: f.name):
         default = "" if flag.default is None else f" (default: {flag.default_as_str})"
         lines.append(f"  --{flag.name}\n      {' '.join((flag.help or '').split())}{default}")
     return "\n".join(lines)
+
+
+def own_flags() -> Iterator[flags.Flag]:
+    """The flags that tfaccel's programs define (absl's own are left out)."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith("absl"):
+            yield from defined

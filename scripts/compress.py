@@ -15,19 +15,19 @@ from functools import partial
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tfaccel.compressing.compress import compress
 from tfaccel.compressing.gate import GateResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
-from tfaccel.scripts.command import run_command, show_progress
+from tfaccel.errors import RunDirError
+from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
+from tfaccel.scripts.model_flags import quiet_tensorflow
 
 define_compress_flags()
-
-_FILE_WIDTH = 160  # A table needs this width where the output is not a terminal.
 
 
 def run(argv: list[str]) -> int:
@@ -39,7 +39,9 @@ def _main() -> int:
     directory, options = run_dir(), compress_options()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with contextlib.suppress(RunDirError):  # `compress` says so, after it has looked at its options
+        check_finished_run(directory)
+        quiet_tensorflow()
     quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
     if not quiet:
         options["progress"] = partial(show_progress, "compress")
@@ -55,9 +57,7 @@ def _main() -> int:
 
 def print_result(result: GateResult) -> None:
     """The table of all forms, what each layer costs, and the verdict."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = table_console()
     better = "lower" if result.lower_is_better else "higher"
     table = Table(title=f"{result.metric} ({better} is better) on {result.held_out}", title_justify="left")
     for heading in HEADINGS:

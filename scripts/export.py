@@ -14,12 +14,11 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 
@@ -31,7 +30,6 @@ _FLAGS: dict[str, Flag] = {
     "json": (False, "print the result as JSON"),
     "quiet": (False, "no progress; the result alone"),
 }
-_FILE_WIDTH = 120  # of the table where the output is not a terminal
 
 
 def run(argv: list[str]) -> int:
@@ -43,13 +41,13 @@ def run(argv: list[str]) -> int:
 def _main() -> int:
     if not value("out"):
         raise ExportError("Give --out=DIR, a new folder for what is exported.")
+    place = chosen_place()
+    quiet_tensorflow()
     from tfaccel.exporting.export import check_formats, export
 
     formats = check_formats(value("formats"))
-    place = chosen_place()
     if place.path.is_dir():
         raise ExportError(f"{place.path} is a SavedModel; export takes a run directory or a .keras file.")
-    quiet_tensorflow()
     with clean_end(), contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
         result = export(
             value("run_dir") or place.path, formats, out=value("out"), name=place.name, version=value("version"),
@@ -64,9 +62,7 @@ def _main() -> int:
 
 def print_result(result: ExportResult) -> None:
     """A table of the files, and what to do with them."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH, highlight=False)
+    console = table_console(highlight=False)
     table = Table(title=f"Exported {result.name} to {result.folder}", title_justify="left", box=None)
     table.add_column("format")
     table.add_column("file", overflow="fold")

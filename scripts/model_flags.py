@@ -13,6 +13,7 @@ from typing import Any
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, url_name
 from tfaccel.scripts.scoped_flags import Flag, value
+from tfaccel.training.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
     "run_dir": (str, "the folder of a run that `tfaccel train` left"),
@@ -57,8 +58,14 @@ def _place_of_model(path: Path) -> ModelPlace:
 
 
 def quiet_tensorflow() -> None:
-    """What TensorFlow tells of itself is left out, unless the user asks for it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    """Imports TensorFlow; what it tells of itself is left out, unless the user asks for it."""
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with without_notes(wants_gpus=os.path.exists("/dev/nvidiactl")):
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
 
 
 @contextlib.contextmanager

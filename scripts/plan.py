@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +14,8 @@ from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 
@@ -27,14 +27,13 @@ _HARDWARE = flags.DEFINE_string(
 _WRITE = flags.DEFINE_string("write", None, "write the chosen plan to this JSON file", allow_override=True)
 _JSON = flags.DEFINE_bool("json", False, "print JSON", allow_override=True)
 
-# A table needs this width where the output is not a terminal.
-_FILE_WIDTH = 160
 _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(_main, argv, description="Prints the candidate plans for a workload, best first, and why.")
+    description = "Prints the candidate plans for a workload, best first, and why."
+    return run_command(_main, argv, description=description, flags_help=grouped_flags_help)
 
 
 def _main() -> int:
@@ -68,9 +67,7 @@ def _as_data(hardware: Hardware, workload: Workload, plans: list[Plan]) -> dict[
 
 
 def _print(workload: Workload, plans: list[Plan]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = table_console()
     console.print(_candidate_table(workload, plans))
     console.print(_chosen_table(plans[0]))
     others = _other_reasons(plans)

@@ -24,11 +24,13 @@ from tfaccel.errors import TfaccelError
 from tfaccel.parity.axes import CHECK_NAMES, covering_set, full_product
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 from tfaccel.parity.run_cases import run_cases
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
 
-_REPLICAS = flags.DEFINE_integer("replicas", 2, "replicas of the MirroredStrategy", lower_bound=1, allow_override=True)
+_REPLICAS = flags.DEFINE_integer(
+    "replicas", 2, "replicas of the MirroredStrategy", lower_bound=1, upper_bound=64, allow_override=True
+)
 _WORKERS = flags.DEFINE_integer(
-    "workers", 2, "processes of the MultiWorkerMirroredStrategy", lower_bound=1, allow_override=True
+    "workers", 2, "processes of the MultiWorkerMirroredStrategy", lower_bound=1, upper_bound=64, allow_override=True
 )
 _COVERAGE = flags.DEFINE_enum(
     "coverage",
@@ -44,9 +46,6 @@ _SHARD = flags.DEFINE_string(
 )
 _ONLY = flags.DEFINE_string("only", "", "run only the cases whose name has this text in it", allow_override=True)
 _JSON = flags.DEFINE_bool("json", False, "print the rows as JSON", allow_override=True)
-
-# A table needs this width where the output is not a terminal.
-_FILE_WIDTH = 160
 
 
 def run(argv: list[str]) -> int:
@@ -115,9 +114,7 @@ def run_with_progress(cases: Sequence[ParityCase | ParityCheck]) -> list[ParityR
 
 def print_rows(rows: Sequence[ParityRow]) -> None:
     """A table of all rows, what is wrong with plain Keras, and what failed."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = table_console()
     table = Table(box=None, pad_edge=False)
     for title in ("strategy", "case", "difference", "tolerance", ""):
         table.add_column(title, overflow="fold", no_wrap=title != "case", justify="left")

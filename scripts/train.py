@@ -1,4 +1,17 @@
-"""`tfaccel train`: trains a recipe or a workload of your own, and leaves a run directory."""
+"""Trains a recipe or a workload of your own, and leaves a run directory.
+
+    tfaccel train --recipe=image_classification                        # leaves runs/image_classification-DATE
+    tfaccel train --recipe=image_classification --run_dir=runs/digits
+    tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
+    tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # goes on after a stop
+
+Several workers run this command each, with the cluster and their own task index in TF_CONFIG (or under Slurm or in an
+indexed job of Kubernetes). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; worker 0 alone
+writes the run directory, which the others need not see.
+
+Exit status: 0; 2 for bad input, or files that cannot be written; 3 where another worker did not come or is gone: all
+workers started again with --resume=auto go on from the newest checkpoint; 130 for Ctrl-C.
+"""
 
 import contextlib
 import json
@@ -9,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 
 from tfaccel.planning.candidates import default_plan
@@ -18,7 +30,8 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import (
     chosen_epochs,
@@ -31,6 +44,7 @@ from tfaccel.scripts.train_flags import (
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import define_parameter_flags, workload_parameters
 from tfaccel.training.result import TrainResult
+from tfaccel.training.run_dir import checked_place
 
 define_workload_flags()
 define_plan_flags()
@@ -44,12 +58,13 @@ _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     define_parameter_flags(argv)
-    return run_command(_main, argv, description="Trains a recipe or a workload of your own.")
+    return run_command(_main, argv, description=(__doc__ or "").strip(), flags_help=grouped_flags_help)
 
 
 def _main() -> int:
     as_json, quiet = flags.FLAGS["json"].value, flags.FLAGS["quiet"].value
     directory = run_dir()
+    checked_place(directory, flags.FLAGS["resume"].value or "never")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         workload, plan, epochs = _what_to_train()
         if not quiet:
@@ -111,7 +126,7 @@ def _train(workload: Workload, plan: Plan, epochs: int, directory: str) -> Train
         if show_result is not None:
             from tfaccel.training.run_recipe import show_on_chief
 
-            show_on_chief(show_result, workload, result)
+            return show_on_chief(show_result, workload, result)
     return result
 
 
@@ -138,13 +153,13 @@ def _print_result(result: TrainResult) -> None:
     table.add_row("time", f"{result.wall_seconds:.1f} s, first call {result.first_step_seconds:.1f} s")
     if result.first_step_seconds > 0:  # A run that was stopped after its last step takes none.
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
-    folder = Path(result.run_dir)
-    to_look_at = sorted(path.name for path in folder.iterdir() if path.suffix in (".png", ".csv", ".txt"))
+    folder = Path(result.run_dir)  # that of the chief, which other workers may not see
+    to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):
         if (folder / name).exists():
             table.add_row(name.partition(".")[0], str(folder / name))
     table.add_row("fit", result.verdict.text())
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

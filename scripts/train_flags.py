@@ -1,11 +1,16 @@
 """The flags of `tfaccel train` beyond those of the plan and of the workload's name."""
 
+import itertools
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
+from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
 
@@ -44,9 +49,11 @@ def define_train_flags() -> None:
         flags.DEFINE_bool(name, False, text, module_name=__name__, allow_override=True)
     own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
     flags.DEFINE_string("teacher", None, "a run directory or .keras file of a model to learn from as well", **own)
-    flags.DEFINE_string("run_dir", None, "a new folder for all that the run leaves", **own)
+    text = "a new folder for all that the run leaves; runs/NAME-DATE if it is not given"
+    flags.DEFINE_string("run_dir", None, text, **own)
     flags.DEFINE_string("plan", None, "JSON file with the plan; flags that are set change it", **own)
-    flags.DEFINE_integer("seed", 0, "decides initial weights, dropout and the order of the data", lower_bound=0, **own)
+    text = "decides initial weights, dropout and the order of the data"
+    flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto goes on from the newest checkpoint in --run_dir, if it holds this very run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and all else on standard error", **own)
@@ -83,6 +90,7 @@ def with_teacher(workload: Workload) -> Workload:
         if chosen:
             raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
         return workload
+    quiet_tensorflow()
     from tfaccel.compressing.distillation import distilled
 
     return distilled(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})
@@ -95,11 +103,22 @@ def run_option(name: str) -> int | None:
 
 
 def run_dir() -> str:
-    """The value of --run_dir, which must be given."""
+    """The value of --run_dir, or a new folder of the workload's name and the date.
+
+    Raises:
+        TfaccelError: if it is not given where a run is to be gone on with, or is empty.
+    """
     path: str | None = flags.FLAGS["run_dir"].value
-    if not path:
-        raise TfaccelError("Give --run_dir=DIR, a new folder for all that the run leaves.")
-    return path
+    if path:
+        return path
+    if path == "":
+        raise TfaccelError("--run_dir must name a folder. Received: --run_dir= with nothing behind it.")
+    if flags.FLAGS["resume"].value == "auto":
+        raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto goes on with.")
+    name = flags.FLAGS["recipe"].value or (flags.FLAGS["workload"].value or "").partition(":")[0].rpartition(".")[2]
+    first = Path("runs", f"{name or 'run'}-{datetime.now():%Y-%m-%d}")
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return str(next(folder for folder in itertools.chain([first], others) if not folder.exists()))
 
 
 def chosen_epochs(parameters: dict[str, Any]) -> int:

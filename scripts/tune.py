@@ -16,13 +16,12 @@ import sys
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.train_flags import run_dir
 from tfaccel.scripts.tune_flags import define_tune_flags, search_options
 from tfaccel.scripts.workload_parameters import define_parameter_flags
@@ -32,7 +31,6 @@ from tfaccel.tuning.trial_row import TrialRow
 define_tune_flags()
 
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
-_FILE_WIDTH = 160  # of a table where the output is not a terminal
 _MOST_ROWS = 30
 
 
@@ -97,9 +95,7 @@ class _Progress:
 
 
 def _print_result(result: SearchResult) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = table_console()
     direction = "highest" if result.objective.direction == "max" else "lowest"
     title = f"{len(result.rows)} trials, {result.algorithm}; {direction} {', '.join(result.objective.names)}"
     table = Table(title=title, title_justify="left")

@@ -11,10 +11,14 @@ from tfaccel.scripts.workload_flags import define_workload_flags
 from tfaccel.scripts.workload_parameters import workload_parameters
 from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
 
+# Flag -> the largest value, and its help.
 _COUNTS = {
-    "max_trials": "trials in all; by default 10 (random, bayesian) or all that the algorithm has (grid, hyperband)",
-    "parallel": "trials at the same time, each with its own GPUs or its share of the cores",
-    "max_parameters": "the most numbers in a model that is trained; larger ones are failed trials",
+    "max_trials": (
+        1_000_000,
+        "trials in all; by default 10 (random, bayesian) or all that the algorithm has (grid, hyperband)",
+    ),
+    "parallel": (1_024, "trials at the same time, each with its own GPUs or its share of the cores"),
+    "max_parameters": (10**15, "the most numbers in a model that is trained; larger ones are failed trials"),
 }
 _TIMES = {
     "trial_seconds": "the longest that a trial may take; a longer one is a failed trial",
@@ -39,8 +43,8 @@ def define_tune_flags() -> None:
                         "space(hp) that returns arguments; by default what the recipe offers", **own)  # fmt: skip
     flags.DEFINE_string("objective", None, "the metric to better, as NAME, NAME:max or NAME:min; several with commas, "
                         "also latency and size; by default the first validation metric", **own)  # fmt: skip
-    for name, text in _COUNTS.items():
-        flags.DEFINE_integer(name, None, text, lower_bound=1, **own)
+    for name, (largest, text) in _COUNTS.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=1, upper_bound=largest, **own)
     for name, text in _TIMES.items():
         flags.DEFINE_float(name, None, text, lower_bound=0.0, **own)
     flags.DEFINE_bool("retrain", False, "train the best trial again and keep its model in best/", **own)

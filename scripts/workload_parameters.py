@@ -1,6 +1,7 @@
 """Flags that a workload brings along: one for each parameter of the function that makes it."""
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from absl import flags
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.option_checks import max_count
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.scripts.plan_flags import AUTO
 
@@ -20,6 +22,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 
 # The workload's own parameters that became flags: name -> the kind of value, or the values there are.
 _own_kinds: dict[str, str | tuple[str, ...]] = {}
+_defaults: dict[str, Any] = {}  # of all its parameters that have one
 
 
 def define_parameter_flags(argv: Sequence[str]) -> None:
@@ -31,11 +34,14 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
     for name in _own_kinds:
         flags.FLAGS.__delattr__(name)
     _own_kinds.clear()
+    _defaults.clear()
     function = _function(_written("recipe", argv), _written("workload", argv))
     if function is None:
         return
     hints, texts = get_type_hints(function), _argument_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            _defaults[name] = parameter.default
         kind = _kind(hints.get(name, type(parameter.default)))
         if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
             continue
@@ -46,6 +52,16 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
             values = f" ({', '.join(kind)})" if isinstance(kind, tuple) else ""
             flags.DEFINE_string(name, AUTO, f"{help_text}{values}", module_name=__name__)
         _own_kinds[name] = kind
+
+
+def own_names() -> list[str]:
+    """The flags of the workload's own parameters, in their order."""
+    return list(_own_kinds)
+
+
+def parameter_defaults() -> dict[str, Any]:
+    """Parameter of the workload -> what it is where no flag sets it; whether it became a flag or was one."""
+    return dict(_defaults)
 
 
 def parameter_values() -> dict[str, Any]:
@@ -87,8 +103,11 @@ def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
         value = convert(text)
     except ValueError:
         value = None
-    if value is None or (kind == COUNT and value < 1):
+    is_number = value is not None and (kind == TEXT or math.isfinite(value))
+    if not is_number or (kind == COUNT and value < 1):
         raise WorkloadError(f"--{name} must be {kind}, or auto. Received: --{name}={text}.")
+    if kind == COUNT and value > max_count(name):
+        raise WorkloadError(f"--{name} must be at most {max_count(name)}, or auto. Received: --{name}={text:.40}.")
     return value
 
 

@@ -2,7 +2,13 @@
 
 
 class TfaccelError(Exception):
-    """Base of all errors meant for users; commands print it on one line and end with status 2."""
+    """Base of all errors meant for users; commands print it on one line and end with status 2.
+
+    Attributes:
+        exit_status: what a command ends with.
+    """
+
+    exit_status = 2
 
 
 class PlanError(TfaccelError, ValueError):
@@ -27,6 +33,15 @@ class RunDirError(TfaccelError, ValueError):
 
 class WorkloadError(TfaccelError, ValueError):
     """A recipe or workload that does not exist or does not fit what is asked of it."""
+
+
+class ClusterError(TfaccelError, RuntimeError):
+    """The workers of a cluster cannot begin or go on together: one has not come, is gone, or wants something else.
+
+    Commands end with status 3: started again with `--resume=auto`, all workers may go on.
+    """
+
+    exit_status = 3
 
 
 class CompressionError(TfaccelError, ValueError):

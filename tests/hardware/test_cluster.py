@@ -20,8 +20,11 @@ def tf_config(cluster, *, task_type="worker", index=0):
 def test_tf_config_with_a_chief(tmp_path):
     environ = tf_config({"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]}, index="1")
     assert find(tmp_path, environ) == Cluster(
-        source="tf_config", num_workers=3, task_index=1, addresses=("a:1", "b:2", "c:3")
+        source="tf_config", num_workers=3, task_index=1, addresses=("a:1", "b:2", "c:3"), num_chiefs=1
     )
+    assert not find(tmp_path, tf_config({"chief": ["a:1"], "worker": ["b:2"]})).is_chief
+    assert find(tmp_path, tf_config({"chief": ["a:1"], "worker": ["b:2"]}, task_type="chief")).is_chief
+    assert find(tmp_path, tf_config({"worker": ["a:1", "b:2"]})).is_chief
 
 
 def test_tf_config_of_an_evaluator_and_of_one_worker(tmp_path):
@@ -46,6 +49,9 @@ def test_tf_config_without_a_cluster_is_nothing(tmp_path, text):
         ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "names no worker"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "own task, worker 1"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}', "task index -1, which is not"),
+        ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "has the address 'a', which is not"),
+        ('{"cluster": {"worker": ["a:0"]}, "task": {"type": "worker", "index": 0}}', "a port from 1 to 65535"),
+        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}', "'a:1' to several workers"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": ["x"], "index": 0}}', "does not list its own task"),
     ],
 )

@@ -200,18 +200,24 @@ def test_recommended_batch_is_kept_or_the_nearest_that_divides():
     def batch(recommended, hardware=EIGHT_H100, **fixed):
         return default_plan(hardware, workload(recommended), strategy="mirrored", **fixed).global_batch_size
 
-    assert [batch(size) for size in (256, 99, 100, 101, 3)] == [256, 96, 96, 104, 8]
-    assert batch(100, accumulation_steps=4) == 96
+    assert [batch(size) for size in (256, 99, 100, 101, 3, 500)] == [256, 99, 100, 100, 3, 496]
+    assert batch(100, accumulation_steps=4) == 100
     assert batch(100, hardware=TWO_CORES, accumulation_steps=3) == 99
 
 
 def test_fixed_batch_takes_the_gpus_that_share_it_evenly():
-    plan = default_plan(EIGHT_H100, workload(), global_batch_size=100)
+    plan = default_plan(EIGHT_H100, workload(), global_batch_size=100, strategy="mirrored")
     assert (plan.strategy, len(plan.devices), plan.replica_batch_size) == ("mirrored", 5, 20)
-    assert dict(plan.reasons)["devices"] == "5 of 8 GPUs: the largest number that shares 100 evenly."
+    assert dict(plan.reasons)["devices"] == (
+        "5 of 8 GPUs: the largest number that shares 100 evenly. For all of them: --global_batch_size=96 or 104 with "
+        "--devices=GPU:0,GPU:1,GPU:2,GPU:3,GPU:4,GPU:5,GPU:6,GPU:7."
+    )
+    plan = default_plan(EIGHT_H100, workload(), global_batch_size=100)
+    assert (plan.strategy, len(plan.devices), plan.replica_batch_size) == ("mirrored", 2, 50)
+    assert dict(plan.reasons)["devices"].endswith("To use 5: --devices=GPU:0,GPU:1,GPU:2,GPU:3,GPU:4.")
     assert default_plan(EIGHT_H100, workload(), global_batch_size=97).devices == ("GPU:0",)
     plan = default_plan(TWO_GPU_WORKERS, workload(), global_batch_size=20)
-    assert (plan.num_workers, len(plan.devices), plan.replica_batch_size) == (2, 5, 2)
+    assert (plan.num_workers, len(plan.devices), plan.replica_batch_size) == (2, 1, 10)
 
 
 def test_devices_given():
@@ -235,7 +241,7 @@ def test_strategy_given():
 
 def test_workers():
     plan = default_plan(TWO_GPU_WORKERS, workload())
-    assert (plan.num_workers, plan.num_replicas, plan.replica_batch_size, plan.communication) == (2, 16, 16, "nccl")
+    assert (plan.num_workers, plan.num_replicas, plan.replica_batch_size, plan.communication) == (2, 8, 32, "nccl")
     assert default_plan(TWO_WORKERS, workload(), num_workers=1).strategy == "none"
     assert default_plan(TWO_CORES, workload(), num_workers=3).num_workers == 3
     evaluator = host(2, cluster=Cluster(source="tf_config", num_workers=2, task_index=0, task_type="evaluator"))

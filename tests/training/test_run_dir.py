@@ -87,7 +87,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run_dir = RunDir(started(tmp_path / "run"), CONFIG, resume="auto")
     for epoch in range(3):
         run_dir.add_row({"epoch": epoch, "loss": float(epoch)})
-    run_dir.keep_rows(2)
+    run_dir.take_rows(run_dir.rows_before(2))
     run_dir.add_row({"epoch": 2, "loss": math.nan})
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [

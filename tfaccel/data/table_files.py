@@ -27,6 +27,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Tabl
 
     A CSV file has a header; its fields are separated by commas, semicolons, tabs or bars, whichever the header has
     most of. Empty fields, NA, N/A, NaN, null, None and ? are missing values. Every column of a CSV file comes as texts.
+    A column without a name, such as the first one that pandas writes, is called by its place: column_1.
 
     Arguments:
         path: the file.
@@ -109,6 +110,7 @@ def _header(names: list[str], path: Path) -> list[str]:
     names = [name.strip() for name in names]
     if not any(names):
         raise DataError(f"{path} is empty: its first line must be a header with the columns' names.")
+    names = [name or f"column_{number}" for number, name in enumerate(names, 1)]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a name of its own.")

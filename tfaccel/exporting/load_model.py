@@ -53,7 +53,7 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
         raise ExportError(f"The run in {folder} has left no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
     try:
         recipe = json.loads((folder / "config.json").read_text())["recipe"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{folder / 'config.json'} cannot be read ({error}).") from error
     known = load_raw_input(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else None
     return ModelPlace(folder / MODEL_FILE, url_name(str(recipe)), known)

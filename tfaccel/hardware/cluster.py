@@ -49,6 +49,12 @@ def _from_tf_config(machine: Machine) -> Cluster | None:
     workers = (*addresses.get("chief", ()), *addresses.get("worker", ()))
     if not workers:
         raise _tf_config_error(text, "names no worker")
+    odd = next((one for one in workers if not _is_address(one)), None)
+    if odd is not None:
+        raise _tf_config_error(text, f"has the address {odd!r}, which is not host:port with a port from 1 to 65535")
+    twice = next((one for one in workers if workers.count(one) > 1), None)
+    if twice is not None:
+        raise _tf_config_error(text, f"gives the address {twice!r} to several workers")
     task_type, task_index = task["type"], _index(task["index"])
     if task_index is None:
         raise _tf_config_error(text, f"has the task index {task['index']!r}, which is not a whole number")
@@ -56,8 +62,9 @@ def _from_tf_config(machine: Machine) -> Cluster | None:
     if task_type != "evaluator" and task_index >= len(addresses.get(str(task_type), ())):
         raise _tf_config_error(text, f"does not list its own task, {task_type} {task_index}")
     return Cluster(
-        source="tf_config", num_workers=len(workers), task_index=task_index, task_type=task_type, addresses=workers
-    )
+        source="tf_config", num_workers=len(workers), task_index=task_index, task_type=task_type, addresses=workers,
+        num_chiefs=len(addresses.get("chief", ())),
+    )  # fmt: skip
 
 
 def _tf_config_addresses(text: str, cluster: Any) -> dict[str, tuple[str, ...]]:
@@ -71,6 +78,11 @@ def _tf_config_addresses(text: str, cluster: Any) -> dict[str, tuple[str, ...]]:
             raise _tf_config_error(text, f"does not list the addresses of {task_type!r}")
         found[task_type] = tuple(listed)
     return found
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536
 
 
 def _tf_config_error(text: str, fault: str) -> HardwareError:

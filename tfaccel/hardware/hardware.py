@@ -82,6 +82,7 @@ class Cluster:
         task_index: this process's place, from 0 within its task type.
         task_type: TensorFlow's name of this process's role: "worker", "chief", "ps" or "evaluator".
         addresses: the workers' addresses in order, as far as the source names them; it may be empty.
+        num_chiefs: how many of the workers are of the task type "chief": 0 or 1.
 
     Raises:
         HardwareError: if a field cannot be true of a cluster.
@@ -96,6 +97,7 @@ class Cluster:
     task_index: int
     task_type: str = "worker"
     addresses: tuple[str, ...] = ()
+    num_chiefs: int = 0
 
     def __post_init__(self) -> None:
         if self.source not in CLUSTER_SOURCES:
@@ -104,6 +106,7 @@ class Cluster:
             )
         check_count(self, "num_workers", minimum=1)
         check_count(self, "task_index", minimum=0)
+        check_count(self, "num_chiefs", minimum=0)
         check_text(self, "task_type")
         object.__setattr__(self, "addresses", texts_from_json(self, "addresses"))
         if self.task_type == "worker" and self.task_index >= self.num_workers:
@@ -116,6 +119,11 @@ class Cluster:
                 "A cluster names one address for each worker, or none. "
                 f"Received: num_workers={self.num_workers}, addresses={list(self.addresses)}."
             )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files: the chief, or the first worker where there is none."""
+        return self.task_type == "chief" or (self.task_index == 0 and not self.num_chiefs)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -219,7 +227,7 @@ class Hardware:
             return cls.from_json(data["hardware"] if isinstance(data, dict) and "hardware" in data else data)
         except OSError as error:
             raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise HardwareError(
                 f"The hardware file {str(path)!r} is not JSON: {error}. `tfaccel env --json` prints an example under "
                 '"hardware".'

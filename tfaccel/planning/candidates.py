@@ -41,13 +41,16 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
 _PLACEMENT_COST, _SINGLE_COST = 10, 100
 
 
+_NO_WORKLOAD: Any = None  # must be given; left out, it is asked for in words
+
+
 @dataclass(frozen=True)
 class _Draft:
     case: Case
     cost: int
 
 
-def candidate_plans(hardware: Hardware, workload: Workload, **fixed: Any) -> list[Plan]:
+def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> list[Plan]:
     """The plans worth measuring, best first by rule of thumb; each says why every field has its value.
 
     Arguments:
@@ -60,11 +63,16 @@ def candidate_plans(hardware: Hardware, workload: Workload, **fixed: Any) -> lis
 
     Example:
         >>> from tfaccel.hardware.hardware import Device
-        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=256)
         >>> gpus = tuple(Device(kind="GPU", index=i, compute_capability=(9, 0)) for i in range(8))
         >>> [plan.strategy for plan in candidate_plans(Hardware(devices=gpus), digits, dtype_policy="float32")]
         ['mirrored', 'mirrored', 'none', 'none', 'mirrored']
     """
+    if not isinstance(hardware, Hardware) or not isinstance(workload, Workload):
+        raise PlanError(
+            "Plans are made for a machine and a workload, in this order: default_plan(detect_hardware(), workload). "
+            f"Received: {type(hardware).__name__} and {type(workload).__name__}."
+        )
     fixed = _checked(fixed)
     drafts = [
         _Draft(Case(hardware=hardware, workload=workload, fixed=fixed, choices=placement), rank * _PLACEMENT_COST)
@@ -77,7 +85,7 @@ def candidate_plans(hardware: Hardware, workload: Workload, **fixed: Any) -> lis
     return _plans(sorted(drafts, key=lambda draft: draft.cost))
 
 
-def default_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
+def default_plan(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> Plan:
     """The first of `candidate_plans`: what to use without measuring.
 
     Raises:

@@ -1,15 +1,16 @@
 """Which devices of a process hold the replicas: one rule for each kind of device, best set first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfaccel.errors import PlanError
-from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.gpu_sets import check_usable, gpu_sets, unusable_gpus
 from tfaccel.planning.plan_fields import parse_device
 from tfaccel.planning.workload import Workload
 
-# Below this share of the global batch, a replica's step is too short to be worth summing gradients over devices.
+# Below this share of the global batch, a replica's step on a part of the CPU is too short to be worth its sums.
 SMALLEST_USEFUL_REPLICA_BATCH = 8
 # Fewer cores than this are kept busy by the operations of one replica.
 CORES_PER_LOGICAL_CPU = 8
@@ -39,31 +40,12 @@ def device_sets(
     if wants_tpu or (strategy is None and hardware.tpus and not _wants_cpus(fixed)):
         return [_all_tpus(hardware)]
     if hardware.gpus and not _wants_cpus(fixed):
-        return gpu_sets(hardware.gpus, workload, fixed, num_workers=num_workers)
-    return cpu_sets(hardware, workload, fixed, num_workers=num_workers)
-
-
-def gpu_sets(
-    gpus: tuple[Device, ...], workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
-) -> list[DeviceSet]:
-    """As many equal GPUs as share the batch evenly, and one GPU alone; the latter first where shares get tiny."""
-    strategy = fixed.get("strategy")
-    alike, alike_reason = _most_alike(gpus)
-    best = max(gpus, key=lambda gpu: (gpu.compute_capability or (0, 0), -gpu.index))
-    single = DeviceSet(
-        (best.name,), f"One GPU alone: the fastest of {len(gpus)}." if len(gpus) > 1 else "The only GPU."
-    )
-    if strategy in ("none", "one_device") or (len(alike) == 1 and num_workers == 1):
-        return [single]
-    count = _largest_even_count(len(alike), fixed, num_workers)
-    several = DeviceSet(tuple(gpu.name for gpu in alike[:count]), alike_reason)
-    if count < len(alike):
-        reason = f"{count} of {len(alike)} GPUs: the largest number that shares {fixed['global_batch_size']} evenly."
-        several = DeviceSet(several.devices, reason)
-    if strategy is not None or num_workers > 1:
-        return [several]
-    share = int(fixed.get("global_batch_size", workload.global_batch_size)) // count
-    return [several, single] if share >= SMALLEST_USEFUL_REPLICA_BATCH else [single, several]
+        found = gpu_sets(hardware.gpus, workload, fixed, num_workers=num_workers)
+        if found:
+            return [DeviceSet(tuple(gpu.name for gpu in one.gpus), one.reason) for one in found]
+    sets = cpu_sets(hardware, workload, fixed, num_workers=num_workers)
+    unusable = "".join(f" {name} is not used: {why}." for name, why in unusable_gpus(hardware.gpus).items())
+    return [replace(one, reason=one.reason + unusable) for one in sets]
 
 
 def cpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int) -> list[DeviceSet]:
@@ -127,29 +109,9 @@ def _given(hardware: Hardware, fixed: Mapping[str, Any]) -> DeviceSet:
             f"CPU:{cpus[-1]} is not there. Devices here: {_names(hardware)}. To divide the CPU, name its parts from "
             f"CPU:0 on, or set num_logical_cpus={cpus[-1] + 1} (--logical_cpus)."
         )
+    check_usable(hardware.gpus, devices)
     return DeviceSet(devices, "Set by you.", fixed.get("num_logical_cpus", max(1, len(cpus))))
 
 
 def _names(hardware: Hardware) -> str:
     return ", ".join(["CPU:0", *(device.name for device in hardware.devices)])
-
-
-def _most_alike(gpus: tuple[Device, ...]) -> tuple[tuple[Device, ...], str]:
-    """The largest group of GPUs of one model (the more capable of two equally large ones)."""
-    models = dict.fromkeys(gpu.model for gpu in gpus)
-    groups = [tuple(gpu for gpu in gpus if gpu.model == model) for model in models]
-    largest = max(groups, key=lambda group: (len(group), group[0].compute_capability or (0, 0)))
-    if len(groups) == 1:
-        return largest, f"All {len(gpus)} GPUs: they are of one model." if len(gpus) > 1 else "The only GPU."
-    name = largest[0].model or "unknown model"
-    return largest, f"The {len(largest)} GPUs of one model ({name}); replicas on others would wait for the slowest."
-
-
-def _largest_even_count(count: int, fixed: Mapping[str, Any], num_workers: int) -> int:
-    """The largest number of devices, at least 2 in one process, that shares a fixed batch evenly; else all of them."""
-    batch, steps = fixed.get("global_batch_size"), fixed.get("accumulation_steps", 1)
-    if batch is None:
-        return count
-    fewest = 1 if num_workers > 1 else 2
-    even = [n for n in range(count, fewest - 1, -1) if batch % (n * num_workers * steps) == 0]
-    return even[0] if even else count

@@ -40,11 +40,11 @@ _TPU_PEAK_TERAFLOPS: tuple[tuple[str, float, float], ...] = (
 # A CPU core with two fused multiply-add units at about 2.5 GHz: 32 (AVX2) or 64 (AVX-512) operations per cycle.
 _CORE_TERAFLOPS, _AVX512_CORE_TERAFLOPS = 0.08, 0.16
 
-# Training reaches a part of the peak; large language models reach 38 to 43 % (Llama 3.1), smaller models less.
-_REACHED_PART = 0.3
+# Training reaches a fraction of the peak; large language models reach 38 to 43 % (Llama 3.1), smaller models less.
+REACHED_FRACTION = 0.3
 # A step cannot be shorter than what TensorFlow needs to start its operations: about 150 microseconds were measured
 # for the smallest models inside a loop in the graph on a CPU.
-_SHORTEST_STEP_SECONDS = 150e-6
+SHORTEST_STEP_SECONDS = 150e-6
 
 
 def peak_teraflops(case: Case) -> float | None:
@@ -54,7 +54,7 @@ def peak_teraflops(case: Case) -> float | None:
         cores = min(case.hardware.num_usable_cores, case.hardware.num_physical_cores)
         return (_AVX512_CORE_TERAFLOPS if wide else _CORE_TERAFLOPS) * cores / len(case["devices"])
     half = case["dtype_policy"] != "float32"
-    peaks = [_peak_of(device, half=half) for device in case.accelerators]
+    peaks = [peak_of(device, half=half) for device in case.accelerators]
     known = [peak for peak in peaks if peak is not None]
     return min(known) if known and len(known) == len(peaks) else None
 
@@ -66,11 +66,12 @@ def estimated_step_seconds(case: Case) -> float | None:
     if peak is None or flops is None:
         return None
     replica_batch_size = case["global_batch_size"] / case.num_replicas
-    compute_seconds = flops * replica_batch_size / (peak * 1e12 * _REACHED_PART)
-    return float(max(compute_seconds, _SHORTEST_STEP_SECONDS * case["accumulation_steps"]))
+    compute_seconds = flops * replica_batch_size / (peak * 1e12 * REACHED_FRACTION)
+    return float(max(compute_seconds, SHORTEST_STEP_SECONDS * case["accumulation_steps"]))
 
 
-def _peak_of(device: Device, *, half: bool) -> float | None:
+def peak_of(device: Device, *, half: bool) -> float | None:
+    """The peak of a GPU or TPU in 10^12 operations per second, in 16 bits or float32; None if it is not known."""
     name = re.sub(r"[^A-Z0-9]", "", device.model.upper())
     table = _GPU_PEAK_TERAFLOPS if device.kind == "GPU" else _TPU_PEAK_TERAFLOPS
     for part, full_peak, half_peak in table:

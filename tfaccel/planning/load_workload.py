@@ -9,6 +9,7 @@ from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
 from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
 
 
 def load_workload(import_path: str, **kwargs: Any) -> Workload:
@@ -20,7 +21,7 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
 
     Raises:
         WorkloadError: if the path is malformed, the module cannot be imported, the function is missing, does not take
-            these arguments, or returns something else. What the function itself raises passes through.
+            these arguments, returns something else, or raises an error that is none of tfaccel's.
 
     Example:
         >>> load_workload("my_project.digits")
@@ -36,7 +37,7 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
             f"{import_path} must be a function that returns a tfaccel.Workload. Received: {type(function).__name__}."
         )
     _check_arguments(import_path, function, kwargs)
-    workload = function(**kwargs)
+    workload = call_own(import_path, function, **kwargs)
     if not isinstance(workload, Workload):
         raise WorkloadError(
             f"{import_path} must return a tfaccel.Workload. Received: {type(workload).__name__}. "

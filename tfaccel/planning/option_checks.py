@@ -1,10 +1,24 @@
 """Checks of the numbers that recipes take as options."""
 
+from typing import Any
+
 from tfaccel.errors import WorkloadError
+
+MAX_COUNT = 2**31 - 1
+"""The largest whole number that TensorFlow takes where it counts or measures: steps, examples, one dimension."""
+
+MAX_SEED = 2**32 - 1
+"""The largest seed that numpy takes, and `keras.utils.set_random_seed` with it."""
+
+# No graph of more layers can be traced in any sensible time; no wider layer is there to be trained.
+_MAX_COUNTS = {
+    **dict.fromkeys(("num_blocks", "num_layers", "num_stages"), 1_000),
+    **dict.fromkeys(("width", "head_width", "latent_size", "lora_rank"), 1_000_000),
+}
 
 
 def check_counts(**values: int) -> None:
-    """Raises WorkloadError for a value that is no whole number of at least 1.
+    """Raises WorkloadError for a value that is no whole number of at least 1, or larger than such an option can be.
 
     Example:
         >>> check_counts(epochs=0)
@@ -15,6 +29,46 @@ def check_counts(**values: int) -> None:
     for name, value in values.items():
         if type(value) is not int or value < 1:
             raise WorkloadError(f"`{name}` must be a whole number of at least 1. Received: {name}={value!r}.")
+        largest = max_count(name)
+        if value > largest:
+            raise WorkloadError(f"`{name}` must be at most {largest}. Received: {name}={shortened(value)}.")
+
+
+def max_count(name: str) -> int:
+    """The largest value of an option that counts something.
+
+    Example:
+        >>> max_count("num_layers"), max_count("epochs")
+        (1000, 2147483647)
+    """
+    return _MAX_COUNTS.get(name, MAX_COUNT)
+
+
+def check_seed(seed: Any) -> None:
+    """Raises WorkloadError for what cannot seed random numbers.
+
+    Example:
+        >>> check_seed(2**32)
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `seed` must be a whole number from 0 to 4294967295. Received: seed=4294967296.
+    """
+    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+        raise WorkloadError(f"`seed` must be a whole number from 0 to {MAX_SEED}. Received: seed={shortened(seed)}.")
+
+
+def shortened(value: Any, *, num_characters: int = 40) -> str:
+    """What was received, cut where it is long.
+
+    Example:
+        >>> shortened("x" * 100, num_characters=5)
+        "'xxxx..."
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than some thousand digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= num_characters else f"{text[:num_characters]}..."
 
 
 def check_parts(**values: float) -> None:

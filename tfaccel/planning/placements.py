@@ -25,7 +25,7 @@ def placements(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any])
     proposals = []
     for device_set in sets:
         proposal = {
-            "strategy": strategy_rule(device_set, workers.value),
+            "strategy": strategy_rule(hardware, device_set, workers.value),
             "devices": Choice(device_set.devices, device_set.reason),
             "num_logical_cpus": logical_cpus_rule(device_set),
             "num_workers": workers,
@@ -65,7 +65,7 @@ def workers_rule(hardware: Hardware, fixed: Mapping[str, Any]) -> Choice:
     return Choice(1, "This process is not part of a cluster of several workers.")
 
 
-def strategy_rule(device_set: DeviceSet, num_workers: int) -> Choice:
+def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int) -> Choice:
     """The strategy that fits these devices."""
     kind, first_index = parse_device(device_set.devices[0])
     if kind == "TPU":
@@ -74,9 +74,12 @@ def strategy_rule(device_set: DeviceSet, num_workers: int) -> Choice:
         return Choice("multi_worker_mirrored", f"{num_workers} workers train one model together.")
     if len(device_set.devices) > 1:
         return Choice("mirrored", f"A replica on each of {len(device_set.devices)} devices of one process.")
+    num_idle = len(hardware.devices) - sum(device.name in device_set.devices for device in hardware.devices)
+    idle = f" Why {num_idle} more {'is' if num_idle == 1 else 'are'} idle stands at `devices`." if num_idle else ""
     if first_index > 0:
-        return Choice("one_device", f"Pins the model to {device_set.devices[0]}, which is not the first of its kind.")
-    return Choice("none", "One device needs no strategy; OneDeviceStrategy would compute exactly the same.")
+        reason = f"Pins the model to {device_set.devices[0]}, which is not the first of its kind.{idle}"
+        return Choice("one_device", reason)
+    return Choice("none", f"One device needs no strategy; OneDeviceStrategy would compute exactly the same.{idle}")
 
 
 def logical_cpus_rule(device_set: DeviceSet) -> Choice:

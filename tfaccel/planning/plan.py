@@ -159,7 +159,7 @@ class Plan:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
             raise PlanError(f"Cannot read the plan file {str(path)!r}: {error.strerror or error}.") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PlanError(
                 f"The plan file {str(path)!r} is not JSON: {error}. `tfaccel plan --write=FILE` writes one."
             ) from error

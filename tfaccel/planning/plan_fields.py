@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.near_name import near_name
+from tfaccel.planning.option_checks import MAX_COUNT, shortened
 
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
@@ -34,17 +35,22 @@ _CHOICES = {
     "augment_on": AUGMENTATION_PLACES,
 }
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
-# Field -> the smallest value.
+# Field -> the smallest and the largest value. TensorFlow makes all logical CPUs and threads at once, when it starts.
 COUNT_FIELDS = {
-    "num_logical_cpus": 1,
-    "num_workers": 1,
-    "global_batch_size": 1,
-    "accumulation_steps": 1,
-    "steps_per_execution": 1,
-    "bytes_per_pack": 0,
-    "prefetch_batches": 0,
+    "num_logical_cpus": (1, 1_024),
+    "num_workers": (1, 65_536),
+    "global_batch_size": (1, MAX_COUNT),
+    "accumulation_steps": (1, MAX_COUNT),
+    "steps_per_execution": (1, MAX_COUNT),
+    "bytes_per_pack": (0, MAX_COUNT),
+    "prefetch_batches": (0, 65_536),
 }
-OPTIONAL_COUNT_FIELDS = ("intra_op_threads", "inter_op_threads", "gpu_memory_limit_bytes", "data_threads")
+OPTIONAL_COUNT_FIELDS = {
+    "intra_op_threads": (1, 4_096),
+    "inter_op_threads": (1, 4_096),
+    "gpu_memory_limit_bytes": (1, 2**50),
+    "data_threads": (1, 4_096),
+}
 SWITCH_FIELDS = ("jit_compile", "gpu_memory_growth", "sum_duplicate_indices", "prefetch_to_device", "cache_data")
 
 
@@ -69,9 +75,9 @@ def check_value(name: str, value: Any) -> None:
     elif name == "devices":
         _check_devices(value)
     elif name in COUNT_FIELDS:
-        _check_count(name, value, COUNT_FIELDS[name])
+        _check_count(name, value, *COUNT_FIELDS[name])
     elif name in OPTIONAL_COUNT_FIELDS and value is not None:
-        _check_count(name, value, 1, or_none=True)
+        _check_count(name, value, *OPTIONAL_COUNT_FIELDS[name], or_none=True)
     elif name in SWITCH_FIELDS and type(value) is not bool:
         raise PlanError(f"`{name}` must be true or false. Received: {name}={value!r}.")
     elif name == "tpu" and value is not None and (not isinstance(value, str) or not value):
@@ -119,9 +125,11 @@ def _check_devices(devices: Any) -> None:
         )
 
 
-def _check_count(name: str, value: Any, minimum: int, *, or_none: bool = False) -> None:
+def _check_count(name: str, value: Any, minimum: int, maximum: int, *, or_none: bool = False) -> None:
+    alternative = ", or None to leave it to TensorFlow" if or_none else ""
     if type(value) is not int or value < minimum:
-        alternative = ", or None to leave it to TensorFlow" if or_none else ""
         raise PlanError(
-            f"`{name}` must be a whole number of at least {minimum}{alternative}. Received: {name}={value!r}."
+            f"`{name}` must be a whole number of at least {minimum}{alternative}. Received: {name}={shortened(value)}."
         )
+    if value > maximum:
+        raise PlanError(f"`{name}` must be at most {maximum}{alternative}. Received: {name}={shortened(value)}.")

@@ -56,7 +56,8 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
     try:
         config = json.loads((path / "config.json").read_text())
         name = config["recipe"]
-    except (ValueError, KeyError, TypeError) as error:
+        config["options"] = dict(config.get("options", {}))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunDirError(
             f"{path / 'config.json'} cannot be read ({error}). Give the directory of another run."
         ) from error

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.workload_calls import check_parameters
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge")
 
@@ -83,6 +84,7 @@ class Workload:
             value = getattr(self, name)
             if not callable(value) and not (name in _OPTIONAL_FUNCTIONS and value is None):
                 raise WorkloadError(f"A workload's {name} must be a function. Received: {name}={value!r:.200}.")
+            check_parameters(name, value)
         if self.augment is not None and "augmented" not in inspect.signature(self.train_data).parameters:
             raise WorkloadError(
                 "A workload with `augment` has a train_data that takes `augmented`, for batches before augmentation: "

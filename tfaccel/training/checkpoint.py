@@ -8,6 +8,7 @@ the data. Resumed, a run gives the same weights as one that was never interrupte
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -173,6 +174,23 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     with np.load(path / "arrays.npz", allow_pickle=False) as stored:
         arrays = {name: _typed(stored[name], header["dtypes"][name]) for name in stored.files}
     return arrays, header["position"]
+
+
+def to_bytes(arrays: dict[str, np.ndarray], position: dict[str, Any]) -> bytes:
+    """A checkpoint as bytes, for another worker; `from_bytes` takes it back."""
+    header = {"dtypes": {name: str(array.dtype) for name, array in arrays.items()}, "position": position}
+    content = io.BytesIO()
+    plain = {name: _plain(array) for name, array in arrays.items()}
+    np.savez(content, **plain)  # type: ignore[arg-type]
+    return json.dumps(header).encode() + b"\n" + content.getvalue()
+
+
+def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the position that `to_bytes` was given."""
+    line, _, rest = content.partition(b"\n")
+    header = json.loads(line)
+    with np.load(io.BytesIO(rest)) as found:
+        return {name: _typed(found[name], header["dtypes"][name]) for name in found.files}, header["position"]
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

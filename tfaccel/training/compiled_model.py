@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.engine import EngineOptions
 from tfaccel.training.own_methods import refuse_own_methods
@@ -16,22 +20,38 @@ def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
     """A fresh model of a workload, to be called inside the scope of the plan's strategy.
 
     Raises:
-        WorkloadError: if `build_model` returns something else than a Keras 3 model.
+        WorkloadError: if `build_model` returns something else than an uncompiled Keras 3 model, `compile_args`
+            something else than a dict of what `Model.compile` takes, or one of them fails.
     """
-    model = workload.build_model()
+    model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
     if not isinstance(model, keras.Model):
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
     refuse_own_methods(model, workload.name)
-    arguments = dict(workload.compile_args())
+    if model.compiled:
+        raise WorkloadError(
+            f"build_model of workload {workload.name!r} must return a model that is not compiled. Leave out "
+            "`compile`, and let compile_args return its arguments."
+        )
+    arguments = call_own(f"compile_args of workload {workload.name!r}", workload.compile_args)
+    if not isinstance(arguments, Mapping):
+        raise WorkloadError(
+            f"compile_args of workload {workload.name!r} must return a dict of the arguments of `Model.compile`, such "
+            f"as {{'optimizer': 'adam', 'loss': 'mse'}}. Received: {arguments!r:.200}"
+        )
+    text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"
+    call_own(text, _compile, model, dict(arguments), plan)
+    return model
+
+
+def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan) -> None:
     optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
     if plan.accumulation_steps > 1:
         accumulate(optimizer, plan.accumulation_steps)
     arguments |= {"optimizer": optimizer, "jit_compile": plan.jit_compile}
     arguments["steps_per_execution"] = plan.steps_per_execution * plan.accumulation_steps
     model.compile(**arguments)
-    return model
 
 
 def engine_options(plan: Plan) -> EngineOptions:

@@ -15,6 +15,7 @@ from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
@@ -22,6 +23,7 @@ from tfaccel.training.validation import Validation, validation_of_fit
 from tfaccel.training.windows import WindowLength, epoch_windows
 
 
+@names_lost_workers
 def fit(
     model: keras.Model,
     x: Any = None,
@@ -86,6 +88,7 @@ def fit(
         The `keras.callbacks.History`, also kept as `model.history`.
 
     Raises:
+        ClusterError: if another worker is gone; the message names it.
         PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy.
         CoupledRowsError: for a model under several replicas that would give other numbers than on one device; the
             message names what couples the rows, and what can be done (`tfaccel.ops.all_gather_rows`).
@@ -219,10 +222,10 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
         warnings.warn(
             f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
             "epochs batches, for example with `.repeat()`.",
-            stacklevel=4,
+            stacklevel=6,
         )
     if done == 0 and first_step == 0:
-        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=4)
+        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=6)
         # As Keras has it for an epoch without a batch behind others; `last_logs` may be those of a step of its own.
         logs = engine.metric_results() if last_logs else {}
         logs = logs if set(logs) == set(last_logs) else last_logs
@@ -233,6 +236,6 @@ def _capped_epochs(epochs: int) -> int:
     """`epochs`, at most `keras.config.max_epochs()` (for smoke runs of any script)."""
     cap = keras.config.max_epochs()
     if cap and cap < epochs:
-        warnings.warn(f"Limiting epochs to {cap}", stacklevel=3)
+        warnings.warn(f"Limiting epochs to {cap}", stacklevel=4)
         return int(cap)
     return epochs

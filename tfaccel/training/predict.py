@@ -12,10 +12,12 @@ from tfaccel.data.sources import whole_executions
 from tfaccel.training import private_models
 from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.replica_state import average_drifting
 
 
+@names_lost_workers
 def predict(
     model: keras.Model,
     x: Any,

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training import private_api
 from tfaccel.training.private_tensorflow import keep_collectives_apart
+
+_NUMBERS_AT_ONCE = 1 << 24
 
 
 class Replicas:
@@ -102,6 +105,24 @@ class Replicas:
         differs = int(value != self.same_on_all_workers(lambda: value))
         flags = self.strategy.experimental_distribute_values_from_function(lambda _: tf.constant(differs))
         return int(self.strategy.reduce("SUM", flags, axis=None)) > 0
+
+    def bytes_of_chief(self, content: bytes) -> bytes:
+        """What the chief gives, on every worker."""
+        if self.num_workers == 1:
+            return content
+        num_bytes = self.same_on_all_workers(lambda: len(content))
+        padded = content.ljust(-(-len(content) // 4) * 4, b"\0") if self.is_chief else bytes(-(-num_bytes // 4) * 4)
+        numbers, parts = np.frombuffer(padded, np.int32), []
+        for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            part = tf.constant(numbers[start : start + _NUMBERS_AT_ONCE])
+            values = self.strategy.experimental_distribute_values_from_function(
+                lambda context, part=part: part if self._is_first(context) else tf.zeros_like(part)
+            )
+            parts.append(self.strategy.reduce("SUM", values, axis=None).numpy())
+        return b"".join(part.tobytes() for part in parts)[:num_bytes]
+
+    def _is_first(self, context: tf.distribute.ReplicaContext) -> bool:
+        return bool(context.replica_id_in_sync_group == 0)
 
     def wait_for_all_workers(self) -> None:
         """Returns when every worker has come here; a worker that ends early takes the others down."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +32,16 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never",
                  writes: bool = True) -> None:  # fmt: skip
-        if resume not in ("never", "auto"):
-            raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
-        self.path = Path(path)
+        self.path = checked_place(path, resume)
         self.config = config
         self.writes = writes
         self.resumes = False
         self.rows: list[dict[str, Any]] = []
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirError(f"The run directory is a file: {self.path}. Give the path of a directory.")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            self._check_holds_this_run(resume)
+        if (self.path / "config.json").exists():
+            self._check_holds_this_run()
             self.resumes = True
+        self._seen = self._content()
+        self.close: Callable[[], Any] = _nothing
 
     @property
     def checkpoints(self) -> Path:
@@ -59,7 +61,39 @@ class RunDir:
     def start(self, plan: dict[str, Any]) -> None:
         """Makes the directory and writes what the run is."""
         if self.writes:
+            self._hold()
             self.make(self.checkpoints, self.tensorboard, plan=plan)
+
+    def _hold(self) -> None:
+        """Keeps other runs out until `close`, or until this process ends, however it does.
+
+        Raises:
+            RunDirError: if another run holds the directory, or has written into it since this one looked.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(self.path)
+        except BlockingIOError as error:
+            raise RunDirError(
+                f"Another run is going on in the run directory {self.path}. Wait for its end, or choose a new one."
+            ) from error
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+        self.close = weakref.finalize(self, os.close, lock)
+        if self._content() != self._seen:
+            self.close()
+            raise RunDirError(
+                f"Another run has written into the run directory {self.path} meanwhile. Choose a new one, or go on "
+                'with that run: resume="auto" (--resume=auto).'
+            )
+
+    def _content(self) -> tuple[tuple[str, int], ...]:
+        """What is there of a run, and when it was written."""
+        files = [self.path / "config.json", self.path / "result.json", *self.path.glob("checkpoints/step_*")]
+        return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in files if file.exists()))
+
+    def _cannot_be_written(self, error: OSError) -> RunDirError:
+        return RunDirError(f"The run directory {self.path} cannot be written: {error}. Choose another one.")
 
     def make(self, *folders: Path, **files: dict[str, Any]) -> None:
         """Makes the directory, with `config.json`, folders in it, and JSON files by name.
@@ -73,15 +107,20 @@ class RunDir:
             for name, data in {"config": self.config, **files}.items():
                 write_json(self.path / f"{name}.json", data)
         except OSError as error:
-            raise RunDirError(
-                f"The run directory {self.path} cannot be written: {error}. Choose another one."
-            ) from error
+            raise self._cannot_be_written(error) from error
 
-    def keep_rows(self, num_epochs: int) -> None:
-        """Reads the metrics of the epochs before `num_epochs`; later ones will be trained again."""
+    def rows_before(self, num_epochs: int) -> bytes:
+        """The metrics of the epochs before `num_epochs`, as JSON lines; later ones will be trained again."""
         file = self.path / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.rows = [row for row in map(json.loads, lines) if row["epoch"] < num_epochs]
+        try:
+            lines = file.read_text().splitlines() if self.resumes and num_epochs and file.exists() else []
+            return b"".join(line.encode() + b"\n" for line in lines if json.loads(line)["epoch"] < num_epochs)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+
+    def take_rows(self, lines: bytes) -> None:
+        """Takes the metrics of epochs that were trained before."""
+        self.rows = [json.loads(line) for line in lines.splitlines()]
 
     def history(self) -> dict[str, list[float | None]]:
         """The metrics of every epoch by name."""
@@ -97,7 +136,12 @@ class RunDir:
     def result(self) -> dict[str, Any] | None:
         """The outcome of a run that is complete; None where it is not."""
         file = self.path / "result.json"
-        return dict(json.loads(file.read_text())) if self.resumes and file.exists() else None
+        if not self.resumes or not file.exists():
+            return None
+        try:
+            return dict(json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def write_raw_input(self, raw_input: Any) -> None:
         """Writes what raw inputs are, if that is known."""
@@ -109,21 +153,8 @@ class RunDir:
         if self.writes:
             write_json(self.path / "result.json", result)
 
-    def _check_holds_this_run(self, resume: str) -> None:
-        file = self.path / "config.json"
-        if not file.exists():
-            raise RunDirError(
-                f"The run directory {self.path} is not empty and holds no run of tfaccel. Choose a new directory."
-            )
-        if resume == "never":
-            raise RunDirError(
-                f"The run directory {self.path} holds a run already. Choose a new one, or go on with that run: "
-                'resume="auto" (--resume=auto).'
-            )
-        try:
-            found = json.loads(file.read_text())
-        except ValueError as error:
-            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    def _check_holds_this_run(self) -> None:
+        found = _read_config(self.path)
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
@@ -131,6 +162,73 @@ class RunDir:
                     f"The run directory {self.path} holds another run: {name} is {found.get(name)!r} there and "
                     f"{wanted.get(name)!r} here. Choose a new directory, or resume with the same settings."
                 )
+
+
+def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
+    """A path at which a run may begin, or go on, as far as can be told without knowing the run.
+
+    Raises:
+        RunDirError: if it is a file, or a directory that holds something else, or a run that is not to go on.
+    """
+    if resume not in ("never", "auto"):
+        raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_dir():
+            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
+        is_empty = not path.is_dir() or not any(path.iterdir())
+    except OSError as error:
+        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirError(f"The run directory {path} cannot be made: {there} is no folder that can be written.")
+    if is_empty:
+        return path
+    if not (path / "config.json").exists():
+        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
+    if resume == "never":
+        raise RunDirError(
+            f"The run directory {path} holds a run already. Choose a new one, or go on with that run: "
+            'resume="auto" (--resume=auto).'
+        )
+    _read_config(path)
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        found = dict(json.loads(file.read_text()))
+        found["options"] = dict(found.get("options", {}))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    return found
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a lock that only one process has, and that the kernel takes back when that ends.
+
+    Raises:
+        BlockingIOError: if another process has it.
+    """
+    places = [(folder, os.O_RDONLY), (folder / ".lock", os.O_RDWR | os.O_CREAT)]  # NFS locks no folder, but a file
+    for place, flags in places:
+        descriptor = os.open(place, flags, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
+                raise
+    return os.open(folder, os.O_RDONLY)  # a file system without locks
+
+
+def _nothing() -> None:
+    pass
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

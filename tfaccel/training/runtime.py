@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import logging
 import os
 import random
 import sys
@@ -15,9 +18,12 @@ import numpy as np
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
+from tfaccel.training.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+FIRST_PORT = 8888  # that of TensorFlow's resolver for Slurm
 
 
 class Runtime:
@@ -32,11 +38,16 @@ class Runtime:
         seed: if given, seeds Python, numpy, TensorFlow and Keras. Kept as an attribute.
         cluster: the place of this process in a cluster, for plans with several workers where `TF_CONFIG` is not set.
 
+    With several workers, entering waits until all have entered, for 600 seconds or what the environment variable
+    `TFACCEL_WORKER_WAIT_SECONDS` says, and tells after a second which one is missing. TensorFlow's log is kept to what
+    matters, unless `TF_CPP_MIN_LOG_LEVEL` is set.
+
     Attributes:
         strategy: the `tf.distribute.Strategy` of the plan, once entered.
 
     Raises:
         PlanError: when entered, if a device is not there, or TensorFlow has started otherwise already.
+        ClusterError: when entered, if a worker does not come, or comes with another plan, cluster or version.
 
     Example:
 
@@ -60,14 +71,16 @@ class Runtime:
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
         self._random_states = (random.getstate(), np.random.get_state())
+        is_quiet = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
         try:
             self._set_environment()
-            import keras
+            with without_notes(wants_gpus=self._wants_gpus) if is_quiet else contextlib.nullcontext():
+                import keras
 
-            self._dtype_policy = keras.config.dtype_policy()
-            self._set_devices()
-            self._set_threads()
-            self.strategy = self._make_strategy()
+                self._dtype_policy = keras.config.dtype_policy()
+                self._set_devices()
+                self._set_threads()
+                self.strategy = self._make_strategy()
             keras.config.set_dtype_policy(self.plan.dtype_policy)
             self.seed_generators()
         except BaseException:
@@ -87,6 +100,8 @@ class Runtime:
         self._restore()
 
     def _restore(self) -> None:
+        if self.plan.num_workers > 1 and "tensorflow" in sys.modules:
+            sys.modules["tensorflow"].get_logger().removeFilter(_no_advice_on_collectives)
         for name in set(os.environ) - set(self._environment):
             del os.environ[name]
         os.environ.update(self._environment)
@@ -97,6 +112,10 @@ class Runtime:
         if self._random_states is not None:
             random.setstate(self._random_states[0])
             np.random.set_state(self._random_states[1])
+
+    @property
+    def _wants_gpus(self) -> bool:
+        return any(device.startswith("GPU") for device in self.plan.devices)
 
     def _set_environment(self) -> None:
         """What has to stand in the environment before TensorFlow and Keras are imported."""
@@ -109,8 +128,8 @@ class Runtime:
                 "process with KERAS_BACKEND=tensorflow."
             )
         if "tensorflow" not in sys.modules:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-            if not any(device.startswith("GPU") for device in self.plan.devices):
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+            if not self._wants_gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
@@ -190,9 +209,21 @@ class Runtime:
                 ) from error
 
     def _make_strategy(self) -> tf.distribute.Strategy:
+        import tensorflow as tf
+
         from tfaccel.training.strategies import make_strategy
 
-        return make_strategy(self.plan)
+        if self.plan.num_workers > 1:
+            tf.get_logger().addFilter(_no_advice_on_collectives)
+        strategy = make_strategy(self.plan)
+        tf.config.list_logical_devices()  # starts TensorFlow now, with all that it says
+        return strategy
+
+
+def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
+    """False for TensorFlow's warnings that its own functions between workers are traced often."""
+    message = record.getMessage()
+    return not ("retracing" in message and "Collective" in message)
 
 
 class JaxRuntime:
@@ -242,6 +273,8 @@ def background_thread() -> ThreadPoolExecutor:
 def tf_config(cluster: Cluster) -> dict[str, Any]:
     """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
 
+    Slurm and Kubernetes tell hosts without ports: the first worker of a host then gets port 8888, the next 8889.
+
     Raises:
         PlanError: if the addresses of the workers are not known.
     """
@@ -250,7 +283,7 @@ def tf_config(cluster: Cluster) -> dict[str, Any]:
             f"The cluster ({cluster.source}) has {cluster.num_workers} workers, but {len(cluster.addresses)} addresses "
             "are known. Set TF_CONFIG for each worker (see https://www.tensorflow.org/guide/distributed_training)."
         )
-    return {
-        "cluster": {"worker": list(cluster.addresses)},
-        "task": {"type": "worker", "index": cluster.task_index},
-    }
+    hosts = [address for address in cluster.addresses if ":" not in address]
+    ports = {address: itertools.count(FIRST_PORT) for address in set(hosts)}
+    addresses = [f"{one}:{next(ports[one])}" if one in ports else one for one in cluster.addresses]
+    return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": cluster.task_index}}

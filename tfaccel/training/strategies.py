@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
+from tfaccel.training.lost_worker import place_of
+from tfaccel.training.rendezvous import meet, wait_seconds
 from tfaccel.training.tpu_start import tpu_strategy
 
 _IMPLEMENTATIONS = {
@@ -15,6 +24,9 @@ _IMPLEMENTATIONS = {
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
+# What each worker may have of its own; the rest of the plan must be the same on all.
+_OWN_FIELDS = {"devices", "num_logical_cpus", "intra_op_threads", "inter_op_threads", "gpu_memory_growth", "reasons",
+               "gpu_memory_limit_bytes", "data_threads", "prefetch_batches", "cache_data"}  # fmt: skip
 _multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; one at most
 
 
@@ -79,10 +91,41 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
 
 def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
+    place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    if place is not None and len(place.addresses) == plan.num_workers > 1:  # else the count is refused once it is made
+        meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        with _signals_kept():
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise PlanError(
             "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
             f"start of the program, in a new process. TensorFlow says: {error}"
         ) from error
+    except tf.errors.OpError as error:
+        raise ClusterError(
+            f"TensorFlow cannot connect the workers of the cluster: {' '.join(str(error.message).split()):.300}. Start "
+            "all of them again; a port that is taken, or a worker that ended meanwhile, is the usual cause."
+        ) from error
+
+
+def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
+    """What workers must agree on: the cluster, what calculates, and the plan but for what is a worker's own."""
+    fields = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _OWN_FIELDS}
+    return {
+        "the cluster": list(addresses), "tensorflow": tf.__version__, "keras": keras.__version__, **fields,
+        "the number of devices": len(plan.devices),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Gives SIGTERM back what it did: TensorFlow's collectives take it for themselves, and then nothing ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

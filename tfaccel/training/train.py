@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.memory_check import check_memory
+from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult, installed_versions
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.trivial_scores import trivial_scores
 
 logger = logging.getLogger("tfaccel")
+
+_GO_ON = (
+    'Start all workers again with the same command and resume="auto" (--resume=auto): training goes on from the newest '
+    "checkpoint in {}."
+)
 
 
 def train(
@@ -55,7 +65,9 @@ def train(
         The `TrainResult`, which is also in `result.json`.
 
     Raises:
-        RunDirError: if the run directory holds another run.
+        RunDirError: if the run directory holds another run, or another run is going on in it.
+        ClusterError: if another worker does not come or is gone; the message names it.
+        WorkloadError: for epochs, a seed or an interval that cannot be, or a model that is too large for this machine.
         PlanError: if the plan cannot run here.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
 
@@ -68,13 +80,10 @@ def train(
         ['median', 'p95']
     """
     started = time.perf_counter()
-    if type(epochs) is not int or epochs < 1:
-        raise ValueError(f"`epochs` must be a whole number of at least 1. Received: epochs={epochs!r}.")
-    if checkpoint_interval is not None and (type(checkpoint_interval) is not int or checkpoint_interval < 1):
-        raise ValueError(
-            "`checkpoint_interval` must be a whole number of at least 1, or None for checkpoints after epochs. "
-            f"Received: {checkpoint_interval!r}."
-        )
+    check_counts(epochs=epochs)
+    check_seed(seed)
+    if checkpoint_interval is not None:
+        check_counts(checkpoint_interval=checkpoint_interval)
     hardware = detect_hardware()
     plan = plan or default_plan(hardware, workload)
     config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
@@ -85,17 +94,26 @@ def train(
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
-    with Runtime(plan, seed=seed, cluster=hardware.cluster) as runtime:
+    check_memory(workload, plan, hardware)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: directory.close())
+        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.augmentation_place import place_for_run
+        from tfaccel.training.lost_worker import lost_workers_named
         from tfaccel.training.train_session import TrainSession
 
+        stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         plan = place_for_run(workload, plan, directory, runtime)
         session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
-    result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
-    directory.write_raw_input(workload.raw_input)
-    directory.write_result(result.to_json())
+        baselines = None
+        if workload.validation_data is not None and directory.writes:
+            baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
+        result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
+        result = replace(result, baselines=baselines)
+        directory.write_raw_input(workload.raw_input)
+        directory.write_result(result.to_json())
     return result
 
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_models
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.checkpoint import load_newest, write_state
+from tfaccel.training.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import engine_of
@@ -24,6 +23,7 @@ from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.workload_fit import build_for, callbacks_of_workload
 from tfaccel.training.workload_source import WorkloadSource
 
 
@@ -50,22 +50,34 @@ class TrainSession:
         self._run_dir = run_dir
         self._epochs = epochs
         self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
-        self._restored = load_newest(run_dir.checkpoints) if run_dir.resumes else None
-        position = self._restored[1] if self._restored else {"epoch": 0, "step_in_epoch": 0}
-        self._first_epoch: int = epochs if position.get("stopped") else position["epoch"]
-        self._first_step: int = position["step_in_epoch"]
         self._seed = seed
+        self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
+
+    def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        self._restored = restored
+        position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
+        self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
+        self._first_step: int = position["step_in_epoch"]
+
+    def _begin_with_chief(self, replicas: Replicas) -> None:
+        """All go on from the checkpoint that the chief has read: the others need no disk in common with it."""
+        found = b"" if self._restored is None else to_bytes(*self._restored)
+        content = replicas.bytes_of_chief(found)
+        self._begin_from(from_bytes(content) if content else None)
+        self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
     def run(self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *,
             verbose: int) -> Outcome:  # fmt: skip
         """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
+        replicas = Replicas(strategy)
+        self._begin_with_chief(replicas)
         self._source = WorkloadSource(
-            self._workload, self._plan, Replicas(strategy), seed=self._seed, epochs=self._epochs,
+            self._workload, self._plan, replicas, seed=self._seed, epochs=self._epochs,
             start_epoch=self._first_epoch, start_step=self._first_step,
         )  # fmt: skip
         with strategy.scope():
             model = compiled_model(self._workload, self._plan)
-        private_models.build_model(model, self._source.batch_spec)
+        build_for(model, self._source.batch_spec, self._workload)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self._plan, num_passes=num_passes)
@@ -73,10 +85,9 @@ class TrainSession:
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
             write_state(model, engine.replicas, own)
-            self._run_dir.keep_rows(self._first_epoch)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        asked_for = self._workload.callbacks() if self._workload.callbacks else ()
+        asked_for = callbacks_of_workload(self._workload)
         container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):

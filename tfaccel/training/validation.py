@@ -12,6 +12,7 @@ import keras
 from tfaccel.data.sources import IteratorSource
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
 from tfaccel.training import private_models
 from tfaccel.training.engine import Engine
 from tfaccel.training.evaluate import engine_evaluate, run_evaluation
@@ -120,7 +121,8 @@ def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validat
     """
     if workload.validation_data is None:
         return None
-    dataset = workload.validation_data(plan.global_batch_size // plan.accumulation_steps)
+    size = plan.global_batch_size // plan.accumulation_steps
+    dataset = call_own(f"validation_data of workload {workload.name!r}", workload.validation_data, size)
     dataset = with_plan(dataset, plan, "validation_data")
     length = int(dataset.cardinality())
     return Validation(IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes))

@@ -17,6 +17,7 @@ from tfaccel.data.sources import IteratorFeed, IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import background_thread
 
@@ -137,7 +138,8 @@ class WorkloadSource(IteratorSource):
         begins_there = "start_step" in self._taken
         if begins_there and start_step:
             options["start_step"] = start_step
-        dataset = checked(self._workload.train_data(self.batch_size, **options), "train_data")
+        of = f"train_data of workload {self._workload.name!r}"
+        dataset = checked(call_own(of, self._workload.train_data, self.batch_size, **options), "train_data")
         if start_step and not begins_there:
             dataset = dataset.skip(start_step)
         return dataset

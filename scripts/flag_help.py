@@ -1,0 +1,53 @@
+"""The help of commands that have many flags: in groups, each flag with what it is when it is not set."""
+
+from absl import flags
+
+from tfaccel.scripts.command import own_flags
+from tfaccel.scripts.plan_flags import AUTO
+from tfaccel.scripts.workload_parameters import own_names, parameter_defaults
+
+_TRAINING = (
+    "epochs seed optimizer learning_rate schedule warm_up weight_decay clipnorm global_clipnorm early_stopping ema "
+    "remat"
+)
+_PLAN = (
+    "plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps steps_per_execution "
+    "synchronize_batch_norm num_threads set"
+)
+# Title -> flags in order. Flags of the workload's own parameters have a group too; all others come last.
+_GROUPS = {
+    "What to train": "recipe workload data_dir",
+    "Training (auto: the recipe's choice)": _TRAINING,
+    "Learning from a trained model": "teacher distill_temperature distill_alpha",
+    "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
+    "The run": "run_dir resume checkpoint_interval",
+    "What is printed": "json quiet",
+}
+_OWN, _OTHERS = "Options of this workload", "Other flags"
+
+
+def grouped_flags_help() -> str:
+    """The flags of a command by groups; a group without flags is left out."""
+    by_name = {flag.name: flag for flag in own_flags()}
+    own = own_names()
+    chosen = {title: [name for name in names.split() if name in by_name] for title, names in _GROUPS.items()}
+    listed = {name for names in chosen.values() for name in names} | set(own)
+    first, *others = chosen
+    order = {first: chosen[first], _OWN: own, **{title: chosen[title] for title in others},
+             _OTHERS: sorted(set(by_name) - listed)}  # fmt: skip
+    defaults = parameter_defaults()
+    parts = []
+    for title, names in order.items():
+        if names:
+            lines = [_help(by_name[name], defaults.get(name)) for name in names]
+            parts.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(parts)
+
+
+def _help(flag: flags.Flag, default: object) -> str:
+    """One flag, with the default of the workload's function where the flag itself leaves it to that function."""
+    if default is None and flag.default not in (None, AUTO, []):
+        default = flag.default_as_str.strip("'")
+    default = str(default).lower() if isinstance(default, bool) else default
+    said = "" if default in (None, "") else f" (default: {default})"
+    return f"  --{flag.name}\n      {' '.join((flag.help or '').split())}{said}"

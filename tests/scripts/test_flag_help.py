@@ -1,0 +1,90 @@
+"""Help in groups with the values that flags have when they are not set, and the folder of a run without --run_dir."""
+
+import re
+from datetime import datetime
+
+import pytest
+from absl import flags
+
+from tfaccel.errors import TfaccelError
+from tfaccel.scripts import train, train_flags
+from tfaccel.scripts.main import main
+
+
+@pytest.fixture
+def train_help(capsys):
+    def ask(*arguments):
+        assert main(["tfaccel", "train", *arguments, "--help"]) == 0
+        return capsys.readouterr().out
+
+    yield ask
+    main(["tfaccel", "train", "--help"])  # takes the flags of a recipe away
+    capsys.readouterr()
+
+
+def group(text, title):
+    """Flag -> its help, of one group."""
+    section = re.search(rf"^{re.escape(title)}[^\n]*:\n((?:  .*\n?)+)", text, re.MULTILINE)
+    return dict(re.findall(r"^  --(\w+)\n      (.*)$", section[1], re.MULTILINE))
+
+
+def test_flags_stand_in_groups(train_help):
+    text = train_help("--recipe=tabular_classification")
+    assert list(group(text, "What to train")) == ["recipe", "workload", "data_dir"]
+    own = group(text, "Options of this workload")
+    assert own["width"] == "of each hidden layer (default: 64)"
+    assert "target" in own
+    assert "epochs" not in own
+    training = group(text, "Training (auto: the recipe's choice)")
+    assert training["epochs"].endswith("(default: 60)")
+    assert training["remat"].endswith("(default: false)")
+    plan = group(text, "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)")
+    assert plan["global_batch_size"].endswith("(default: 32)")
+    assert "default" not in plan["strategy"]
+    assert "default: 'auto'" not in text
+    titles = re.findall(r"^(\w[^\n]*):$", text[text.index("usage:") :], re.MULTILINE)
+    assert "Other flags" not in titles
+    listed = re.findall(r"^  --(\w+)$", text, re.MULTILINE)
+    assert len(listed) == len(set(listed)) > 35
+
+
+def test_without_a_recipe_there_are_no_options_of_one(train_help):
+    text = train_help()
+    assert "Options of this workload" not in text
+    assert "(default: 60)" not in text
+
+
+@pytest.fixture
+def parsed(tmp_path, monkeypatch):
+    """A function that takes flags and gives the folder of the run, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_dir(*arguments):
+        assert train is not None  # it defines the flags
+        flags.FLAGS.unparse_flags()
+        for name in ("recipe", "workload", "run_dir", "resume"):
+            flags.FLAGS[name].unparse()
+        flags.FLAGS(["tfaccel train", *arguments])
+        return train_flags.run_dir()
+
+    yield run_dir
+    flags.FLAGS.unparse_flags()
+    for name in ("recipe", "workload", "run_dir", "resume"):
+        flags.FLAGS[name].unparse()
+
+
+def test_a_run_has_a_folder_of_its_name_and_the_date(parsed, tmp_path):
+    today = f"{datetime.now():%Y-%m-%d}"
+    assert parsed("--recipe=gan") == f"runs/gan-{today}"
+    (tmp_path / "runs" / f"gan-{today}").mkdir(parents=True)
+    (tmp_path / "runs" / f"gan-{today}-2").mkdir()
+    assert parsed("--recipe=gan") == f"runs/gan-{today}-3"
+    assert parsed("--workload=my_project.digits:workload") == f"runs/digits-{today}"
+    assert parsed("--recipe=gan", "--run_dir=own") == "own"
+
+
+def test_to_go_on_needs_the_folder(parsed):
+    with pytest.raises(TfaccelError, match="Give --run_dir=DIR, the folder of the run that --resume=auto goes on with"):
+        parsed("--recipe=gan", "--resume=auto")
+    with pytest.raises(TfaccelError, match="--run_dir must name a folder"):
+        parsed("--recipe=gan", "--run_dir=")

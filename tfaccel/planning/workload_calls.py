@@ -1,0 +1,78 @@
+"""Calls of the functions that users write for a workload: their mistakes are told as theirs, with the line."""
+
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tfaccel.errors import TfaccelError, WorkloadError
+
+# What tfaccel calls each function of a workload with.
+_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "build_model": ("build_model()", (), {}),
+    "compile_args": ("compile_args()", (), {}),
+    "train_data": ("train_data(global_batch_size, *, seed, epoch)", (1,), {"seed": 0, "epoch": 0}),
+    "validation_data": ("validation_data(global_batch_size)", (1,), {}),
+    "callbacks": ("callbacks()", (), {}),
+    "augment": ("augment(batch)", (None,), {}),
+    "judge": ("judge(model)", (None,), {}),
+}
+
+
+def check_parameters(name: str, function: Any) -> None:
+    """Raises WorkloadError if a workload's function does not take what tfaccel calls it with.
+
+    Example:
+        >>> check_parameters("validation_data", lambda global_batch_size: None)
+    """
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        return
+    text, positional, named = _CALLS[name]
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise WorkloadError(
+            f"A workload's {name} is called as {text}. Received a function of {signature}: {error}."
+        ) from error
+
+
+def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a user's function returns.
+
+    Arguments:
+        of: what it is, such as "build_model of workload 'digits'".
+        function: the function, which is called with the other arguments.
+
+    Raises:
+        WorkloadError: for whatever it raises, errors of tfaccel apart; the message names the line.
+
+    Example:
+        >>> call_own("the sum", sum, [1, 2])
+        3
+    """
+    try:
+        return function(*args, **kwargs)
+    except TfaccelError:
+        raise
+    except Exception as error:
+        rest = error.__traceback__ and error.__traceback__.tb_next  # this function is of no interest
+        text = " ".join(str(error).split()) or "no message"
+        raise WorkloadError(
+            f"{of} raised {type(error).__name__}: {text:.1000}{_place(rest)}"
+        ) from error.with_traceback(rest)
+
+
+def _is_own(file: Path) -> bool:
+    return "site-packages" not in file.parts and file.exists()
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Such as " (mine.py, line 3, in build_model)": the innermost line that is no library's."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_own(Path(frame.filename))]
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"

@@ -1,0 +1,297 @@
+"""Where the workers of a cluster meet before TensorFlow starts, which waits for a missing one in silence and for ever.
+
+Worker 0 listens on its own port of the cluster. Each other worker says there who it is and what it is about to train,
+and waits for the word to go on. Then the port is free again, and TensorFlow takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfaccel.errors import ClusterError
+
+logger = logging.getLogger("tfaccel")
+
+WAIT_VARIABLE = "TFACCEL_WORKER_WAIT_SECONDS"
+DEFAULT_WAIT_SECONDS = 600.0
+_QUIET_SECONDS = 1.0  # before the first word on who is waited for
+_REPEAT_SECONDS = 60.0
+_TURN_SECONDS = 0.2
+_MAX_MESSAGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place in a cluster.
+
+    Attributes:
+        addresses: of all workers, the chief first, as host:port.
+        index: of this worker among them.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+
+
+def wait_seconds(environ: Mapping[str, str] | None = None) -> float:
+    """How long workers wait for each other: the value of `TFACCEL_WORKER_WAIT_SECONDS`, or 600 seconds.
+
+    Raises:
+        ClusterError: if the variable holds no number above 0.
+
+    Example:
+        >>> wait_seconds({}), wait_seconds({"TFACCEL_WORKER_WAIT_SECONDS": "30"})
+        (600.0, 30.0)
+    """
+    text = (os.environ if environ is None else environ).get(WAIT_VARIABLE, "").strip()
+    try:
+        seconds = float(text) if text else DEFAULT_WAIT_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 10**8:
+        raise ClusterError(f"{WAIT_VARIABLE} must be a number of seconds above 0. Received: {WAIT_VARIABLE}={text}.")
+    return seconds
+
+
+def meet(place: Place, same: Mapping[str, Any], *, seconds: float) -> None:
+    """Returns when all workers of the cluster are here; says after a second which one is waited for.
+
+    Args:
+        place: of this worker.
+        same: name -> JSON value of what must be the same on all workers.
+        seconds: how long to wait.
+
+    Raises:
+        ClusterError: if a worker has not come by then, another program has this worker's port, another worker claims
+            the same place, or trains something else.
+    """
+    _Chief(place, same, seconds).meet() if place.index == 0 else _Member(place, same, seconds).meet()
+
+
+class _Patience:
+    """The time that is left, and what is said meanwhile."""
+
+    def __init__(self, place: Place, seconds: float) -> None:
+        self._place = place
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds
+        self._says = time.monotonic() + _QUIET_SECONDS
+
+    def wait(self, missing: Sequence[int], cause: str = "") -> None:
+        """Says who is waited for, now and then; raises ClusterError when the time is up."""
+        names = workers_text(self._place, missing)
+        if time.monotonic() >= self._ends:
+            how = f"within {self._seconds:g} seconds{f' ({cause})' if cause else ''}"
+            raise ClusterError(
+                f"{names[:1].upper()}{names[1:]} did not come {how}. Start each worker with the same cluster in "
+                "TF_CONFIG and its own task index, and look at what the missing one said. Set "
+                f"{WAIT_VARIABLE} to wait longer."
+            )
+        if time.monotonic() >= self._says:
+            self._says = time.monotonic() + _REPEAT_SECONDS
+            left = self._ends - time.monotonic()
+            logger.warning("Waiting for %s, for %.0f seconds at most (%s).", names, left, WAIT_VARIABLE)
+
+
+@dataclass
+class _Peer:
+    """A connection to worker 0, of a worker that has not said yet which one it is, or of one that has."""
+
+    socket: socket.socket
+    index: int | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+
+class _Chief:
+    """Worker 0, which knows who is there."""
+
+    def __init__(self, place: Place, same: Mapping[str, Any], seconds: float) -> None:
+        self._place = place
+        self._same = json.loads(json.dumps(dict(same)))
+        self._patience = _Patience(place, seconds)
+        self._peers: list[_Peer] = []
+
+    def meet(self) -> None:
+        """Waits for all others, then lets all go."""
+        with _listening(self._place) as listener:
+            try:
+                while missing := self._missing():
+                    self._patience.wait(missing)
+                    self._turn(listener)
+                for peer in self._peers:
+                    _send(peer.socket, {"go": peer.index is not None})
+            finally:
+                for peer in self._peers:
+                    peer.socket.close()
+
+    def _missing(self) -> list[int]:
+        here = {peer.index for peer in self._peers}
+        return [index for index in range(1, len(self._place.addresses)) if index not in here]
+
+    def _turn(self, listener: socket.socket) -> None:
+        ready, _, _ = select.select([listener, *(peer.socket for peer in self._peers)], [], [], _TURN_SECONDS)
+        if listener in ready:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            self._peers.append(_Peer(connection))
+        for peer in [peer for peer in self._peers if peer.socket in ready]:
+            if not self._read(peer):
+                peer.socket.close()
+                self._peers.remove(peer)
+        for peer in self._peers:
+            if peer.index is not None:
+                _send(peer.socket, {"missing": self._missing()})
+
+    def _read(self, peer: _Peer) -> bool:
+        """Takes in what a peer sent; False if it is gone, or no worker of this cluster."""
+        try:
+            data = peer.socket.recv(_MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        peer.received += data
+        if not data or len(peer.received) > _MAX_MESSAGE_BYTES:
+            return False
+        line, newline, _ = bytes(peer.received).partition(b"\n")
+        return not newline or peer.index is not None or self._greet(peer, line)
+
+    def _greet(self, peer: _Peer, line: bytes) -> bool:
+        try:
+            hello = dict(json.loads(line))
+            index, same = hello["tfaccel_worker"], dict(hello["same"])
+        except (ValueError, KeyError, TypeError):
+            return False  # another program, a worker of plain TensorFlow for one
+        if index in {other.index for other in self._peers} or index not in range(1, len(self._place.addresses)):
+            _send(peer.socket, {"error": f"Another process is worker {index} of this cluster already. Give each worker "
+                                         "its own task index in TF_CONFIG."})  # fmt: skip
+            return False
+        odd = next((n for n in {**self._same, **same} if self._same.get(n) != same.get(n)), None)
+        if odd is not None:
+            text = (
+                f"The workers do not agree: {odd} is {self._same.get(odd)!r} on worker 0 and {same.get(odd)!r} on "
+                f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same versions and settings."
+            )
+            _send(peer.socket, {"error": text})
+            raise ClusterError(text)
+        peer.index = int(index)
+        return True
+
+
+class _Member:
+    """A worker that is not worker 0."""
+
+    def __init__(self, place: Place, same: Mapping[str, Any], seconds: float) -> None:
+        self._place = place
+        self._hello = {"tfaccel_worker": place.index, "same": dict(same)}
+        self._patience = _Patience(place, seconds)
+        self._cause = ""
+
+    def meet(self) -> None:
+        """Tells worker 0 who this is until it says to go on."""
+        with _listening(self._place):
+            while not self._visit():
+                self._patience.wait([0], self._cause)
+                time.sleep(_TURN_SECONDS)
+
+    def _visit(self) -> bool:
+        """One connection to worker 0; True when all have come."""
+        try:
+            with socket.create_connection(host_and_port(self._place.addresses[0]), timeout=2.0) as connection:
+                _send(connection, self._hello)
+                return self._listen(connection)
+        except OSError as error:
+            self._cause = str(error.strerror or error)
+            return False
+
+    def _listen(self, connection: socket.socket) -> bool:
+        for message in _messages(connection):
+            if message is None:
+                self._patience.wait([0], "it is there, but says nothing")
+            elif "error" in message:
+                raise ClusterError(str(message["error"]))
+            elif "go" in message:
+                return True
+            else:
+                self._patience.wait([index for index in message.get("missing", []) if type(index) is int] or [0])
+        self._cause = "it was there, and ended"
+        return False
+
+
+def _messages(connection: socket.socket) -> Iterator[dict[str, Any] | None]:
+    """What worker 0 says until it ends; None where it says nothing for a while."""
+    received = bytearray()
+    while True:
+        try:
+            data = connection.recv(_MAX_MESSAGE_BYTES)
+        except TimeoutError:
+            yield None
+            continue
+        if not data:
+            return
+        received += data
+        *lines, rest = bytes(received).split(b"\n")
+        received = bytearray(rest[:_MAX_MESSAGE_BYTES])
+        for line in lines:
+            try:
+                yield dict(json.loads(line))
+            except (ValueError, TypeError):
+                return  # no worker of tfaccel
+
+
+@contextlib.contextmanager
+def _listening(place: Place) -> Iterator[socket.socket]:
+    """This worker's port, taken until all have met, so that nothing else takes it."""
+    address = place.addresses[place.index]
+    _, port = host_and_port(address)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+            if place.index == 0:
+                listener.listen(128)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise ClusterError(
+                f"Worker {place.index} cannot listen on its port {port} ({address}): {error.strerror}. "
+                + ("Another worker with this task index, or another program, has it. End that, or name another port in "
+                   "TF_CONFIG." if taken else "Name another port in TF_CONFIG.")
+            ) from error  # fmt: skip
+        yield listener
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # One that is gone is noticed when it is read from.
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of host:port.
+
+    Example:
+        >>> host_and_port("[::1]:2222")
+        ('::1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def workers_text(place: Place, indices: Sequence[int]) -> str:
+    """Such as "worker 1 (host1:2222) and worker 2 (host2:2222)".
+
+    Example:
+        >>> workers_text(Place(("a:1", "b:1"), 0), [1])
+        'worker 1 (b:1)'
+    """
+    names = [f"worker {index} ({place.addresses[index]})" for index in indices if index < len(place.addresses)]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
