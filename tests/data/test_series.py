@@ -60,6 +60,21 @@ def test_files_are_read(tmp_path):
     assert series.times[[0, 25]].astype(str).tolist() == ["2024-01-01T00:00:00.000", "2024-01-02T01:00:00.000"]
 
 
+def test_first_column_of_pandas_is_the_time(tmp_path):
+    rows = "\n".join(f"2024-01-{day:02},{day}" for day in range(1, 31))
+    (tmp_path / "s.csv").write_text(f",sales\n{rows}\n")
+    assert read_series(tmp_path / "s.csv", time_column="column_1").names == ("sales",)
+    with pytest.raises(DataError, match="Columns: column_1, sales"):
+        read_series(tmp_path / "s.csv", time_column=None)
+
+
+def test_one_row_is_read_without_a_warning(tmp_path):
+    (tmp_path / "s.csv").write_text("day,sales\n2024-01-01,3\n")
+    series = read_series(tmp_path / "s.csv", time_column="day")
+    with pytest.raises(DataError, match="has 1 rows to train on and 0 to test with"):
+        series.num_windows(64, 24)
+
+
 def test_gaps_are_counted(tmp_path):
     columns = {"t": lambda row: row + (10 if row > 20 else 0), "x": float}
     series = read_series(write(tmp_path / "s.csv", columns), time_column="t")

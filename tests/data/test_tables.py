@@ -44,6 +44,14 @@ def test_encodings(tmp_path):
     assert read_table(path).names == ("stadt",)
 
 
+def test_columns_without_names_are_called_by_their_place(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(",sales,\n2024-01-01,3,x\n2024-01-02,4,y\n")
+    table = read_table(path)
+    assert table.names == ("column_1", "sales", "column_3")
+    assert table.column("column_1").values.tolist() == ["2024-01-01", "2024-01-02"]
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [

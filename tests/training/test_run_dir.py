@@ -1,8 +1,13 @@
 """The run directory: what may be in it, and files that appear whole or not at all."""
 
+import errno
+import fcntl
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -26,8 +31,75 @@ def test_new_and_empty_directories_are_taken(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written_is_refused():
-    with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be written: .*Choose another one"):
-        RunDir("/proc/1/none", CONFIG).start({})
+    with pytest.raises(RunDirError, match=r"/proc/1/none cannot be made: /proc/1 is no folder that can be written\."):
+        RunDir("/proc/1/none", CONFIG)
+
+
+@pytest.mark.parametrize("path", ["file", "file/run", "file/a/b"])
+def test_place_in_a_file_is_refused(tmp_path, path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(RunDirError, match=r"is a file: |cannot be made: .*/file is no folder"):
+        RunDir(tmp_path / path, CONFIG)
+
+
+@pytest.mark.parametrize("path_lock", [True, False])
+def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_path, run_python, monkeypatch, path_lock):
+    if not path_lock:  # as on NFS, which locks files only
+        lock = fcntl.flock
+
+        def only_files(descriptor, operation):
+            if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+                raise OSError(errno.EBADF, "Bad file descriptor")
+            lock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", only_files)
+    path = tmp_path / "run"
+    first, second = RunDir(path, CONFIG), RunDir(path, CONFIG)
+    first.start({})
+    with pytest.raises(RunDirError, match=r"Another run is going on in the run directory .*Wait for its end"):
+        second.start({})
+    with pytest.raises(RunDirError, match="Another run is going on"):
+        RunDir(path, CONFIG, resume="auto").start({})
+    first.close()
+    with pytest.raises(RunDirError, match=r"has written into the run directory .* meanwhile. Choose a new one"):
+        second.start({})
+    assert RunDir(path, CONFIG, resume="auto").start({}) is None
+    run_python(
+        f"""
+import os
+from tfaccel.training.run_dir import RunDir
+run_dir = RunDir({str(path)!r}, {CONFIG!r}, resume="auto")
+run_dir.start({{}})
+os.kill(os.getpid(), 9)
+""",
+        check=False,
+    )
+    RunDir(path, CONFIG, resume="auto").start({})
+
+
+def test_two_processes_that_begin_at_once_leave_one_run(tmp_path):
+    code = f"""
+import sys, time
+from tfaccel.training.run_dir import RunDir
+run_dir = RunDir({str(tmp_path / "run")!r}, {CONFIG!r})
+print("ready", flush=True)
+sys.stdin.readline()
+run_dir.start({{}})
+time.sleep(1)
+"""
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]  # fmt: skip
+    for child in children:
+        child.stdout.readline()
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    errors = [child.communicate(timeout=60)[1] for child in children]
+    assert sorted(child.returncode for child in children) == [0, 1, 1, 1]
+    assert sum("RunDirError: Another run" in error for error in errors) == 3
 
 
 @pytest.mark.parametrize("resume", ["never", "auto"])

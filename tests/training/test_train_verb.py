@@ -173,7 +173,7 @@ def never_called(*arguments, **options):
         ({"epochs": 0}, r"`epochs` must be a whole number of at least 1. Received: epochs=0"),
         ({"epochs": 1.5}, r"`epochs` must be a whole number .* epochs=1.5"),
         ({"epochs": True}, r"`epochs` must be a whole number .* epochs=True"),
-        ({"epochs": 1, "checkpoint_interval": 0}, r"`checkpoint_interval` must be .*Received: 0"),
+        ({"epochs": 1, "checkpoint_interval": 0}, r"`checkpoint_interval` must be .*Received: checkpoint_interval=0"),
     ],
 )
 def test_numbers_are_checked_first(tmp_path, options, text):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.files import write_json, write_json_lines
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _POSITION = ("epoch", "step", "seconds")  # what a row holds beside metrics
 
 
@@ -86,6 +88,25 @@ class RunDir:
                 f"Another run has written into the run directory {self.path} meanwhile. Choose a new one, or go on "
                 'with that run: resume="auto" (--resume=auto).'
             )
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lets others in at the end of the block; says what to do where the disk is full.
+
+        Raises:
+            RunDirError: in place of an error that a file of the run cannot be written.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            raise RunDirError(
+                f"The run directory {self.path} cannot be written: {error.strerror}. Make room, and go on with the "
+                'run: resume="auto" (--resume=auto).'
+            ) from error
+        finally:
+            self.close()
 
     def _content(self) -> tuple[tuple[str, int], ...]:
         """What is there of a run, and when it was written."""

@@ -96,7 +96,7 @@ def train(
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_memory(workload, plan, hardware)
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: directory.close())
+        stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.augmentation_place import place_for_run
         from tfaccel.training.lost_worker import lost_workers_named

@@ -23,7 +23,7 @@ from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.validation import Validation, validation_of
-from tfaccel.training.workload_fit import build_for, callbacks_of_workload
+from tfaccel.training.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.workload_source import WorkloadSource
 
 
@@ -81,13 +81,15 @@ class TrainSession:
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self._plan, num_passes=num_passes)
+        if validation is not None:
+            check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
+        asked_for = callbacks_of_workload(self._workload)
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
             write_state(model, engine.replicas, own)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        asked_for = callbacks_of_workload(self._workload)
         container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):

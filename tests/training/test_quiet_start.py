@@ -1,0 +1,46 @@
+"""What TensorFlow says while it starts: notes are left out, everything else passes, and the user's own setting wins."""
+
+import pytest
+
+STARTED = """
+import os, sys
+from tfaccel import Plan, Runtime
+
+with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)) as runtime:
+    import tensorflow as tf
+    level = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+    sum = tf.constant(1.0) + 1.0
+print(level, "TF_CPP_MIN_LOG_LEVEL" in os.environ)
+"""
+PASSED = r"""
+import os
+from tfaccel.training.quiet_start import without_notes
+
+with without_notes(wants_gpus=False):
+    os.write(2, b"E0000 cuda_platform.cc] failed call to cuInit: UNKNOWN ERROR\nreal error\n")
+    os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not be used.\n")
+with without_notes(wants_gpus=True):
+    os.write(2, b"E0000 cuda_platform.cc] failed call to cuInit: UNKNOWN ERROR\n")
+    os.write(2, b"last words")
+    os.abort()
+"""
+
+
+def test_tensorflow_starts_without_a_word(run_python):
+    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": None})
+    assert (child.stdout.split(), child.stderr) == (["2", "False"], "")
+
+
+@pytest.mark.slow
+def test_log_level_of_the_user_wins(run_python):
+    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": "0"})
+    assert child.stdout.split() == ["0", "True"]
+    assert "cpu_feature_guard" in child.stderr
+
+
+def test_other_lines_pass_even_if_the_process_crashes(run_python):
+    child = run_python(PASSED, check=False)
+    lines = child.stderr.splitlines()
+    assert child.returncode == -6
+    assert lines[0].startswith("real ") and "cuInit" in lines[1] and "last words" in lines
+    assert not any("cuda drivers" in line for line in lines) and sum("cuInit" in line for line in lines) == 1
