@@ -117,7 +117,7 @@ class VariantMaker:
             return self._in_keras(method)
         if method.kind == "mixed":
             content, kept = self._make_mixed()
-            note = f"float32 kept for {', '.join(kept)}"
+            note = f"float32 kept for {', '.join(kept)}" if kept else "no layer had to be kept in float32"
             notes = tuple(filter(None, (note, self._ranges(), self.converter.mask_note(self.rows))))
             return self._litert(name, content, notes=notes, float_layers=kept)
         if method.kind == "trained":
