@@ -30,7 +30,7 @@ _TEXTS: dict[str, Flag] = {
     "text_column": (str, "the column of a table that holds texts to be read"),
     "column_kinds": (
         "",
-        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, ignored",
+        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, date, ignored",
     ),
     "encoding": ("utf-8", "of CSV and text files"),
 }

@@ -101,8 +101,9 @@ class DropJudge:
     @functools.cached_property
     def _has_whole_targets(self) -> bool:
         targets = [leaf for _, y, _ in self._examples for leaf in keras.tree.flatten(y) if leaf is not None]
-        return all(np.isin(leaf, (0, 1)).all() or not np.issubdtype(np.asarray(leaf).dtype, np.floating)
-                   for leaf in targets)  # fmt: skip
+        whole = [np.isin(leaf, (0, 1)).all() or not np.issubdtype(np.asarray(leaf).dtype, np.floating)
+                 for leaf in targets]  # fmt: skip
+        return bool(whole) and all(whole)
 
     @functools.cached_property
     def _together(self) -> list[list[int]]:

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from tfaccel.data.column_kinds import as_numbers
+from tfaccel.data.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
 from tfaccel.data.table import Column, Table
+from tfaccel.data.table_dates import DatePart
 from tfaccel.errors import DataError
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
@@ -27,19 +28,26 @@ class NumericColumn:
         center: the median of the training rows; what is missing counts as that.
         scale: the standard deviation of the training rows, above 0.
         has_missing: whether training rows miss values, so that the model is told where.
+        date: what the numbers are of the dates in another column; None for a column of numbers.
     """
 
     name: str
     center: float
     scale: float
     has_missing: bool
+    date: DatePart | None = None
+
+    @property
+    def source(self) -> str:
+        """The column of the table that the numbers are from."""
+        return self.name if self.date is None else self.date.column
 
     @classmethod
-    def of(cls, name: str, values: np.ndarray) -> Self:
+    def of(cls, name: str, values: np.ndarray, *, date: DatePart | None = None) -> Self:
         """The description of a column by its training rows, which are not all missing."""
         missing = np.isnan(values)
         present = values[~missing]
-        return cls(name, float(np.median(present)), float(np.std(present)) or 1.0, bool(missing.any()))
+        return cls(name, float(np.median(present)), float(np.std(present)) or 1.0, bool(missing.any()), date)
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,18 @@ class TableEncoding:
         """
         inputs = {}
         if self.numeric:
-            columns = [as_numbers(table.column(column.name), table.source) for column in self.numeric]
+            columns = [_numbers(column, table) for column in self.numeric]
             inputs["numbers"] = np.stack(columns, axis=1).astype(np.float32)
         if self.categorical:
             codes = [column.codes(table.column(column.name)) for column in self.categorical]
             inputs["categories"] = np.stack(codes, axis=1)
         return inputs
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The columns of a table that are needed -> their kinds; the categorical ones come last."""
+        first = {column.source: NUMERIC if column.date is None else DATE for column in self.numeric}
+        return {**first, **{column.name: CATEGORICAL for column in self.categorical}}
 
     def to_json(self) -> dict[str, Any]:
         """The encoding as JSON-serialisable data."""
@@ -128,7 +142,7 @@ class TableEncoding:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The encoding that `to_json` gave."""
         return cls(
-            numeric=tuple(NumericColumn(**column) for column in data["numeric"]),
+            numeric=tuple(_numeric_of_json(column) for column in data["numeric"]),
             categorical=tuple(CategoricalColumn(c["name"], tuple(c["categories"])) for c in data["categorical"]),
             target=data["target"],
             class_names=tuple(data["class_names"]),
@@ -145,3 +159,17 @@ class TableEncoding:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"Cannot read how tables are encoded from {path}: {error}.") from error
+
+
+def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
+    """The numbers of a column, or of the dates in one."""
+    source = table.column(column.source)
+    if column.date is None:
+        return as_numbers(source, table.source)
+    check_dates(source, column.date.order, table.source)
+    return column.date.numbers(source.texts().tolist())
+
+
+def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:
+    date = data.get("date")
+    return NumericColumn(**{**data, "date": None if date is None else DatePart(**date)})
