@@ -32,9 +32,8 @@ def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
     if len(values) < _FEWEST_ROWS or len(apart) == 0:
         return []
     shown = ", ".join(f"{numbers[row]:.15g} in row {row + 1}" for row in apart)
-    verb = "value stands" if len(apart) == 1 else "values stand"
-    verb = verb if len(values) == 1 else verb.replace("value ", "values ")
-    text = f"{len(apart)} of {len(values)} {verb} apart: {shown}; the others are from {values[low]:.6g} to "
+    verb = "stands" if len(apart) == 1 else "stand"
+    text = f"{len(apart)} of {len(values)} values {verb} apart: {shown}; the others are from {values[low]:.6g} to "
     return [
         Finding("outlier", name, f"{text}{values[high - 1]:.6g}", "Mend it; empty the field if no value was known.")
     ]
