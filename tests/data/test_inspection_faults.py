@@ -168,7 +168,8 @@ def test_faults_of_coco_folders_are_found(tmp_path, name):
     (tmp_path / "images" / "5.png").write_bytes(b"broken")
     (tmp_path / "images" / "4.png").write_bytes((tmp_path / "images" / "3.png").read_bytes())
     boxes = [box(1, 0, 0, 2, 3, 10, 10), box(2, 1, 1, 25, 3, 10, 10), box(3, 2, 0, 5, 5, 0, 4),
-             box(4, 77, 0, 1, 1, 2, 2), box(5, 3, 9, 1, 1, 2, 2), box(6, 0, 0, 2, 3, 10, 10), box(7, 3, 1, 1, 1, 5, 5)]  # fmt: skip
+             box(4, 77, 0, 1, 1, 2, 2), box(5, 3, 9, 1, 1, 2, 2),
+             box(6, 0, 0, 2, 3, 10, 10), box(7, 3, 1, 1, 1, 5, 5)]  # fmt: skip
     coco(tmp_path, name, [(key, f"{key}.png") for key in range(7)], boxes, ("cat", "dog", "cow"))
     report = inspect_data(tmp_path)
     file = name.rpartition("/")[2]

@@ -89,7 +89,8 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
     free, of_memory = memory(num_bytes)
     return InspectionReport(
         path=str(folder), kind="images with boxes", shape=_shape(shapes, boxes, len(images)),
-        num_examples=part_sizes(of_images), class_counts=counts, class_weights=weights, num_bytes=num_bytes, memory_bytes=free,
+        num_examples=part_sizes(of_images), class_counts=counts, class_weights=weights,
+        num_bytes=num_bytes, memory_bytes=free,
         findings=(*findings, *(one for one in found if one.kind != "one class"), *of_memory),
     )  # fmt: skip
 
