@@ -219,7 +219,9 @@ def test_bad_input_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"None of the 1 images in .* can be read; the first is .*1\.png"):
         inspect_data(tmp_path)
     (tmp_path / "loose.png").write_text("")
-    with pytest.raises(DataError, match=re.escape("a file that ends in .csv, .tsv, .parquet, .pq, .npz.")):
+    with pytest.raises(
+        DataError, match=re.escape("a file that ends in .csv, .tsv, .parquet, .pq, .npz, .txt, .md, .rst.")
+    ):
         inspect_data(tmp_path / "loose.png")
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"has no column 'kind'"):

@@ -85,8 +85,13 @@ def kind_of(column: Column) -> str:
     return CATEGORICAL
 
 
-def as_numbers(column: Column, source: str) -> np.ndarray:
+def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.ndarray:
     """A numeric column as float64, NaN for what is missing.
+
+    Arguments:
+        column: the column.
+        source: where it is from, for messages.
+        advice: what can be done beside mending the row; None to say that the column may be of another kind.
 
     Raises:
         DataError: if a value is no finite number; the message names row and column.
@@ -96,15 +101,14 @@ def as_numbers(column: Column, source: str) -> np.ndarray:
         Traceback (most recent call last):
         ...
         tfaccel.errors.DataError: Column 'age' of pets.csv holds numbers, but row 2 below the header has 'three'. \
-Mend the row, or say what the column is: column_kinds={'age': 'categorical'} (--column_kinds=age=categorical).
+Mend the row, or say what the column is: --column_kinds=age=categorical.
     """
     numbers, wrong = numbers_of(column)
     if len(wrong):
         row = int(wrong.min())
         raise DataError(
             f"Column {column.name!r} of {source} holds numbers, but row {row + 1} below the header has "
-            f"{column.values[row]!r}. Mend the row, or say what the column is: "
-            f"column_kinds={{{column.name!r}: 'categorical'}} (--column_kinds={column.name}=categorical)."
+            f"{column.values[row]!r}. Mend the row{_other_kind(column.name) if advice is None else advice}."
         )
     return numbers
 

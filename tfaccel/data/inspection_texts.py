@@ -59,7 +59,7 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
         ...     file = Path(folder, "a.txt")
         ...     _ = file.write_text("It purrs.\\n" * 5)
         ...     inspect_text_file(file).shape
-        '50 characters, 8 different, in 5 lines'
+        '50 characters, 9 different, in 5 lines'
     """
     progress("Text", 0, 1)
     try:

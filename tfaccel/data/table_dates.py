@@ -97,9 +97,8 @@ def date_parts(texts: Sequence[str | None], order: str) -> dict[str, np.ndarray]
         if found is not None:
             numbers = (*groups, HOUR_GROUP, MINUTE_GROUP)
             fields[:, row] = [int(found[number] or 0) for number in numbers]
-    year, month, day, hour, minute = fields
-    is_date = is_valid(year, month, day, hour, minute)
-    parts = parts_of(year, month, day, hour, minute, sine=np.sin, cosine=np.cos)
+    is_date = is_valid(*fields)
+    parts = parts_of(list(fields), sine=np.sin, cosine=np.cos)
     return {name: np.where(is_date, np.asarray(values, np.float64), np.nan) for name, values in parts.items()}
 
 
@@ -111,14 +110,19 @@ def is_valid(year: Any, month: Any, day: Any, hour: Any, minute: Any) -> Any:
 
 
 def parts_of(
-    year: Any, month: Any, day: Any, hour: Any, minute: Any, *, sine: Callable[[Any], Any],
-    cosine: Callable[[Any], Any], as_float: Callable[[Any], Any] = lambda values: values,
+    fields: Sequence[Any], *, sine: Callable[[Any], Any], cosine: Callable[[Any], Any],
+    as_float: Callable[[Any], Any] = lambda values: values,
 ) -> dict[str, Any]:  # fmt: skip
-    """All parts of dates, in the order of `PARTS`; arrays of whole numbers, numpy's or TensorFlow's.
+    """All parts of dates, in the order of `PARTS`.
+
+    Arguments:
+        fields: year, month, day, hour and minute: arrays of whole numbers, numpy's or TensorFlow's.
+        sine, cosine, as_float: numpy's or TensorFlow's functions.
 
     Monday is weekday 0. The season goes round in a year, the time of day in a day, so that ends and beginnings are
     near.
     """
+    year, month, day, hour, minute = fields
     days = _days(year, month, day)
     season = as_float(days - _days(year, year * 0 + 1, 1)) * (2 * math.pi / _DAYS_OF_YEAR)
     time = as_float(hour * 60 + minute) * (2 * math.pi / (60 * _HOURS))

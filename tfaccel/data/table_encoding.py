@@ -57,10 +57,14 @@ class CategoricalColumn:
     Arguments:
         name: the column's name.
         categories: those with a number of their own, from 2 on.
+        has_missing: whether training rows miss values, so that the model knows what that means.
+        has_rare: whether training rows have rare categories, so that the model knows what to make of unknown ones.
     """
 
     name: str
     categories: tuple[str, ...]
+    has_missing: bool = True
+    has_rare: bool = True
 
     @property
     def num_codes(self) -> int:
@@ -120,6 +124,11 @@ class TableEncoding:
             DataError: if a column is missing, or text stands in a numeric one (row and column are named).
         """
         inputs = {}
+        absent = [name for name in self.sources if name not in table.names]
+        if len(absent) > 1:
+            others = ", ".join(map(repr, absent[1:]))
+            raise DataError(f"{table.source} has no column {absent[0]!r}. The model takes these too, which are not "
+                            f"there: {others}. Columns: {', '.join(table.names)}.")  # fmt: skip
         if self.numeric:
             columns = [_numbers(column, table) for column in self.numeric]
             inputs["numbers"] = np.stack(columns, axis=1).astype(np.float32)
@@ -143,7 +152,9 @@ class TableEncoding:
         """The encoding that `to_json` gave."""
         return cls(
             numeric=tuple(_numeric_of_json(column) for column in data["numeric"]),
-            categorical=tuple(CategoricalColumn(c["name"], tuple(c["categories"])) for c in data["categorical"]),
+            categorical=tuple(
+                CategoricalColumn(**{**c, "categories": tuple(c["categories"])}) for c in data["categorical"]
+            ),
             target=data["target"],
             class_names=tuple(data["class_names"]),
         )
@@ -165,8 +176,16 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
     """The numbers of a column, or of the dates in one."""
     source = table.column(column.source)
     if column.date is None:
-        return as_numbers(source, table.source)
-    check_dates(source, column.date.order, table.source)
+        numbers = as_numbers(source, table.source, advice="; the model was trained on numbers there")
+        with np.errstate(over="ignore"):
+            too_large = np.flatnonzero(np.isinf(numbers.astype(np.float32)))
+        if len(too_large):
+            raise DataError(
+                f"Column {column.name!r} of {table.source} has {numbers[too_large[0]]:g} in row {too_large[0] + 1} "
+                "below the header, which float32 cannot hold. Mend the row."
+            )
+        return numbers
+    check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")
     return column.date.numbers(source.texts().tolist())
 
 

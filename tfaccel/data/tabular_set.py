@@ -197,7 +197,8 @@ def _encoding(
         elif kind == CATEGORICAL:
             counts = Counter(text for text in column.texts().tolist() if text is not None)
             kept = tuple(sorted(text for text, count in counts.items() if count >= min_category_rows))
-            categorical.append(CategoricalColumn(name, kept))
+            has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
+            categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
             if len(kept) < len(counts):
                 rare[name] = tuple(sorted(counts.keys() - set(kept)))
         elif kind == DATE:

@@ -53,7 +53,7 @@ def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
     is_date &= is_valid(*numbers)
     message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_date | is_missing), [message, values])]):
-        parts = parts_of(*numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
+        parts = parts_of(numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
         return tf.where(is_date, tf.cast(parts[date.part], tf.float32), math.nan)
 
 
