@@ -2,6 +2,7 @@
 
 tfaccel predict --run_dir=runs/digits --input=photos --output=classes.csv
 tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.jsonl
+tfaccel predict --model=runs/digits/compressed/model.tflite --input=photos --output=classes.csv
 tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
 
 Images (PNG, JPEG), texts (.txt: a line each; a folder: a file each; a table with a column of texts), tables (.csv,
@@ -16,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from tfaccel.compressing.litert_archive import is_litert_file
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow
@@ -59,11 +61,12 @@ def _main() -> int:
     place, output = chosen_place(), Path(value("output"))
     quiet_tensorflow()
     from tfaccel.exporting.file_rows import read_rows
+    from tfaccel.exporting.litert_predictor import LitertPredictor
     from tfaccel.exporting.predict_files import check_output, predict_files
     from tfaccel.exporting.predictor import Predictor
 
     check_output(output)
-    predictor = Predictor(place, modules=value("modules"))
+    predictor = LitertPredictor(place) if is_litert_file(place.path) else Predictor(place, modules=value("modules"))
     how = {name: value(name) for name in ("text_column", "encoding", "unknown_values")}
     rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, **how)
     progress = _Progress()

@@ -45,7 +45,7 @@ def compress_source(
         with contextlib.closing(_Steps(source, folder, max_metric_drop, options)) as steps:
             found = steps.run(methods)
         _save_picture(folder, found)
-        return outcome.keep(folder, found)
+        return outcome.keep(folder, found, raw_input=source.raw_input)
 
 
 class _Steps:
