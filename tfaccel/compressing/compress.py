@@ -8,7 +8,8 @@ from typing import Any
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.gate import GateResult
-from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods
+from tfaccel.compressing.litert_schema import check_litert
+from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError
 from tfaccel.planning.plan import Plan
@@ -70,6 +71,8 @@ def compress(
     'float16'
     """
     names, limit, chosen = checked_methods(methods), checked_drop(max_metric_drop), CompressOptions.of(options)
+    if not all(parts_of(name)[0].kind == "keras" for name in names):
+        check_litert()
     work = known_workload(run_or_model, workload)
     outcome = OutcomeFolder(_out_dir(run_or_model, chosen))
     with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)):

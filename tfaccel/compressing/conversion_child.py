@@ -1,7 +1,7 @@
 """Conversions to LiteRT that leave no memory behind: in a child process, where they would take much of this one's.
 
-TensorFlow's converter leaks part of what a conversion takes (tensorflow issue 122598). A few conversions of small models
-are done here, since a process takes seconds to start; all others in a child, which ends with its owner.
+TensorFlow's converter leaks part of what a conversion takes (tensorflow issue 122598). A few conversions of small
+models are done here, since a process takes seconds to start; all others in a child, which ends with its owner.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ class ConversionChild:
             if not line:
                 status = child.wait()
                 self.close()
-                how = (
-                    f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
-                )
-                raise ConversionError(f"TensorFlow's converter crashed: its process {how}")
+                how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+                raise ConversionError(f"TensorFlow's converter crashed or ran out of memory: its process {how}")
             error = json.loads(line)["error"]
             if error:
                 raise ConversionError(error)

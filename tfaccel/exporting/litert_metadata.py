@@ -55,7 +55,7 @@ def _schema() -> Any:
     try:
         return import_module("ai_edge_litert.schema_py_generated")
     except ModuleNotFoundError as error:
-        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install ai-edge-litert") from error
+        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install 'tfaccel[litert]'") from error
 
 
 def _tensor_names(model: Any) -> tuple[list[str], list[str]]:

@@ -75,7 +75,7 @@ def _runner(place: ModelPlace) -> Any:
     except ModuleNotFoundError as error:
         raise VersionError(
             f"LiteRT files need ai-edge-litert, which is not installed ({error}). Install it: pip install "
-            "'tfaccel[compress]'"
+            "'tfaccel[litert]'"
         ) from error
     try:
         interpreter = Interpreter(model_path=str(place.path), num_threads=max(default_num_threads()))
