@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,15 @@ from tfaccel.compressing.drop_interval import DropInterval, jackknife_interval, 
 
 # Groups of the jackknife: more would take longer, and the bounds would hardly come closer.
 _MOST_GROUPS = 30
-# Batches of equal shapes are judged together, up to so many rows.
-_ROWS_TOGETHER = 4096
+# Batches of equal shapes are judged together, up to so many bytes of outputs.
+_BYTES_TOGETHER = 2**26
 # A fraction of right answers is a metric's value if both are this close; float32 has seven digits.
 _SAME = 1e-5
 
 # Inputs (or None), targets and weights of a batch.
 Examples = tuple[Any, Any, Any]
 # From inputs, targets, weights, and the outputs of both models, of several batches, to the metric.
-ValueOf = Callable[[Sequence[tuple[Examples, Any, Any]]], float]
+ValueOf = Callable[[Iterable[tuple[Examples, Any, Any]]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +109,14 @@ class DropJudge:
     def _together(self) -> list[list[int]]:
         """Places of batches that are judged at once."""
         groups: list[list[int]] = []
-        rows, shapes = 0, None
+        size, shapes = 0, None
         for place, (example, outputs) in enumerate(zip(self._examples, self._of_float, strict=True)):
             own = [np.shape(leaf)[1:] for leaf in keras.tree.flatten((example, outputs)) if leaf is not None]
-            if own != shapes or rows >= _ROWS_TOGETHER:
+            if own != shapes or size >= _BYTES_TOGETHER:
                 groups.append([])
-                rows, shapes = 0, own
+                size, shapes = 0, own
             groups[-1].append(place)
-            rows += _num_rows(outputs)
+            size += sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(outputs))
         return groups
 
     def _without_groups(self, outputs: Sequence[Any]) -> list[float]:
@@ -131,20 +131,18 @@ class DropJudge:
 
     def _left_out(self, outputs: Sequence[Any]) -> list[float]:
         count = min(_MOST_GROUPS, self._num_examples)
-        together = [
-            tuple(_joined([part[place] for place in places]) for part in (self._examples, self._of_float, outputs))
-            for places in self._together
-        ]
-        values = []
-        for group in range(count if count > 1 else 0):
-            start, batches = 0, []
-            for parts in together:
-                rows = np.arange(start, start + _num_rows(parts[1])) % count != group
-                start += len(rows)
-                if rows.any():
-                    batches.append(tuple(_rows(part, rows) for part in parts))
-            values.append(self._value_of(batches))
-        return values
+        groups = range(count if count > 1 else 0)
+        return [self._value_of(self._without_group(outputs, group, count)) for group in groups]
+
+    def _without_group(self, outputs: Sequence[Any], group: int, count: int) -> Iterator[tuple[Examples, Any, Any]]:
+        """The batches without every `count`-th example, put together a few at a time."""
+        start = 0
+        for places in self._together:
+            parts = [_joined([part[place] for place in places]) for part in (self._examples, self._of_float, outputs)]
+            rows = np.arange(start, start + _num_rows(parts[1])) % count != group
+            start += len(rows)
+            if rows.any():
+                yield _rows(parts[0], rows), _rows(parts[1], rows), _rows(parts[2], rows)
 
 
 def _rules(y: Any, outputs: Any) -> dict[str, Callable[[Any], np.ndarray]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -148,7 +148,7 @@ class TaskMetrics:
             own.compute_metrics is not keras.Model.compute_metrics or own.compute_loss is not keras.Model.compute_loss
         )
 
-    def _value_of(self, metric: str, batches: Sequence[tuple[Examples, Any, Any]]) -> float:
+    def _value_of(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
         """A metric of predictions that are there: of (inputs, targets, weights), the float model's outputs, outputs."""
         if metric == AGREEMENT or self._judge is None:
             agreement = Agreement()
