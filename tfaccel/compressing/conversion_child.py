@@ -41,7 +41,7 @@ class ConversionChild:
     left_behind = 0
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[str] | None = None
+        self._child: Any = None
         self._answers: Any = None
         self._count = 0
         self._debugger: tuple[Conversion, Any] | None = None
@@ -71,9 +71,8 @@ class ConversionChild:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        if child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
         self._answers.close()
 
     def _made(self, conversion: Conversion, kept: list[str] | None) -> bytes:
@@ -102,7 +101,8 @@ class ConversionChild:
             path = Path(folder) / "model.tflite"
             request = {"conversion": asdict(conversion), "kept": kept, "path": str(path)}
             with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(request), file=child.stdin, flush=True)
+                child.stdin.write(json.dumps(request) + "\n")
+                child.stdin.flush()
             line = self._answers.readline()
             if not line:
                 status = child.wait()
@@ -114,7 +114,7 @@ class ConversionChild:
                 raise ConversionError(error)
             return path.read_bytes()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _started(self) -> Any:
         """The child; it ends when its standard input is closed, and so with this process."""
         if self._child is None:
             reader, writer = os.pipe()

@@ -43,7 +43,8 @@ def _answer(request: dict[str, Any], debuggers: dict[str, Any], answers: TextIO)
         answer = {"error": ""}
     except Exception as error:  # The converter raises errors of many kinds.
         answer = {"error": str(error) or type(error).__name__}
-    print(json.dumps(answer), file=answers, flush=True)
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -143,10 +143,9 @@ class TaskMetrics:
     @property
     def _needs_inputs(self) -> bool:
         """Whether the loss or the metrics may look at the model's inputs."""
-        own = type(self._judge)
-        return self._judge is not None and (
-            own.compute_metrics is not keras.Model.compute_metrics or own.compute_loss is not keras.Model.compute_loss
-        )
+        own: Any = type(self._judge)
+        names = ("compute_metrics", "compute_loss")
+        return self._judge is not None and any(getattr(own, name) is not getattr(keras.Model, name) for name in names)
 
     def _value_of(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
         """A metric of predictions that are there: of (inputs, targets, weights), the float model's outputs, outputs."""
@@ -156,7 +155,8 @@ class TaskMetrics:
                 agreement.update(of_float, outputs, y)
             return agreement.result()
         self._judge.reset_metrics()
-        losses, weights, logs = 0.0, 0, {}
+        losses, weights = 0.0, 0
+        logs: dict[str, Any] = {}
         for (x, y, sample_weight), _, outputs in batches:
             rows = len(keras.tree.flatten(outputs)[0])
             loss, logs = _judged(self._judge, x, y, outputs, sample_weight)

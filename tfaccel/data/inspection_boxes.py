@@ -103,7 +103,8 @@ def _boxes(
     seen = set()
     for entry in _entries(content, "annotations"):
         where = f"annotation {entry.get('id')!r} in {name}"
-        key, box = entry.get("image_id"), entry.get("bbox")
+        key: Any = entry.get("image_id")
+        box: Any = entry.get("bbox")
         if key not in images or entry.get("category_id") not in classes:
             text = f"the file has no image {key!r}" if key not in images else "the file does not have its category"
             findings.append(Finding("unknown entry", where, text, "Mend the annotation."))

@@ -170,7 +170,7 @@ def _why_ignored(column: Column, *, is_given: bool) -> str:
 def _date_columns(column: Column, order: str) -> list[NumericColumn]:
     """The parts of dates that differ among the training rows; the first says where dates are missing."""
     texts = column.texts().tolist()
-    found = []
+    found: list[NumericColumn] = []
     for part, numbers in date_parts(texts, order).items():
         if np.nanmax(numbers) > np.nanmin(numbers):
             made = NumericColumn.of(f"{column.name} ({part})", numbers, date=DatePart(column.name, order, part))
