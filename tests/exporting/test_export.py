@@ -156,7 +156,7 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     for text in (b"small_images", b"labels.txt", b"pixels", b"logits", b"8 x 8 x 1"):
         assert text in content
     assert read_litert_labels(path) == ["zero", "one", "two"]
-    assert zipfile.ZipFile(path).namelist() == ["labels.txt"]
+    assert zipfile.ZipFile(path).namelist() == ["labels.txt", "raw_input.json"]
 
 
 @pytest.mark.slow
