@@ -91,7 +91,7 @@ def workload(
         data_dir: a CSV or Parquet file, or a folder with the tables train and test.
         target: the column of the file that is predicted.
         column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
-            categorical and ignored; or the same as a dictionary.
+            categorical, date and ignored; or the same as a dictionary.
         encoding: of a CSV file.
         class_weights: whether rows of small classes count more; see `tfaccel.data.table_options.TableOptions`.
         epochs: passes over the training rows, for the learning rate's schedule.

@@ -86,7 +86,7 @@ def workload(
         data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table.
         target: the column of the file that is predicted.
         column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
-            categorical and ignored; or the same as a dictionary.
+            categorical, date and ignored; or the same as a dictionary.
         encoding: of a CSV file.
         epochs: passes over the training rows, for the learning rate's schedule.
         global_batch_size: rows per step, over all replicas.

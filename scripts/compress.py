@@ -4,7 +4,9 @@
     tfaccel compress --run_dir=runs/digits --methods=float16,dynamic,int8,qat,prune+int8 --max_metric_drop=0.01
 
 The run directory then has a folder `compressed` with the table (`report.json`), a picture, all forms, and the smallest
-one within the limit as `model.tflite`. Exit status 1, and the table, if there is none.
+one within the limit as `model.tflite`. A form must be within the limit with --confidence (95 %), as far as the number
+of held-out examples can tell. Exit status 0: there is such a form; 1: there is none; 3: some may be, but there are too
+few examples to tell, and the summary says how many it takes; 2: bad input.
 """
 
 import contextlib
@@ -29,6 +31,8 @@ from tfaccel.scripts.model_flags import quiet_tensorflow
 
 define_compress_flags()
 
+TOO_FEW_EXAMPLES = 3  # Exit status.
+
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
@@ -52,7 +56,9 @@ def _main() -> int:
         print(json.dumps(result.to_json(), indent=2))
     else:
         print_result(result)
-    return 0 if result.winner is not None else 1
+    if result.winner is not None:
+        return 0
+    return TOO_FEW_EXAMPLES if result.is_undecided else 1
 
 
 def print_result(result: GateResult) -> None:

@@ -36,6 +36,8 @@ def define_compress_flags() -> None:
     flags.DEFINE_list("methods", list(DEFAULT_METHODS), text, **own)
     text = "how much worse the metric may be, in its own unit; below 0 a gain is demanded"
     flags.DEFINE_float("max_metric_drop", 0.01, text, **own)
+    text = "with which confidence the metric must be within --max_metric_drop; 0 judges by the held-out examples alone"
+    flags.DEFINE_float("confidence", 0.95, text, **own)
     text = "whether the metric is better when lower (min) or higher (max); auto goes by its name"
     flags.DEFINE_enum("direction", "auto", ["auto", "min", "max"], text, **own)
     text = "training examples that show the ranges of activations"
@@ -63,8 +65,8 @@ def compress_options() -> dict[str, Any]:
     Raises:
         TfaccelError: for a value that is no number where one is wanted.
     """
-    names = ("methods", "max_metric_drop", "workload", "metric", "direction", "num_representative", "latency_seconds",
-             "sensitivity", "out_dir")  # fmt: skip
+    names = ("methods", "max_metric_drop", "workload", "metric", "direction", "confidence", "num_representative",
+             "latency_seconds", "sensitivity", "out_dir")  # fmt: skip
     given = {name: flags.FLAGS[name].value for name in names}
     threads = tuple(int(_number(int, "latency_threads", text)) for text in flags.FLAGS["latency_threads"].value)
     training = {

@@ -12,6 +12,7 @@ where the data could be read, whatever was found, and 2 where it could not.
 import json
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 from absl import flags
@@ -25,12 +26,12 @@ from tfaccel.scripts.command import run_command
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags
 
 _TEXTS: dict[str, Flag] = {
-    "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz file, or a folder of classes, or with train and test"),
+    "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz or text file, a folder of classes, or in COCO's format"),
     "target": (str, "the column of a table that is predicted; without it, classes and labels are left alone"),
     "text_column": (str, "the column of a table that holds texts to be read"),
     "column_kinds": (
         "",
-        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, ignored",
+        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, date, ignored",
     ),
     "encoding": ("utf-8", "of CSV and text files"),
 }
@@ -38,6 +39,8 @@ _QUIET_SECONDS = 2.0  # before progress is shown
 _FEWEST_CHARACTERS = 120  # of a line: a column's name is written whole
 _MOST_COLUMNS_SHOWN = 40
 _MOST_CLASSES_SHOWN = 30
+_MOST_FINDINGS_SHOWN = 10  # of one kind
+_LONGEST_TEXT = 300  # characters
 
 
 def run(argv: list[str]) -> int:
@@ -101,8 +104,19 @@ def _print(report: InspectionReport) -> None:
             table.add_row(name, f"{count:,}", f"{report.class_weights[name]:.3g}")
         _print_table(table, console, len(report.class_counts) - _MOST_CLASSES_SHOWN)
     console.print(f"\nFound: {len(report.findings)}" if report.findings else "\nFound nothing to worry about.")
+    num_shown = Counter[str]()
     for finding in report.findings:
-        console.print(f"  {finding.kind}: {finding.where}: {finding.text}. {finding.advice}".rstrip())
+        num_shown[finding.kind] += 1
+        if num_shown[finding.kind] <= _MOST_FINDINGS_SHOWN:
+            console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {finding.advice}".rstrip())
+    for kind, count in num_shown.items():
+        if count > _MOST_FINDINGS_SHOWN:
+            console.print(f"  {kind}: and {count - _MOST_FINDINGS_SHOWN} more; --json lists all")
+
+
+def _cut(text: str) -> str:
+    """A text that is not too long for people; JSON has it whole."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
 
 
 def _print_columns(report: InspectionReport, console: Console) -> None:

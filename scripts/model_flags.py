@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tfaccel.compressing.litert_archive import is_litert_file, read_litert_raw_input
+from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, url_name
 from tfaccel.scripts.scoped_flags import Flag, value
@@ -17,7 +19,10 @@ from tfaccel.training.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
     "run_dir": (str, "the folder of a run that `tfaccel train` left"),
-    "model": (str, "in place of --run_dir: a .keras file, a SavedModel, or a folder of its versions or of an export"),
+    "model": (
+        str,
+        "in place of --run_dir: a .keras or .tflite file, a SavedModel, or a folder of its versions or of an export",
+    ),
     "modules": ([], "modules of your own that define layers of a .keras file; only name those that you trust"),
     "name": (str, "the model's name; by default that of the recipe, of the export or of the file"),
 }
@@ -44,7 +49,7 @@ def _place_of_model(path: Path) -> ModelPlace:
     if not path.exists():
         raise ExportError(f"There is no file or folder {path} (--model).")
     if path.is_file():
-        return ModelPlace(path, url_name(path.stem))
+        return ModelPlace(path, url_name(path.stem), _raw_input_of(path))
     if (path / "config.json").is_file() and (path / "model.keras").is_file():
         return place_of_run(path)
     from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
@@ -55,6 +60,17 @@ def _place_of_model(path: Path) -> ModelPlace:
         raise ExportError(no_saved_model(folder))
     noted = next(filter(None, (read_notes(place)[0] for place in places)), None)
     return ModelPlace(folder, url_name(noted or path.resolve().name))
+
+
+def _raw_input_of(path: Path) -> RawInput | None:
+    """What the inputs of a model in a file are made of: as it says itself, or the run that it lies in."""
+    known = read_litert_raw_input(path) if is_litert_file(path) else None
+    if known is not None:
+        return known
+    for folder in (path.parent, path.parent.parent):  # `compress` leaves its models in a folder of the run
+        if (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
+            return load_raw_input(folder / FILE_NAME)
+    return None
 
 
 def quiet_tensorflow() -> None:

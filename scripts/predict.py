@@ -2,11 +2,14 @@
 
 tfaccel predict --run_dir=runs/digits --input=photos --output=classes.csv
 tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.jsonl
+tfaccel predict --model=runs/digits/compressed/model.tflite --input=photos --output=classes.csv
 tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
 
 Images (PNG, JPEG), texts (.txt: a line each; a folder: a file each; a table with a column of texts), tables (.csv,
 .parquet), arrays (.npy, .npz) and JSON lines (.jsonl: a text, a row of a table or the model's inputs each) are read, as
-the model takes them. Files that cannot be read are named and passed over; the exit status is then 1.
+the model takes them. What cannot be predicted is named and passed over; the exit status is then 1: files that cannot be
+read, rows of a table without any value, and rows with what no training row was like: a gap in a column that had none, a
+category of its own (--unknown_values).
 """
 
 import json
@@ -14,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from tfaccel.compressing.litert_archive import is_litert_file
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow
@@ -24,6 +28,12 @@ _FLAGS: dict[str, Flag] = {
     "input": (str, "a file or folder to predict"),
     "output": (str, "a file that ends in .csv or .jsonl"),
     "text_column": ("text", "the column of a table, or the name in JSON lines, that holds the texts"),
+    "encoding": ("utf-8", "of CSV and text files"),
+    "unknown_values": (
+        "skip",
+        "rows of a table that miss a value which no training row misses, or have a category that the model knows "
+        "nothing of: skip names them and leaves them out, fill predicts them as training fills gaps",
+    ),
     "rows_at_once": (64, "rows of a batch"),
     "json": (False, "print what was done as JSON"),
     "quiet": (False, "no progress"),
@@ -44,28 +54,34 @@ def _main() -> int:
             raise DataError(f"Give --{name}={_FLAGS[name][1]}.")
     if value("rows_at_once") < 1:
         raise DataError(f"--rows_at_once must be at least 1. Received: --rows_at_once={value('rows_at_once')}.")
+    if value("unknown_values") not in ("skip", "fill"):
+        raise DataError(f"--unknown_values must be skip or fill. Received: --unknown_values={value('unknown_values')}.")
     if not Path(value("input")).exists():
         raise DataError(f"There is no file or folder {value('input')} (--input).")
     place, output = chosen_place(), Path(value("output"))
     quiet_tensorflow()
     from tfaccel.exporting.file_rows import read_rows
+    from tfaccel.exporting.litert_predictor import LitertPredictor
     from tfaccel.exporting.predict_files import check_output, predict_files
     from tfaccel.exporting.predictor import Predictor
 
     check_output(output)
-    predictor = Predictor(place, modules=value("modules"))
-    rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, text_column=value("text_column"))
+    predictor = LitertPredictor(place) if is_litert_file(place.path) else Predictor(place, modules=value("modules"))
+    how = {name: value(name) for name in ("text_column", "encoding", "unknown_values")}
+    rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, **how)
     progress = _Progress()
     with clean_end():
         found = predict_files(predictor, rows, output, rows_at_once=value("rows_at_once"), progress=progress)
     progress.close()
+    for line in rows.notes:
+        print(f"predict: {line}", file=sys.stderr)
     for name, reason in list(found.unreadable.items())[:_MOST_NAMED]:
-        print(f"predict: cannot read {name}: {reason}", file=sys.stderr)
+        print(f"predict: cannot predict {name}: {reason}", file=sys.stderr)
     if len(found.unreadable) > _MOST_NAMED:
         print(f"predict: and {len(found.unreadable) - _MOST_NAMED} more", file=sys.stderr)
     if value("json"):
         print(json.dumps({"output": str(output), "num_rows": found.num_rows, "unreadable": dict(found.unreadable),
-                          "counts": dict(found.counts)}, indent=2))  # fmt: skip
+                          "notes": list(rows.notes), "counts": dict(found.counts)}, indent=2))  # fmt: skip
     else:
         classes = ", ".join(f"{name}: {count}" for name, count in found.counts.items())
         print(f"{found.num_rows} rows in {output}{f' ({classes})' if classes else ''}")

@@ -58,6 +58,7 @@ HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
     "tfaccel.hardware.doctor_arithmetic",
+    "tfaccel.compressing.conversion_program",
     "tfaccel.compressing.runtime_probe",
     "tfaccel.compressing.tfmot_program",
     "tfaccel.tpu.compile_probes",

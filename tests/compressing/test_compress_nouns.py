@@ -11,6 +11,7 @@ from tfaccel.compressing.gate import GateResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of
 from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.methods import checked_methods, parts_of
+from tfaccel.compressing.sensitivity import Sensitivity
 from tfaccel.compressing.variant import Variant
 from tfaccel.compressing.variant_result import Latency, VariantResult
 from tfaccel.errors import CompressionError
@@ -104,7 +105,7 @@ def test_what_is_not_smaller_or_failed_or_no_number_does_not_win():
     )
     assert found.winner is None
     verdicts = [found.verdict(one) for one in found.results[1:]]
-    assert verdicts == ["not smaller than float32", "failed: no such operation", "accuracy is not a number"]
+    assert verdicts == ["not at least 5% smaller than float32", "failed: no such operation", "accuracy is not a number"]
 
 
 def test_a_pruned_form_is_smaller_when_zipped_only_and_comes_last():
@@ -113,7 +114,50 @@ def test_a_pruned_form_is_smaller_when_zipped_only_and_comes_last():
     assert found.winner.variant.name == "prune"
     assert found.verdict(pruned) == "smallest within the limit, smaller than float32 only when zipped"
     assert found.summary()[0].endswith("prune, 1.00 of float32, zipped 0.30.")
-    assert gate(pruned, result(accuracy=0.915, size=399)).winner.variant.name == "int8"
+    assert gate(pruned, result(accuracy=0.915, size=370)).winner.variant.name == "int8"
+
+
+@pytest.mark.parametrize(
+    ("size", "zipped", "wins"),
+    [(399, 10_000, False), (400, 199, False), (395, 195, False), (401, 190, True), (405, 100, False), (380, 203, False),
+     (380, 202, True), (800, 100, False)],
+)  # fmt: skip
+def test_a_form_wins_only_if_it_saves_enough_in_one_size_and_is_larger_in_neither(size, zipped, wins):
+    found = gate(result("mixed", accuracy=0.92, size=size, zipped_bytes=zipped, seconds=(9e-3,)))
+    assert (found.winner is not None) == wins
+    if not wins:
+        assert "not at least 5% smaller than float32" in found.verdict(found.results[1])
+        assert found.summary()[0].endswith("and at least 5% smaller than float32, in its file or zipped.")
+
+
+def test_of_equally_small_forms_the_fastest_wins():
+    slow = result("int8", accuracy=0.915, size=100, seconds=(2e-3,))
+    fast = result("dynamic", accuracy=0.92, size=103, seconds=(1e-3,))
+    assert gate(slow, fast).winner.variant.name == gate(fast, slow).winner.variant.name == "dynamic"
+    assert gate(slow, result("float16", accuracy=0.92, size=200, seconds=(1e-4,))).winner.variant.name == "int8"
+
+
+class Quantizer:
+    """Stands for `SelectiveQuantizer`: what it gives are the names of the layers in int8."""
+
+    layers = {name: {"CONV_2D": 1} for name in ("first", "second", "third", "fourth")}
+
+    def quantize(self, layers):
+        return " ".join(layers).encode()
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "kept"), [(0.5, ()), (0.3, ("fourth",)), (0.1, ("fourth", "third")), (0.0, ("fourth", "third"))]
+)
+def test_mixed_keeps_no_layer_in_float_where_none_is_needed(max_drop, kept):
+    drops = {name: 0.05 * 2**place for place, name in enumerate(Quantizer.layers)}
+    drop_of = lambda content: sum(drops[name] for name in content.decode().split()) / 2  # noqa: E731
+    sensitivity = Sensitivity(
+        Quantizer, drop_of=drop_of, highest_drop_of=drop_of, error_of=lambda content: 0.1, progress=lambda text: None
+    )
+    content, found = sensitivity.mixed(max_drop)
+    assert found == kept
+    assert content.decode().split() == [name for name in Quantizer.layers if name not in kept]
 
 
 def test_a_keras_model_is_compared_with_the_float_model_in_keras():

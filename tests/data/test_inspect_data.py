@@ -219,7 +219,9 @@ def test_bad_input_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"None of the 1 images in .* can be read; the first is .*1\.png"):
         inspect_data(tmp_path)
     (tmp_path / "loose.png").write_text("")
-    with pytest.raises(DataError, match=re.escape("a file that ends in .csv, .tsv, .parquet, .pq, .npz.")):
+    with pytest.raises(
+        DataError, match=re.escape("a file that ends in .csv, .tsv, .parquet, .pq, .npz, .txt, .md, .rst.")
+    ):
         inspect_data(tmp_path / "loose.png")
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"has no column 'kind'"):
@@ -229,11 +231,13 @@ def test_bad_input_is_refused(tmp_path):
         inspect_data(tmp_path / "d.npz")
 
 
-def test_many_copies_are_counted():
+def test_all_copies_are_named():
     names = tuple(map(str, range(40)))
     findings = copies(Examples(names, np.array(["train"] * 40), tuple(row // 2 for row in range(40))))
-    assert len(findings) == 11
-    assert (findings[-1].kind, findings[-1].text) == ("duplicate", "10 more of the kind")
+    assert len(findings) == 20
+    assert (findings[-1].kind, findings[-1].where) == ("duplicate", "38, 39")
+    [finding] = copies(Examples(names, np.array(["train"] * 40), (0,) * 40))
+    assert finding.where == ", ".join(names)
 
 
 def test_labels_that_are_missing_or_unknown():
@@ -259,7 +263,10 @@ def test_progress_is_told(tmp_path):
     assert told[-1] == ("Labels, by cross-validation", 0, 1)
 
 
-NAMES = "inspect_data inspection_checks inspection_folders inspection_table inspection_texts label_errors"
+NAMES = (
+    "inspect_data inspection_checks inspection_folders inspection_outliers inspection_table inspection_target"
+    " inspection_texts label_errors table_dates"
+)
 
 
 @pytest.mark.parametrize("name", NAMES.split())

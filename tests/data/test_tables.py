@@ -73,7 +73,7 @@ def test_bad_csv_is_refused(tmp_path, content, options, message):
 
 def test_bad_encoding_says_what_to_do(tmp_path):
     path = write(tmp_path / "t.csv", "stadt\nKöln\n", "latin-1")
-    with pytest.raises(DataError, match=r"not written in utf-8: byte 0xf6 .* for example encoding='latin-1'"):
+    with pytest.raises(DataError, match=r"not written in utf-8: byte 0xf6 .* for example --encoding=latin-1"):
         read_table(path)
 
 
@@ -152,7 +152,7 @@ def test_kinds(column, kind):
 def test_text_among_numbers_names_row_and_column():
     message = (
         "Column 'x' of pets.csv holds numbers, but row 3 below the header has 'three'. Mend the row, or say what the "
-        "column is: column_kinds={'x': 'categorical'} (--column_kinds=x=categorical)."
+        "column is: --column_kinds=x=categorical."
     )
     with pytest.raises(DataError, match=re.escape(message)):
         as_numbers(texts("1", None, "three", "4", "five"), "pets.csv")

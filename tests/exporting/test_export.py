@@ -145,7 +145,7 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     from importlib import import_module
     from pathlib import Path
 
-    from tfaccel.exporting.litert_metadata import read_labels
+    from tfaccel.compressing.litert_archive import read_litert_labels
 
     path = Path(exported.folder, "model.tflite")
     schema = import_module("ai_edge_litert.schema_py_generated")
@@ -155,8 +155,8 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     assert content[4:8] == b"M001"
     for text in (b"small_images", b"labels.txt", b"pixels", b"logits", b"8 x 8 x 1"):
         assert text in content
-    assert read_labels(str(path)) == ["zero", "one", "two"]
-    assert zipfile.ZipFile(path).namelist() == ["labels.txt"]
+    assert read_litert_labels(path) == ["zero", "one", "two"]
+    assert zipfile.ZipFile(path).namelist() == ["labels.txt", "raw_input.json"]
 
 
 @pytest.mark.slow

@@ -147,6 +147,35 @@ def test_each_library_that_cannot_be_imported_has_its_own_line(tmp_path):
     assert checks["import ai-edge-litert"].detail.startswith("killed by SIGSEGV (invalid memory access)")
 
 
+# Each probe imports in one child process, the libraries after Keras.
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("keras_tuner", "ai_edge_litert"):
+            raise ModuleNotFoundError(f"No module named {name.split('.')[0]!r}")
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def test_packages_of_extras_may_be_absent(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "import types\n"
+        "__version__ = '2.21.0'\n"
+        "config = types.SimpleNamespace(list_physical_devices=lambda kind: [])\n"
+        "sysconfig = types.SimpleNamespace(get_build_info=lambda: {'is_cuda_build': False})\n"
+    )
+    (tmp_path / "keras.py").write_text(f"__version__ = '3.15.1'\n{ABSENT}")
+    (tmp_path / "tensorboard.py").write_text("")
+    checks = run_check(check_imports, make_machine(tmp_path, environ={"PYTHONPATH": str(tmp_path)}))
+    for package, extra in [("keras-tuner", "tune"), ("ai-edge-litert", "litert")]:
+        check = checks[f"import {package}"]
+        assert check.status == "skip"
+        assert check.detail == f"not installed; training does without it (pip install 'tfaccel[{extra}]')"
+
+
 def test_last_words_are_the_most_telling_line():
     assert last_words("I0 start\nF0101 boom\nE0101 later\n  done  \n") == "F0101 boom"
     assert last_words("ok\nValueError: bad\nbye\n") == "ValueError: bad"

@@ -47,6 +47,19 @@ def test_text(inspect, table):
     assert "  missing values: age: 1 of 41 values are missing. Medians stand in for them." in lines
 
 
+def test_text_is_short_and_json_is_whole(inspect, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["a,b", *[f"{row},{row % 3}" for row in range(40)] * 2, *["7,8"] * 400]))
+    lines = inspect(f"--data_dir={path}")[1].splitlines()
+    duplicates = [line for line in lines if line.startswith("  duplicate: ")]
+    assert len(duplicates) == 11
+    assert duplicates[-1] == "  duplicate: and 31 more; --json lists all"
+    found = json.loads(inspect(f"--data_dir={path}", "--json")[1])["findings"]
+    wheres = [finding["where"] for finding in found if finding["kind"] == "duplicate"]
+    assert len(wheres) == 41
+    assert max(len(where.split(", ")) for where in wheres) == 400
+
+
 def test_json(inspect, table):
     status, out, err = inspect(f"--data_dir={table}", "--target=kind", "--json")
     data = json.loads(out)

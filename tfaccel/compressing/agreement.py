@@ -49,7 +49,7 @@ class _OutputAgreement:
         self._squares = self._mean = self._spread = 0.0
 
     def update(self, a: np.ndarray, b: np.ndarray, target: Any) -> None:
-        if target is not None and _are_classes(np.asarray(target), a):
+        if target is not None and are_classes(np.asarray(target), a):
             self._same += int((a.argmax(axis=-1) == b.argmax(axis=-1)).sum())
             self._decisions += a[..., 0].size
         elif a.size:
@@ -69,7 +69,8 @@ class _OutputAgreement:
         return max(0.0, 1.0 - self._squares / self._spread)
 
 
-def _are_classes(target: np.ndarray, output: np.ndarray) -> bool:
+def are_classes(target: np.ndarray, output: np.ndarray) -> bool:
+    """Whether targets are classes for an output: whole numbers, or one-hot rows as wide as it is."""
     if output.ndim < 2 or output.shape[-1] < 2:
         return False
     if target.shape in (output.shape[:-1], (*output.shape[:-1], 1)):

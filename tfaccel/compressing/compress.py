@@ -8,7 +8,8 @@ from typing import Any
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.gate import GateResult
-from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods
+from tfaccel.compressing.litert_schema import check_litert
+from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError
 from tfaccel.planning.plan import Plan
@@ -31,8 +32,9 @@ def compress(
 
     Each form is judged by the task's metric on held-out data, its size, its latency and memory in its own runtime on
     this machine, and how far it agrees with the float model. The smallest one whose metric is worse by at most
-    `max_metric_drop` wins. The folder `compressed` in the run directory then holds `report.json` (the table),
-    `size_and_metric.png`, all forms in `variants`, and the winner as `model.tflite` (or `model.keras`).
+    `max_metric_drop` wins, if there are enough held-out examples to tell that with the option `confidence` (0.95). The
+    folder `compressed` in the run directory then holds `report.json` (the table), `size_and_metric.png`, all forms in
+    `variants`, and the winner as `model.tflite` (or `model.keras`).
 
     Args:
         run_or_model: the directory of a finished run, or a built Keras 3 model.
@@ -47,7 +49,8 @@ def compress(
         **options: see `tfaccel.compressing.compress_options.CompressOptions`.
 
     Returns:
-        The table and the verdict; `winner` is None where no form is good enough.
+        The table and the verdict; `winner` is None where no form is good enough, or where there are too few examples to
+        tell (`is_undecided`).
 
     Raises:
         RunDirError: if the directory is none of a finished run.
@@ -68,6 +71,8 @@ def compress(
     'float16'
     """
     names, limit, chosen = checked_methods(methods), checked_drop(max_metric_drop), CompressOptions.of(options)
+    if not all(parts_of(name)[0].kind == "keras" for name in names):
+        check_litert()
     work = known_workload(run_or_model, workload)
     outcome = OutcomeFolder(_out_dir(run_or_model, chosen))
     with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)):

@@ -28,6 +28,7 @@ class CompressOptions:
         metric: what to judge by: a metric of the model, "loss", or "agreement" (with the float model); None for the
             first metric that is no loss.
         direction: whether the metric is better when lower ("min") or higher ("max"); "auto" goes by its name.
+        confidence: with which the drop must be within the limit, at least 0.5; 0 to judge by its estimate alone.
         num_representative: training examples that show the ranges of activations.
         num_threads: numbers of threads to measure the latency with; empty for one and for all usable cores.
         latency_seconds: how long to time each file with each number of threads.
@@ -48,6 +49,7 @@ class CompressOptions:
 
     metric: str | None = None
     direction: str = "auto"
+    confidence: float = 0.95
     num_representative: int = 200
     num_threads: tuple[int, ...] = ()
     latency_seconds: float = 1.0
@@ -68,6 +70,11 @@ class CompressOptions:
         seconds = self.latency_seconds
         if not _is_number(seconds) or not 0 < seconds < math.inf:
             raise CompressionError(f"`latency_seconds` must be a number above 0. Received: {seconds!r}.")
+        confidence = self.confidence
+        if not _is_number(confidence) or not (confidence == 0 or 0.5 <= confidence < 1):
+            raise CompressionError(
+                f"`confidence` must be from 0.5 to below 1, or 0 to judge by estimates alone. Received: {confidence!r}."
+            )
         if self.direction not in DIRECTIONS:
             hint = near_name(str(self.direction), DIRECTIONS)
             raise CompressionError(

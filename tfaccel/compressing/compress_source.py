@@ -22,6 +22,7 @@ from tfaccel.compressing.examples import (
     training_batches,
 )
 from tfaccel.compressing.task_metric import TaskMetrics
+from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import has_own_test_step
@@ -54,6 +55,14 @@ class CompressSource:
     task: TaskMetrics
     workload: Workload | None
     run_dir: Path | None
+
+    @property
+    def raw_input(self) -> RawInput | None:
+        """What the model's inputs are made of; None where that is not known."""
+        if self.run_dir is not None and (self.run_dir / FILE_NAME).is_file():
+            return load_raw_input(self.run_dir / FILE_NAME)
+        given: RawInput | None = None if self.workload is None else self.workload.raw_input
+        return given
 
     @property
     def loading(self) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource, calculating_in_float32
+from tfaccel.compressing.drop_interval import DropInterval
+from tfaccel.compressing.drop_judge import DropLimit
 from tfaccel.compressing.gate import GateResult
 from tfaccel.compressing.methods import parts_of
 from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
@@ -43,7 +45,7 @@ def compress_source(
         with contextlib.closing(_Steps(source, folder, max_metric_drop, options)) as steps:
             found = steps.run(methods)
         _save_picture(folder, found)
-        return outcome.keep(folder, found)
+        return outcome.keep(folder, found, raw_input=source.raw_input)
 
 
 class _Steps:
@@ -60,6 +62,7 @@ class _Steps:
         self._sensitivity = Sensitivity(
             lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows),
             drop_of=lambda content: self._drop_of(self._judge.metrics_of(content)),
+            highest_drop_of=self._highest_drop_of,
             error_of=self._judge.output_error,
             progress=options.progress,
         )
@@ -81,6 +84,7 @@ class _Steps:
             metric=self._metric,
             lower_is_better=self._lower_is_better,
             max_metric_drop=self._max_drop,
+            confidence=self._options.confidence,
             results=tuple(self._measured(results)),
             held_out=f"{self._source.task.num_examples} examples of {self._source.held_out_text}",
             representative=self._maker.representative_text,
@@ -100,6 +104,23 @@ class _Steps:
                 f"The float model's {metric} is {self._float_value} on {self._source.held_out_text}, so that no form "
                 "can be compared with it. Look for NaN in its weights and in the data, or choose another metric."
             )
+        if self._options.confidence:
+            limit = DropLimit(metric=metric, lower_is_better=self._lower_is_better, drop=self._max_drop,
+                              confidence=self._options.confidence)  # fmt: skip
+            self._source.task.judge_by(limit)
+
+    def _highest_drop_of(self, content: bytes) -> float:
+        """The drop of a LiteRT file that is not kept, at the upper end of its interval."""
+        metrics = self._judge.metrics_of(content)
+        interval = self._interval(metrics)
+        return self._drop_of(metrics) if interval is None else interval.high
+
+    def _interval(self, metrics: Mapping[str, float]) -> DropInterval | None:
+        """How sure the drop is of the form that was judged last."""
+        value = metrics.get(self._metric, math.nan)
+        if not math.isfinite(value):
+            return None
+        return self._source.task.drop_interval(of_float=self._float_value, value=value)
 
     def _drop_of(self, metrics: dict[str, float]) -> float:
         change = metrics[self._metric] - self._float_value
@@ -108,7 +129,8 @@ class _Steps:
     def _made_and_judged(self, name: str, make: Callable[[], Variant]) -> VariantResult:
         """A form; where the model does not take the method, a result that says why."""
         try:
-            return self._judge.result(make())
+            result = self._judge.result(make())
+            return replace(result, drop_interval=self._interval(result.metrics))
         except VersionError:
             raise
         except CompressionError as error:

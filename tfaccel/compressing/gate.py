@@ -10,8 +10,15 @@ from typing import Any, Self
 from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.variant_result import VariantResult
 
-# Medians that differ by less than this part count as equal: two runs of the same file do.
+# Medians that differ by less than this fraction count as equal: two runs of the same file do.
 LATENCY_NOISE = 0.03
+# A form must save this fraction of float32's size, in its file or zipped, to be worth its place; forms whose sizes are
+# closer than this to the smallest one's count as equally small.
+MIN_SAVING = 0.05
+# By this fraction a file may grow in one of the two sizes and still count as no larger: names and tables differ a bit.
+_SIZE_NOISE = 0.01
+# A form that agrees less than this with the float model is said to: it is another model, though as good a one.
+_MIN_AGREEMENT = 0.95
 # Changes of a metric below this are rounding.
 _ROUNDING = 1e-9
 
@@ -20,13 +27,16 @@ _ROUNDING = 1e-9
 class GateResult:
     """Every form of a model beside the float model, and the verdict.
 
-    The smallest form whose metric is worse by at most `max_metric_drop` wins, if it is smaller than the float model; a
-    pruned one is so only when zipped, which counts last.
+    The smallest form whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
+    model's size and is larger in neither size; a pruned one saves only when zipped, which counts last. Of forms that
+    are equally small the fastest wins. The number of examples must be enough to tell: where the upper end of the drop's
+    interval is above the limit, a form does not win.
 
     Attributes:
         metric: what the forms are judged by.
         lower_is_better: whether the metric falls when a model gets better.
         max_metric_drop: how much worse the metric may be, in its own unit; below 0 a gain is demanded.
+        confidence: with which it must be so; 0 where estimates alone judge.
         results: all forms; the first of each runtime is the float model.
         held_out: what the metric was measured on, in words.
         representative: what showed the ranges of the activations, in words; "" where nothing did.
@@ -41,6 +51,7 @@ class GateResult:
     metric: str
     lower_is_better: bool = False
     max_metric_drop: float = 0.01
+    confidence: float = 0.0
     results: tuple[VariantResult, ...]
     held_out: str
     representative: str = ""
@@ -77,8 +88,20 @@ class GateResult:
         return self.float_result(result) is result
 
     def is_within(self, result: VariantResult) -> bool:
-        """Whether the metric is not worse than allowed."""
-        return not result.failure and self.drop(result) <= self.max_metric_drop + _ROUNDING
+        """Whether the metric is not worse than allowed, and there were enough examples to tell."""
+        return self._is_within_by_estimate(result) and not self.is_open(result)
+
+    def is_open(self, result: VariantResult) -> bool:
+        """Whether the metric is not worse than allowed on these examples, but they are too few to tell."""
+        interval = result.drop_interval
+        if not self.confidence or interval is None or not self._is_within_by_estimate(result):
+            return False
+        return interval.high > self.max_metric_drop + _ROUNDING
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing wins, and more examples might change that."""
+        return self.winner is None and bool(self._open_and_smaller())
 
     def is_slower(self, result: VariantResult) -> bool:
         """Whether it is slower than the float model, by more than noise."""
@@ -87,8 +110,7 @@ class GateResult:
     @property
     def winner(self) -> VariantResult | None:
         """The smallest form that is within the limit and smaller than the float model; None if there is none."""
-        passing = [one for one in self.results if self._may_win(one)]
-        return min(passing, key=lambda one: (one.size_bytes, one.zipped_bytes, one.best_seconds), default=None)
+        return self._smallest([one for one in self.results if self._may_win(one)])
 
     @property
     def fastest(self) -> VariantResult | None:
@@ -115,10 +137,16 @@ class GateResult:
         limit = f"{self.metric} worse by {self.max_metric_drop:g} at most"
         if self.max_metric_drop < 0:
             limit = f"{self.metric} better by {-self.max_metric_drop:g} at least"
-        if best is None:
-            lines = [f"Do not compress: no form is within the limit ({limit}) and smaller than float32."]
+        if self.is_undecided:
+            lines = [f"Too few examples to tell ({limit}, with {self.confidence:.0%} confidence)."]
+        elif best is None:
+            lines = [
+                f"Do not compress: no form is within the limit ({limit}) and at least {MIN_SAVING:.0%} smaller than "
+                "float32, in its file or zipped."
+            ]
         else:
             lines = [f"Smallest within the limit ({limit}): {self._of_winner(best)}"]
+        lines += self._of_open_ones(best)
         if fastest is None:
             lines.append("For speed do not use any of them: none within the limit is faster than float32.")
         else:
@@ -129,13 +157,13 @@ class GateResult:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, and what is derived from them, as JSON values."""
-        fields = {name: getattr(self, name) for name in ("metric", "lower_is_better", "max_metric_drop", "held_out",
-                                                         "representative")}  # fmt: skip
+        names = ("metric", "lower_is_better", "max_metric_drop", "confidence", "held_out", "representative")
         best, fastest = self.winner, self.fastest
         return {
-            **fields,
+            **{name: getattr(self, name) for name in names},
             "machine": dict(self.machine),
             "winner": None if best is None else best.variant.name,
+            "too_few_examples": self.is_undecided,
             "fastest": None if fastest is None else fastest.variant.name,
             "summary": self.summary(),
             "results": [self._row(result) for result in self.results],
@@ -160,6 +188,28 @@ class GateResult:
             text += f" It is slower than {name}, {self.latency_ratio(best):.2f} of the time: do not use it for speed."
         return text
 
+    def _is_within_by_estimate(self, result: VariantResult) -> bool:
+        return not result.failure and self.drop(result) <= self.max_metric_drop + _ROUNDING
+
+    def _open_and_smaller(self) -> list[VariantResult]:
+        return [one for one in self.results if not self.is_float(one) and self.is_open(one) and self._is_smaller(one)]
+
+    def _of_open_ones(self, best: VariantResult | None) -> list[str]:
+        """What is to be said of the smallest form for which the examples do not suffice, where it would win."""
+        smallest = self._smallest([one for one in (best, *self._open_and_smaller()) if one is not None])
+        if smallest is None or smallest is best or smallest.drop_interval is None:
+            return []
+        interval = smallest.drop_interval
+        would = "" if best is None else " would be smaller"
+        enough = "No number of examples that show the same would do"
+        if interval.num_needed is not None:
+            enough = f"About {max(interval.num_needed, interval.num_examples + 1)} that show the same would do"
+        return [
+            f"{smallest.variant.name}{would}: its {self.metric} may be worse by up to {interval.high:.2g}, as far "
+            f"as {interval.num_examples} examples can tell. {enough}. Give more validation data, allow more "
+            "(max_metric_drop), or judge by these examples alone (confidence=0)."
+        ]
+
     def _may_be_fastest(self, result: VariantResult) -> bool:
         if self.is_float(result) or not self.is_within(result):
             return False
@@ -170,21 +220,39 @@ class GateResult:
         return not self.is_float(result) and self.is_within(result) and self._is_smaller(result)
 
     def _is_smaller(self, result: VariantResult) -> bool:
+        """Whether it saves enough in one of the two sizes, and loses in neither."""
+        ratios = self._size_ratios(result)
+        return min(ratios) <= 1 - MIN_SAVING and max(ratios) <= 1 + _SIZE_NOISE
+
+    def _size_ratios(self, result: VariantResult) -> tuple[float, float]:
+        """Its size / the float model's in the first runtime: of the file, and zipped."""
         of_float = self.results[0]
-        return result.size_bytes < of_float.size_bytes or result.zipped_bytes < of_float.zipped_bytes
+        return result.size_bytes / of_float.size_bytes, result.zipped_bytes / of_float.zipped_bytes
+
+    @staticmethod
+    def _smallest(results: list[VariantResult]) -> VariantResult | None:
+        """The smallest file; among equally small ones the smallest when zipped, and among those the fastest."""
+        for name in ("size_bytes", "zipped_bytes"):
+            least = min((getattr(one, name) for one in results), default=0)
+            results = [one for one in results if getattr(one, name) * (1 - MIN_SAVING) <= least]
+        return min(results, key=lambda one: one.best_seconds, default=None)
 
     def _of_metric_and_size(self, result: VariantResult) -> str:
+        changed = ""
+        if result.agreement < _MIN_AGREEMENT:
+            changed = f"; agrees with {self.results[0].variant.name} in {result.agreement:.1%} only"
+        if self.is_open(result) and result.drop_interval is not None:
+            return f"too few examples to tell: may be worse by {result.drop_interval.high:.2g}{changed}"
         if not self.is_within(result):
             drop = self.drop(result)
             if math.isnan(drop):
                 return f"{self.metric} is not a number"
             return f"{self.metric} is worse by {drop:.4g}: too much" if drop > 0 else "gain too small"
+        name = self.results[0].variant.name
         if not self._is_smaller(result):
-            return f"not smaller than {self.results[0].variant.name}"
-        of_float = self.results[0]
-        only = f", smaller than {of_float.variant.name} only when zipped"
-        zipped = only if result.size_bytes >= of_float.size_bytes else ""
-        return ("smallest within the limit" if result is self.winner else "within the limit") + zipped
+            return f"not at least {MIN_SAVING:.0%} smaller than {name}"
+        zipped = f", smaller than {name} only when zipped" if self._size_ratios(result)[0] > 1 - MIN_SAVING else ""
+        return ("smallest within the limit" if result is self.winner else "within the limit") + zipped + changed
 
     def _row(self, result: VariantResult) -> dict[str, Any]:
         derived = {"drop": self.drop(result), "size_ratio": math.nan, "latency_ratio": math.nan}

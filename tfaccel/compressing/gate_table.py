@@ -25,7 +25,7 @@ def cells(found: GateResult, result: VariantResult) -> list[str]:
     return [
         result.variant.name,
         f"{found.value(result):.4f}",
-        "" if is_float else signed(change),
+        "" if is_float else signed(change) + _interval_text(found, result),
         size_text(result.size_bytes),
         f"{found.size_ratio(result):.2f}",
         size_text(result.zipped_bytes),
@@ -53,6 +53,15 @@ def sensitivity_cells(cost: LayerCost) -> list[str]:
     """The cells of one layer's row: its path, what it costs, how far outputs move, and its operations."""
     operations = ", ".join(f"{count} {name}" for name, count in sorted(cost.operations.items()))
     return [cost.layer, signed(cost.drop), f"{cost.output_error:.1%}", operations]
+
+
+def _interval_text(found: GateResult, result: VariantResult) -> str:
+    """Where the change may lie, on a line of its own; "" where that is not known."""
+    interval = result.drop_interval
+    if interval is None:
+        return ""
+    bounds = (interval.low, interval.high) if found.lower_is_better else (-interval.high, -interval.low)
+    return "\n" + " to ".join(signed(bound) for bound in bounds)
 
 
 def signed(change: float) -> str:

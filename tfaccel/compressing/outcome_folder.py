@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.litert_archive import archive_of
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
+from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError
 from tfaccel.training.files import write_json
 
@@ -59,8 +61,13 @@ class OutcomeFolder:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep(self, folder: Path, result: GateResult) -> GateResult:
+    def keep(self, folder: Path, result: GateResult, *, raw_input: RawInput | None = None) -> GateResult:
         """Writes the report and the winner into the working folder, and puts it in place.
+
+        Arguments:
+            folder: the working folder.
+            result: the forms in it, and the verdict.
+            raw_input: what the model's inputs are made of, which the winner then says where it is a LiteRT file.
 
         Returns:
             The result, with the paths at which the files now are.
@@ -72,7 +79,11 @@ class OutcomeFolder:
         best = result.winner
         if best is not None:
             kept = Path(best.variant.path)
-            shutil.copyfile(folder / VARIANTS / kept.name, folder / f"{_WINNER}{kept.suffix}")
+            winner = folder / f"{_WINNER}{kept.suffix}"
+            shutil.copyfile(folder / VARIANTS / kept.name, winner)
+            if best.variant.is_litert:
+                with winner.open("ab") as file:
+                    file.write(archive_of(raw_input))
         write_json(folder / REPORT, result.to_json())
         folder.chmod(0o755)
         place = self.path.resolve()

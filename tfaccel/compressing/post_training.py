@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
+from tfaccel.compressing.conversion import Conversion, write_rows
+from tfaccel.compressing.conversion_child import ConversionChild, ConversionError
 from tfaccel.compressing.int8_scales import relative_error
 from tfaccel.compressing.litert_file import input_order, named_operations, operations
 from tfaccel.compressing.litert_model import LitertModel
@@ -30,7 +33,6 @@ from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.unsupported_layers import check_no_loops, refusal
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import all_layers, tf_variable
-from tfaccel.training.private_tensorflow import one_scale_per_kernel
 
 # Recurrent layers are unrolled up to so many steps; each takes a dozen operations of the file.
 MOST_STEPS = 256
@@ -50,9 +52,14 @@ class Converter:
         model: a built Keras model that calculates in float32.
         signature: how it is called.
         folder: an empty folder, which is used as long as the converter is.
+        child: converts.
     """
 
-    def __init__(self, model: keras.Model, signature: CallSignature, folder: str | Path) -> None:
+    def __init__(
+        self, model: keras.Model, signature: CallSignature, folder: str | Path, *, child: ConversionChild
+    ) -> None:
+        self._child = child
+        self._rows_files: dict[int, tuple[Rows, str]] = {}
         self._model = model
         self._signature = signature
         self._folder = str(folder)
@@ -71,7 +78,7 @@ class Converter:
     @functools.cached_property
     def float_content(self) -> bytes:
         """The file in float32."""
-        return self._converted(self._prepared(FLOAT32), FLOAT32)
+        return self._converted(Conversion(self._folder, FLOAT32))
 
     @functools.cached_property
     def without_loops(self) -> Converter:
@@ -85,7 +92,7 @@ class Converter:
         folder = Path(self._folder) / "unrolled"
         folder.mkdir()
         with unrolled(self._model):
-            return Converter(self._model, self._signature, folder)
+            return Converter(self._model, self._signature, folder, child=self._child)
 
     def convert(self, method: str, rows: Rows = (), *, one_scale: bool = False) -> bytes:
         """The file that a method gives.
@@ -100,17 +107,20 @@ class Converter:
         """
         if method == FLOAT32:
             return self.float_content
-        converter = (self.without_loops if rows else self).prepared(method, rows)
-        if one_scale:
-            one_scale_per_kernel(converter)
-        return self._converted(converter, method)
-
-    def prepared(self, method: str, rows: Rows = ()) -> Any:
-        """TensorFlow's converter, set up for a method; representative examples go in by the order of the float file."""
         if not rows:
-            return self._prepared(method)
+            return self._converted(Conversion(self._folder, method, one_scale=one_scale))
+        whole = self.without_loops
+        return whole._converted(replace(whole.prepared(method, rows), one_scale=one_scale))
+
+    def prepared(self, method: str, rows: Rows) -> Conversion:
+        """The conversion by a method; representative examples go in by the order of the float file."""
         check_no_loops(named_operations(self.float_content), self._model, method)
-        return self._prepared(method, rows, folder=self._with_masks(rows)[0])
+        return self._with_rows(method, rows, self._with_masks(rows)[0])
+
+    def quantize(self, conversion: Conversion, kept: Sequence[str]) -> bytes:
+        """The file that a prepared conversion gives, with these operations in float."""
+        with quiet_conversion():
+            return self._child.quantize(conversion, kept)
 
     def mask_note(self, rows: Rows) -> str:
         """What became of masks where `rows` show the ranges; "" where there is none, or nothing was changed."""
@@ -127,7 +137,7 @@ class Converter:
                 if value is not None:
                     folders[value] = str(Path(self._folder) / f"{COPY}{value:g}")
                     copy_with_mask_value(Path(self._folder), Path(folders[value]), value)
-                content = self._converted(self._prepared("int8", few, folder=folders[value]), "int8")
+                content = self._converted(self._with_rows("int8", few, folders[value]))
                 return relative_error(expected, self._outputs(content, few))
 
             huge = has_huge_constants(Path(self._folder))
@@ -139,29 +149,19 @@ class Converter:
         model = LitertModel(content, self._signature)
         return [model.run(row) for row in rows]
 
-    def _prepared(self, method: str, rows: Rows = (), *, folder: str | None = None) -> Any:
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder or self._folder)
-        if rows:
-            order = input_order(self.float_content)
-            converter.representative_dataset = lambda: ([row[name] for name in order] for row in rows)
-        ops = tf.lite.OpsSet
-        converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS]
-        if method != FLOAT32:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if method == "float16":
-            converter.target_spec.supported_types = [tf.float16]
-        elif method == "int8":
-            converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS_INT8, ops.TFLITE_BUILTINS]
-        elif method == "int16x8":
-            both = ops.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
-            converter.target_spec.supported_ops = [both, ops.TFLITE_BUILTINS]
-        return converter
+    def _with_rows(self, method: str, rows: Rows, folder: str) -> Conversion:
+        if id(rows) not in self._rows_files:  # Rows are kept, so that their id is not used again.
+            path = str(Path(self._folder) / f"rows_{len(self._rows_files)}.npz")
+            write_rows(path, rows)
+            self._rows_files[id(rows)] = rows, path
+        return Conversion(folder, method, self._rows_files[id(rows)][1], tuple(input_order(self.float_content)))
 
-    def _converted(self, converter: Any, method: str) -> bytes:
+    def _converted(self, conversion: Conversion) -> bytes:
         with quiet_conversion():
             try:
-                return bytes(converter.convert())
-            except Exception as error:
+                return self._child.convert(conversion)
+            except ConversionError as error:
+                method = conversion.method
                 text = _without_range(str(error), method) or refusal(error, self._function.graph, self._model, method)
                 raise CompressionError(text) from error
 
@@ -185,8 +185,11 @@ def _without_range(text: str, method: str) -> str:
 @contextlib.contextmanager
 def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Converter]:
     """A converter with a folder of its own, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder:
-        yield Converter(model, signature, folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder,
+        contextlib.closing(ConversionChild()) as child,
+    ):
+        yield Converter(model, signature, folder, child=child)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 import keras
-import tensorflow as tf
 
+from tfaccel.compressing.conversion_child import ConversionError
 from tfaccel.compressing.litert_file import named_operations
-from tfaccel.compressing.post_training import Converter, Rows, quiet_conversion
+from tfaccel.compressing.post_training import Converter, Rows
 from tfaccel.compressing.unsupported_layers import layer_of
 from tfaccel.errors import CompressionError
 
@@ -43,7 +42,7 @@ class SelectiveQuantizer:
             self._outputs.setdefault(path, []).append(names[0])
             kinds = self.layers.setdefault(path, {})
             kinds[operation] = kinds.get(operation, 0) + 1
-        self._debugger = _debugger(converter, rows)
+        self._converter, self._conversion = converter, converter.prepared("int8", rows)
 
     def quantize(self, layers: Collection[str]) -> bytes:
         """The model with these layers in int8 and all others in float32.
@@ -56,14 +55,6 @@ class SelectiveQuantizer:
             raise CompressionError(f"The model has no layer {unknown[0]!r}. Layers: {', '.join(self._outputs)}.")
         kept = [name for layer, names in self._outputs.items() if layer not in layers for name in names]
         try:
-            with quiet_conversion():
-                self._debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=kept)
-                return bytes(self._debugger.get_nondebug_quantized_model())
-        except (ValueError, RuntimeError) as error:
+            return self._converter.quantize(self._conversion, kept)
+        except ConversionError as error:
             raise CompressionError(f"Nothing of {', '.join(layers)} can be quantized: {error}") from error
-
-
-def _debugger(converter: Converter, rows: Rows) -> Any:
-    options: Mapping[str, Any] = {"debug_options": tf.lite.experimental.QuantizationDebugOptions()}
-    with quiet_conversion():
-        return tf.lite.experimental.QuantizationDebugger(converter=converter.prepared("int8", rows), **options)

@@ -10,7 +10,7 @@ from tfaccel.compressing.selective import SelectiveQuantizer
 from tfaccel.errors import CompressionError
 
 # How many layers are tried in float, one number after the other.
-_TRIED = (1, 2, 3, 5, 8, 13, 21, 34)
+_TRIED = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
 
 class Sensitivity:
@@ -19,16 +19,18 @@ class Sensitivity:
     Arguments:
         make_quantizer: makes what quantizes chosen layers.
         drop_of: how much worse the metric of a LiteRT file is than the float model's.
+        highest_drop_of: the same, at the upper end of what the number of examples leaves open.
         error_of: how far its outputs are from the float model's.
         progress: called with a line before each step.
     """
 
     def __init__(
         self, make_quantizer: Callable[[], SelectiveQuantizer], *, drop_of: Callable[[bytes], float],
-        error_of: Callable[[bytes], float], progress: Callable[[str], None],
+        highest_drop_of: Callable[[bytes], float], error_of: Callable[[bytes], float], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._make_quantizer = make_quantizer
         self._drop_of = drop_of
+        self._highest_drop_of = highest_drop_of
         self._error_of = error_of
         self._progress = progress
 
@@ -49,7 +51,10 @@ class Sensitivity:
         return tuple(sorted(costs, key=lambda cost: (cost.drop, cost.output_error), reverse=True))
 
     def mixed(self, max_drop: float) -> tuple[bytes, tuple[str, ...]]:
-        """int8 with as few of the costliest layers in float as the limit allows; half of them at most.
+        """int8 with as few of the costliest layers in float as the limit allows, from none to half of them.
+
+        The first number wins that is surely within the limit; where there are too few examples for that, the first
+        whose estimate is.
 
         Returns:
             The file, and the layers in float.
@@ -62,15 +67,15 @@ class Sensitivity:
             raise CompressionError(
                 f"`mixed` chooses among layers that have a form in integers, and this model has {len(costs)}. Use int8."
             )
-        content: bytes = b""
-        kept: tuple[str, ...] = ()
+        tried: list[tuple[bytes, tuple[str, ...]]] = []
         for number in [count for count in _TRIED if count <= len(costs) // 2]:
             kept = tuple(cost.layer for cost in costs[:number])
             self._progress(f"mixed: {number} of {len(costs)} layers in float")
             content = quantizer.quantize([layer for layer in quantizer.layers if layer not in kept])
-            if self._drop_of(content) <= max_drop:
-                break
-        return content, kept
+            tried.append((content, kept))
+            if self._highest_drop_of(content) <= max_drop:
+                return content, kept
+        return next((one for one in tried if self._drop_of(one[0]) <= max_drop), tried[-1])
 
     @functools.cached_property
     def _quantizer(self) -> SelectiveQuantizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.agreement import Agreement
+from tfaccel.compressing.drop_interval import DropInterval
+from tfaccel.compressing.drop_judge import DropJudge, DropLimit, Examples
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import near_name
@@ -62,7 +64,10 @@ class TaskMetrics:
                  compiled: keras.Model | None = None, output_names: list[str] | None = None) -> None:  # fmt: skip
         self._batches = batches
         self._judge = compiled
+        self._examples: list[Examples] = []
         self._float_outputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._drop_judge: DropJudge | None = None
         self.num_examples = 0
         if compile_args is not None:
             self._judge = _Judge()
@@ -82,7 +87,7 @@ class TaskMetrics:
 
     def of_float_model(self, predict: Predict) -> dict[str, float]:
         """The metrics of the float model, whose outputs the others are compared with from now on."""
-        self._float_outputs, self.num_examples = [], 0
+        self._examples, self._float_outputs, self.num_examples = [], [], 0
         return self._measure(predict, keep=True)
 
     def of(self, predict: Predict) -> dict[str, float]:
@@ -93,14 +98,36 @@ class TaskMetrics:
         """
         return self._measure(predict, keep=False)
 
+    def judge_by(self, limit: DropLimit) -> None:
+        """From now on `drop_interval` is for this metric and limit; the float model must have been judged."""
+        self._drop_judge = DropJudge(
+            limit, self._examples, self._float_outputs, value_of=lambda batches: self._value_of(limit.metric, batches)
+        )
+
+    def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
+        """How sure the drop is of the form that was judged last; None before `judge_by`.
+
+        Arguments:
+            of_float: the metric of the float model.
+            value: that form's.
+        """
+        return (
+            None
+            if self._drop_judge is None
+            else self._drop_judge.interval(self._outputs, of_float=of_float, value=value)
+        )
+
     def _measure(self, predict: Predict, *, keep: bool) -> dict[str, float]:
         agreement, losses, weights = Agreement(), 0.0, 0
         logs: dict[str, Any] = {}
         if self._judge is not None:
             self._judge.reset_metrics()
+        self._outputs = []
         for number, (x, y, sample_weight) in enumerate(self._batches()):
             outputs = predict(x)
+            self._outputs.append(outputs)
             if keep:
+                self._examples.append((x if self._needs_inputs else None, y, sample_weight))
                 self._float_outputs.append(outputs)
                 self.num_examples += len(keras.tree.flatten(outputs)[0])
             agreement.update(self._float_outputs[number], outputs, y)
@@ -112,6 +139,29 @@ class TaskMetrics:
         if weights:
             found["loss"] = losses / weights
         return {**found, AGREEMENT: agreement.result()}
+
+    @property
+    def _needs_inputs(self) -> bool:
+        """Whether the loss or the metrics may look at the model's inputs."""
+        own: Any = type(self._judge)
+        names = ("compute_metrics", "compute_loss")
+        return self._judge is not None and any(getattr(own, name) is not getattr(keras.Model, name) for name in names)
+
+    def _value_of(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
+        """A metric of predictions that are there: of (inputs, targets, weights), the float model's outputs, outputs."""
+        if metric == AGREEMENT or self._judge is None:
+            agreement = Agreement()
+            for (_, y, _), of_float, outputs in batches:
+                agreement.update(of_float, outputs, y)
+            return agreement.result()
+        self._judge.reset_metrics()
+        losses, weights = 0.0, 0
+        logs: dict[str, Any] = {}
+        for (x, y, sample_weight), _, outputs in batches:
+            rows = len(keras.tree.flatten(outputs)[0])
+            loss, logs = _judged(self._judge, x, y, outputs, sample_weight)
+            losses, weights = losses + rows * loss, weights + rows
+        return losses / weights if metric == "loss" else float(np.mean(logs[metric]))
 
 
 def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any) -> tuple[float, dict[str, Any]]:

@@ -13,6 +13,7 @@ import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
+from tfaccel.compressing.conversion_child import ConversionChild
 from tfaccel.compressing.examples import check_ranges, rows_of
 from tfaccel.compressing.int8_scales import int8_content
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
@@ -46,11 +47,13 @@ class VariantMaker:
         self._options = options
         self._make_mixed = make_mixed
         self._working = tempfile.TemporaryDirectory(prefix="tfaccel-forms-")
+        self._child = ConversionChild()
         self._trained: dict[str, tuple[Any, Any]] = {}
         self.representative_text = ""
 
     def close(self) -> None:
         """Removes what was needed on the way."""
+        self._child.close()
         self._working.cleanup()
 
     def check(self, methods: Sequence[str]) -> None:
@@ -117,7 +120,7 @@ class VariantMaker:
             return self._in_keras(method)
         if method.kind == "mixed":
             content, kept = self._make_mixed()
-            note = f"float32 kept for {', '.join(kept)}"
+            note = f"float32 kept for {', '.join(kept)}" if kept else "no layer had to be kept in float32"
             notes = tuple(filter(None, (note, self._ranges(), self.converter.mask_note(self.rows))))
             return self._litert(name, content, notes=notes, float_layers=kept)
         if method.kind == "trained":
@@ -184,7 +187,7 @@ class VariantMaker:
     def _converter_of(self, model: keras.Model, name: str) -> Converter:
         folder = Path(self._working.name) / name
         folder.mkdir()
-        return Converter(model, self.source.signature, folder)
+        return Converter(model, self.source.signature, folder, child=self._child)
 
     def _litert(self, name: str, content: bytes, **known: Any) -> Variant:
         path = self._folder / f"{name}{LITERT_SUFFIX}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from tfaccel.compressing.drop_interval import DropInterval
 from tfaccel.compressing.variant import Variant
 
 
@@ -41,6 +42,7 @@ class VariantResult:
         num_operations: in its graph, conversions of numbers left out; None for a Keras model.
         float_operations: name -> how many of them calculate with floats; None for a Keras model.
         agreement: with the float model on held-out data, 1 for the same; see `tfaccel.compressing.agreement`.
+        drop_interval: between which bounds the drop of the metric lies; None where that was not asked.
         failure: why it could not be made or measured; "" if it could.
 
     Example:
@@ -58,6 +60,7 @@ class VariantResult:
     num_operations: int | None = None
     float_operations: Mapping[str, int] | None = field(default=None, hash=False)
     agreement: float = math.nan
+    drop_interval: DropInterval | None = None
     failure: str = ""
 
     def __post_init__(self) -> None:
@@ -72,7 +75,8 @@ class VariantResult:
         """The fields as JSON values; what is not a number becomes None."""
         data = {**asdict(self), "variant": self.variant.to_json(), "latencies": [asdict(one) for one in self.latencies]}
         data["metrics"] = {name: _finite(value) for name, value in self.metrics.items()}
-        return {**data, "agreement": _finite(self.agreement)}
+        interval = None if self.drop_interval is None else self.drop_interval.to_json()
+        return {**data, "agreement": _finite(self.agreement), "drop_interval": interval}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -82,6 +86,8 @@ class VariantResult:
         fields["latencies"] = tuple(Latency(**one) for one in fields["latencies"])
         fields["metrics"] = {name: math.nan if v is None else v for name, v in fields["metrics"].items()}
         fields["agreement"] = math.nan if fields["agreement"] is None else fields["agreement"]
+        if fields.get("drop_interval") is not None:
+            fields["drop_interval"] = DropInterval.from_json(fields["drop_interval"])
         return cls(**fields)
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Which columns of a table are numbers, which are categories, and which are of no use."""
+"""Which columns of a table are numbers, which are categories or dates, and which are of no use."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from tfaccel.data.table import Column, Table
+from tfaccel.data.table_dates import date_order, date_parts
 from tfaccel.errors import DataError
 from tfaccel.planning.near_name import near_name
 
-NUMERIC, CATEGORICAL, IGNORED = KINDS = ("numeric", "categorical", "ignored")
+NUMERIC, CATEGORICAL, DATE, IGNORED = KINDS = ("numeric", "categorical", "date", "ignored")
 # A column of which this part can be read as numbers is meant to hold numbers.
 _MOSTLY_NUMBERS = 0.8
 # Texts of which nearly every row has its own say nothing about other rows.
@@ -63,7 +64,7 @@ def numbers_of(column: Column) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kind_of(column: Column) -> str:
-    """What a column looks like: "numeric" where most of its values are numbers, "ignored" for nearly distinct texts.
+    """What a column looks like: "numeric" or "date" where most of its values are, "ignored" for nearly distinct texts.
 
     Example:
         >>> kind_of(Column("color", np.array(["red", "blue", "red"], dtype=object)))
@@ -77,13 +78,20 @@ def kind_of(column: Column) -> str:
     _, wrong = numbers_of(column)
     if len(present) - len(wrong) >= _MOSTLY_NUMBERS * len(present):
         return NUMERIC
+    if date_order(present) is not None:
+        return DATE
     if len(present) > _FEW_ROWS and len(set(present)) >= _MOSTLY_DISTINCT * len(present):
         return IGNORED
     return CATEGORICAL
 
 
-def as_numbers(column: Column, source: str) -> np.ndarray:
+def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.ndarray:
     """A numeric column as float64, NaN for what is missing.
+
+    Arguments:
+        column: the column.
+        source: where it is from, for messages.
+        advice: what can be done beside mending the row; None to say that the column may be of another kind.
 
     Raises:
         DataError: if a value is no finite number; the message names row and column.
@@ -93,14 +101,50 @@ def as_numbers(column: Column, source: str) -> np.ndarray:
         Traceback (most recent call last):
         ...
         tfaccel.errors.DataError: Column 'age' of pets.csv holds numbers, but row 2 below the header has 'three'. \
-Mend the row, or say what the column is: column_kinds={'age': 'categorical'} (--column_kinds=age=categorical).
+Mend the row, or say what the column is: --column_kinds=age=categorical.
     """
     numbers, wrong = numbers_of(column)
     if len(wrong):
         row = int(wrong.min())
         raise DataError(
             f"Column {column.name!r} of {source} holds numbers, but row {row + 1} below the header has "
-            f"{column.values[row]!r}. Mend the row, or say what the column is: "
-            f"column_kinds={{{column.name!r}: 'categorical'}} (--column_kinds={column.name}=categorical)."
+            f"{column.values[row]!r}. Mend the row{_other_kind(column.name) if advice is None else advice}."
         )
     return numbers
+
+
+def order_of_dates(column: Column, source: str) -> str:
+    """In which order the dates of a column have year, month and day.
+
+    Raises:
+        DataError: if a value is no date (row and column are named), or day and month cannot be told apart.
+
+    Example:
+        >>> order_of_dates(Column("born", np.array(["31.05.2024", "01.06.2024"], dtype=object)), "pets.csv")
+        'dmy'
+    """
+    texts = column.texts().tolist()
+    order = date_order(texts)
+    if order is None:
+        raise DataError(
+            f"Column {column.name!r} of {source} holds no dates that can be read. Write them as 2024-05-31, "
+            f"2024-05-31 14:00, 31.05.2024 or 5/31/2024 (with some day after the 12th). Received: {texts[0]!r} ..."
+        )
+    check_dates(column, order, source, advice=_other_kind(column.name))
+    return order
+
+
+def check_dates(column: Column, order: str, source: str, *, advice: str = "") -> None:
+    """Raises DataError, which names row and column, for a value that is no date of this order."""
+    texts = column.texts().tolist()
+    is_date = ~np.isnan(date_parts(texts, order)["year"])
+    wrong = [row for row, text in enumerate(texts) if text is not None and not is_date[row]]
+    if wrong:
+        raise DataError(
+            f"Column {column.name!r} of {source} holds dates, but row {wrong[0] + 1} below the header has "
+            f"{texts[wrong[0]]!r}. Mend the row{advice}."
+        )
+
+
+def _other_kind(name: str) -> str:
+    return f", or say what the column is: --column_kinds={name}=categorical"

@@ -9,10 +9,11 @@ import numpy as np
 
 from tfaccel.data.column_kinds import kinds_from_text
 from tfaccel.data.inspection import InspectionReport, Progress, no_progress
+from tfaccel.data.inspection_boxes import coco_files, inspect_coco
 from tfaccel.data.inspection_folders import list_labelled_files
 from tfaccel.data.inspection_images import IMAGE_SUFFIXES, inspect_image_arrays, inspect_image_files
 from tfaccel.data.inspection_table import inspect_tables
-from tfaccel.data.inspection_texts import TEXT_SUFFIXES, inspect_text_files, inspect_text_tables
+from tfaccel.data.inspection_texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
 from tfaccel.data.table import Table
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.errors import DataError
@@ -32,8 +33,9 @@ def inspect_data(
     """Inspects a data set: shape and types, missing values, balance, copies, leaks, labels, memory.
 
     Arguments:
-        path: a table (.csv, .tsv, .parquet); images in a `.npz` file; a folder with one sub-folder of images or texts
-            for each class; or a folder with `train` and `test` of any of these.
+        path: a table (.csv, .tsv, .parquet); images in a `.npz` file; a text (.txt, .md, .rst); a folder with one
+            sub-folder of images or texts for each class; a folder with images and boxes in COCO's format; or a folder
+            with `train` and `test` of any of these.
         target: the column of a table that is predicted; None to leave classes and labels alone.
         text_column: the column of a table that holds texts to be read; None for a table of numbers and categories.
         column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND.
@@ -70,9 +72,14 @@ def inspect_data(
             )
         kinds = kinds_from_text(column_kinds)
         return inspect_tables(tables, path=str(place), target=target, column_kinds=kinds, progress=progress)
+    if place.is_file() and place.suffix.lower() in TEXT_SUFFIXES:
+        return inspect_text_file(place, encoding=encoding, progress=progress)
     if place.is_file():
-        raise DataError(f"Data must be a folder, or a file that ends in {', '.join((*_TABLE_SUFFIXES, '.npz'))}. "
-                        f"Received: {place}.")  # fmt: skip
+        suffixes = ", ".join((*_TABLE_SUFFIXES, ".npz", *TEXT_SUFFIXES))
+        raise DataError(f"Data must be a folder, or a file that ends in {suffixes}. Received: {place}.")
+    boxes = coco_files(place)
+    if boxes:
+        return inspect_coco(place, boxes, progress=progress)
     return _inspect_folder(place, encoding, progress)
 
 

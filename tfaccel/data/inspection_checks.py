@@ -10,7 +10,6 @@ import psutil
 from tfaccel.data.class_balance import are_unequal, balanced_weights
 from tfaccel.data.inspection import Examples, Finding
 
-_MOST_NAMED = 10  # copies of one kind that are named one by one
 _FEW_EXAMPLES = 10  # of a class
 
 
@@ -29,7 +28,7 @@ def copies(examples: Examples) -> list[Finding]:
     for rows in groups.values():
         if len(rows) == 1:
             continue
-        names = ", ".join(examples.names[row] for row in rows[:4]) + (" ..." if len(rows) > 4 else "")
+        names = ", ".join(examples.names[row] for row in rows)
         labels = sorted({str(examples.labels[row]) for row in rows}) if examples.labels is not None else []
         if len(labels) > 1:
             text = f"the same content has the labels {', '.join(labels)}"
@@ -39,16 +38,7 @@ def copies(examples: Examples) -> list[Finding]:
             leaks.append(Finding("leak", names, text, "Remove it from one part: the test is too easy."))
         elif len(labels) < 2:
             duplicates.append(Finding("duplicate", names, f"the same content {len(rows)} times", "Keep one of them."))
-    return [*_few(leaks), *_few(conflicts), *_few(duplicates)]
-
-
-def _few(findings: list[Finding]) -> list[Finding]:
-    """The first findings one by one, the others in one."""
-    if len(findings) <= _MOST_NAMED:
-        return findings
-    more = findings[_MOST_NAMED:]
-    text = f"{len(more)} more of the kind"
-    return [*findings[:_MOST_NAMED], Finding(more[0].kind, "elsewhere", text, more[0].advice)]
+    return [*leaks, *conflicts, *duplicates]
 
 
 def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[Finding]]:
@@ -77,6 +67,11 @@ def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[
     for name, count in zip(names, counts, strict=True):
         if count < _FEW_EXAMPLES:
             findings.append(Finding("small class", str(name), f"it has {count} examples to train on", "Add examples."))
+    if len(names) == 1:
+        text = f"all {counts[0]} examples to train on have the label {names[0]}"
+        findings.append(
+            Finding("one class", str(names[0]), text, "There is nothing to tell it from: add other classes.")
+        )
     if len(names) > 1 and are_unequal(counts):
         largest, smallest = names[counts.argmax()], names[counts.argmin()]
         text = f"{largest} has {counts.max() / counts.min():.1f} times the examples of {smallest}"

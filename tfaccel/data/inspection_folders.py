@@ -54,6 +54,10 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
     labels: list[str] = []
     findings = []
     for part, root in parts.items():
+        loose = sorted(entry.name for entry in root.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        if loose:
+            text = f"{len(loose)} files lie in no class folder (first {loose[0]})"
+            findings.append(Finding("other files", str(root), text, "They are not used."))
         for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
             if class_folder.name.startswith("."):
                 continue

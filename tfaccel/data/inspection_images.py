@@ -17,12 +17,13 @@ from tfaccel.data.label_errors import probable_label_errors
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _SMALL_SIZE = 16  # height and width, in pixels, to which images are brought for the classifier
-_NUM_COMPONENTS = 40
+_NUM_TREES = 200
+_NUM_ANGLES, _NUM_CELLS = 8, 4  # directions of edges, and cells along each side in which they are counted
 _EVERY = 50  # images between two reports of progress
 
 
 @dataclass(frozen=True)
-class _Image:
+class SmallImage:
     """What is kept of one image: a checksum of its pixels, its size and mode, and a small copy."""
 
     key: bytes
@@ -37,7 +38,7 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
         DataError: if no file can be read.
     """
     images, rows, findings = read_labelled_files(
-        files, path, _read_or_finding, noun="images", every=_EVERY, progress=progress
+        files, path, read_or_finding, noun="images", every=_EVERY, progress=progress
     )
     examples = Examples(
         tuple(str(files.paths[row]) for row in rows), files.parts[rows], tuple(image.key for image in images),
@@ -49,7 +50,8 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
     return _report(path, examples, small, shapes, findings=findings, progress=progress)
 
 
-def _read_or_finding(file: Path) -> _Image | Finding:
+def read_or_finding(file: Path) -> SmallImage | Finding:
+    """What is kept of an image; a finding where it cannot be read."""
     try:
         return _read(file)
     except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
@@ -79,7 +81,7 @@ def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> Ins
     return _report(path, examples, np.stack(small), Counter({shape: len(names)}), findings=[], progress=progress)
 
 
-def _read(file: Path) -> _Image:
+def _read(file: Path) -> SmallImage:
     from PIL import Image
 
     with Image.open(file) as opened:
@@ -89,13 +91,36 @@ def _read(file: Path) -> _Image:
         small = opened.convert("RGB").resize((_SMALL_SIZE, _SMALL_SIZE), Image.Resampling.BOX)
     shape = (*pixels.shape[:2], 1 if is_grey else 3)
     key = hashlib.sha1(repr(shape).encode() + pixels.tobytes()).digest()
-    return _Image(key, shape, np.asarray(small, dtype=np.float32).reshape(-1) / 255)
+    return SmallImage(key, shape, np.asarray(small, dtype=np.float32).reshape(-1) / 255)
 
 
 def _small(array: np.ndarray) -> np.ndarray:
-    """An image of shape (height, width, channels) as few numbers: every n-th pixel."""
-    step = max(1, -(-max(array.shape[:2]) // (2 * _SMALL_SIZE)))
-    return array[::step, ::step].astype(np.float32).reshape(-1)
+    """An image of shape (height, width, channels) as few numbers."""
+    from PIL import Image
+
+    channels = [Image.fromarray(array[..., place].astype(np.float32)) for place in range(array.shape[-1])]
+    size = (_SMALL_SIZE, _SMALL_SIZE)
+    small = np.stack([np.asarray(one.resize(size, Image.Resampling.BOX)) for one in channels], axis=-1)
+    last = small.shape[-1] - 1
+    return small[..., [0, min(1, last), min(2, last)]].reshape(-1)
+
+
+def _edges(small: np.ndarray) -> np.ndarray:
+    """How strong edges of each direction are in each cell of small images, and in the whole of them."""
+    grey = small.reshape(len(small), _SMALL_SIZE, _SMALL_SIZE, 3).mean(axis=-1)
+    down, right = np.gradient(grey, axis=(1, 2))
+    strength = np.hypot(right, down)
+    angle = np.arctan2(down, right) % np.pi / np.pi * _NUM_ANGLES
+    lower = np.floor(angle).astype(int) % _NUM_ANGLES
+    share = angle - np.floor(angle)
+    parts = [strength * ((lower == one) * (1 - share) + ((lower + 1) % _NUM_ANGLES == one) * share)
+             for one in range(_NUM_ANGLES)]  # fmt: skip
+    side = _SMALL_SIZE // _NUM_CELLS
+    cells = np.stack(parts, axis=1).reshape(len(small), _NUM_ANGLES, _NUM_CELLS, side, _NUM_CELLS, side).sum((3, 5))
+    whole = cells.sum(axis=(2, 3))
+    cells = cells.reshape(len(small), -1)
+    norms = np.linalg.norm(cells, axis=1, keepdims=True), whole.sum(axis=1, keepdims=True)
+    return np.concatenate([cells / (norms[0] + 1e-3), whole / (norms[1] + 1e-3)], axis=1)
 
 
 def _mixed_shapes(shapes: Counter[tuple[int, ...]]) -> list[Finding]:
@@ -110,21 +135,15 @@ def _report(
     path: Path, examples: Examples, small: np.ndarray, shapes: Counter[tuple[int, ...]], *, findings: list[Finding],
     progress: Progress,
 ) -> InspectionReport:  # fmt: skip
-    from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.ensemble import ExtraTreesClassifier
 
     progress("Copies and leaks", 0, 1)
     findings += copies(examples)
     counts, weights, found = balance(examples)
     findings += found
     progress("Labels, by cross-validation", 0, 1)
-    num_folds = 5
-    num_components = min(_NUM_COMPONENTS, small.shape[1], len(small) * (num_folds - 1) // num_folds // 2)
-    if num_components > 0:
-        parts = [StandardScaler(), PCA(num_components, random_state=0), LogisticRegression(max_iter=1000)]
-        findings += probable_label_errors(make_pipeline(*parts), small, examples)
+    classifier = ExtraTreesClassifier(_NUM_TREES, random_state=0)
+    findings += probable_label_errors(classifier, np.concatenate([small, _edges(small)], axis=1), examples)
     num_bytes = sum(count * int(np.prod(shape)) for shape, count in shapes.items())
     free, found = memory(num_bytes)
     return InspectionReport(

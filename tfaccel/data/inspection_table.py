@@ -7,15 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.column_kinds import CATEGORICAL, IGNORED, NUMERIC, check_kinds, kind_of, numbers_of
+from tfaccel.data.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, kind_of, numbers_of
 from tfaccel.data.inspection import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection_checks import balance, copies, memory, part_sizes
+from tfaccel.data.inspection_outliers import outliers
+from tfaccel.data.inspection_target import tells_the_target
 from tfaccel.data.label_errors import probable_label_errors
 from tfaccel.data.table import Column, Table
+from tfaccel.data.table_dates import could_be_either
 
 _HIGH_CORRELATION = 0.98
 _MOST_CORRELATED_COLUMNS = 300  # among which correlations are looked for
-_MANY_MISSING = 0.5  # part of the rows
+_MANY_MISSING = 0.5  # fraction of the rows
+# Kind of a column -> what training makes of missing values in it.
+_OF_MISSING = {
+    NUMERIC: "Medians stand in for them.",
+    CATEGORICAL: "They are a category of their own.",
+    DATE: "Medians stand in for them, and the model is told where.",
+    IGNORED: "",
+}
 _MOST_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to here, numbers to predict are taken for classes
 
 
@@ -58,6 +68,9 @@ def inspect_tables(
         progress("Columns", number, len(joined.columns))
         columns[column.name], found = _inspect_column(column, kinds[column.name], joined, is_target=column.name == goal)
         findings += found
+    if goal is not None:
+        progress("Columns that tell the target", 0, 1)
+        findings += _tellers(features, kinds, joined.column(goal), _are_classes(joined.column(goal)))
     findings += _correlations([column for column in features if kinds[column.name] == NUMERIC])
     examples = _examples(tables, features, joined, goal)
     progress("Copies and leaks", 0, 1)
@@ -98,9 +111,12 @@ def _inspect_column(
     about: dict[str, Any] = {"kind": kind, "num_missing": num_missing, "num_distinct": len(distinct)}
     findings = []
     if num_missing and not is_target:
-        advice = "Drop the column." if num_missing > _MANY_MISSING * num_rows else "Medians stand in for them."
+        advice = "Drop the column." if num_missing > _MANY_MISSING * num_rows else _OF_MISSING[kind]
         text = f"{num_missing} of {num_rows} values are missing"
         findings.append(Finding("missing values", column.name, text, advice))
+    if num_missing and is_target and not _are_classes(column):
+        text = f"{num_missing} of {num_rows} rows do not say what to predict"
+        findings.append(Finding("missing target", column.name, text, "They are left out."))
     if len(distinct) < 2:
         text = f"all values are {next(iter(distinct))}" if distinct else "there is no value"
         findings.append(Finding("constant column", column.name, text, "Drop the column: it says nothing."))
@@ -114,11 +130,37 @@ def _inspect_column(
         present = numbers[np.isfinite(numbers)]
         if len(present):
             about |= {"min": float(present.min()), "median": float(np.median(present)), "max": float(present.max())}
+            findings += outliers(column.name, numbers)
     elif kind == IGNORED and len(distinct) > 1 and not is_target:
-        text = f"{len(distinct)} different texts in {num_rows} rows"
-        advice = f"It is not used, except with --text_column={column.name}."
-        findings.append(Finding("nearly distinct texts", column.name, text, advice))
+        findings.append(_of_distinct_texts(column, len(distinct)))
     return about, findings
+
+
+def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
+    if could_be_either(column.texts().tolist()):
+        text = "nobody can tell day and month of its dates apart"
+        return Finding("dates of two readings", column.name, text, "Write them as 2024-05-31; else it is not used.")
+    text = f"{num_distinct} different texts in {len(column.values)} rows"
+    advice = f"It is not used, except with --text_column={column.name}."
+    return Finding("nearly distinct texts", column.name, text, advice)
+
+
+def _tellers(features: list[Column], kinds: Mapping[str, str], target: Column, are_classes: bool) -> list[Finding]:
+    """Columns that are the target over again."""
+    goal = target.texts().tolist(), None if are_classes else _finite(target)
+    findings = []
+    for column in features:
+        numbers = _finite(column) if kinds[column.name] == NUMERIC else None
+        findings += tells_the_target(column.name, (column.texts().tolist(), numbers), goal)
+    return findings
+
+
+def _are_classes(target: Column) -> bool:
+    """Whether a target holds classes; many different numbers are numbers to predict."""
+    texts = target.texts()
+    distinct = {text for text in texts.tolist() if text is not None}
+    is_few = len(distinct) <= min(_MOST_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS))
+    return is_few or kind_of(target) != NUMERIC
 
 
 def _correlations(columns: list[Column]) -> list[Finding]:
@@ -161,11 +203,7 @@ def _examples(tables: Mapping[str, Table], features: list[Column], joined: Table
     keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
     labels = None
     if goal is not None:
-        texts = joined.column(goal).texts()
-        distinct = {text for text in texts.tolist() if text is not None}
-        are_numbers = kind_of(joined.column(goal)) == NUMERIC
-        if not are_numbers or len(distinct) <= min(_MOST_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS)):
-            labels = texts
+        labels = joined.column(goal).texts() if _are_classes(joined.column(goal)) else None
     return Examples(names, parts, keys, labels)
 
 

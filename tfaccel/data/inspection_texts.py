@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from tfaccel.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 _MOST_WORDS = 20_000  # that the classifier knows
+_RARE, _LONG_TEXT = 5, 10_000  # occurrences of a character in a text of so many
+_LONG_LINE = 40  # characters, from which a line that comes twice is no accident
 _EVERY = 200  # files between two reports of progress
 
 
@@ -41,6 +45,57 @@ def inspect_text_files(
     texts, rows, findings = read_labelled_files(files, path, read, noun="texts", every=_EVERY, progress=progress)
     names = tuple(str(files.paths[row]) for row in rows)
     return _report(str(path), names, files.parts[rows], texts, files.labels[rows], findings=findings, progress=progress)
+
+
+def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress = no_progress) -> InspectionReport:
+    """Inspects one text, as a language model is trained on.
+
+    Raises:
+        DataError: if it cannot be read, or holds nothing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "a.txt")
+        ...     _ = file.write_text("It purrs.\\n" * 5)
+        ...     inspect_text_file(file).shape
+        '50 characters, 9 different, in 5 lines'
+    """
+    progress("Text", 0, 1)
+    try:
+        text = path.read_text(encoding=encoding)
+    except LookupError as error:
+        raise DataError(f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252.") from error
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"Cannot read {path}: {error}. Mend it, or give its --encoding.") from error
+    if not text.strip():
+        raise DataError(f"{path} holds no text.")
+    findings, lines, counts = [], text.splitlines(), Counter(text)
+    odd = {mark: count for mark, count in counts.items() if _is_odd(mark)}
+    if odd:
+        shown = ", ".join(f"U+{ord(mark):04X} {count} times" for mark, count in sorted(odd.items()))
+        findings.append(Finding("odd characters", str(path), shown, "They hint at a wrong --encoding. Remove them."))
+    rare = sorted(mark for mark, count in counts.items() if count < _RARE and mark not in odd)
+    if len(rare) > len(counts) / 3 and len(text) > _LONG_TEXT:
+        marks = " ".join(rare)
+        findings.append(Finding("rare characters", str(path), f"{len(rare)} of {len(counts)} are in it fewer than "
+                                f"{_RARE} times: {marks}", "A model by characters learns little of them."))  # fmt: skip
+    long_lines = Counter(" ".join(line.split()) for line in lines)
+    findings += [
+        Finding("duplicate", f"lines of {path}", f"{count} times the same: {line}", "Keep one, unless it is meant.")
+        for line, count in long_lines.items()
+        if count > 1 and len(line) >= _LONG_LINE
+    ]
+    num_bytes = len(text.encode("utf-8", "replace"))
+    free, of_memory = memory(num_bytes)
+    shape = f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines"
+    return InspectionReport(path=str(path), kind="text", shape=shape, num_examples={"train": 1}, num_bytes=num_bytes,
+                            memory_bytes=free, findings=tuple(findings + of_memory))  # fmt: skip
+
+
+def _is_odd(mark: str) -> bool:
+    """Whether a character does not belong into a text: a control character, or the sign for one that was not read."""
+    return mark in "\ufffd\ufeff" or (unicodedata.category(mark) == "Cc" and mark not in "\n\r\t\f")
 
 
 def inspect_text_tables(
@@ -77,7 +132,7 @@ def _report(
     from sklearn.pipeline import make_pipeline
 
     empty = [name for name, text in zip(names, texts, strict=True) if not text.strip()]
-    findings += [Finding("empty text", name, "it holds nothing to read", "Remove it.") for name in empty[:10]]
+    findings += [Finding("empty text", name, "it holds nothing to read", "Remove it.") for name in empty]
     kept = [row for row, text in enumerate(texts) if text.strip()]
     if not kept:
         raise DataError(f"All {len(texts)} texts in {path} are empty.")

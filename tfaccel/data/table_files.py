@@ -79,10 +79,10 @@ def _read_csv(path: Path, encoding: str) -> Table:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not written in {error.encoding}: byte {error.object[error.start]:#04x} cannot be read. "
-            "Say how it is encoded, for example encoding='latin-1'."
+            "Say how it is encoded, for example --encoding=latin-1."
         ) from error
     except UnicodeError as error:
-        raise DataError(f"{path} is not written in {encoding}: {error}. Say how it is encoded.") from error
+        raise DataError(f"{path} is not written in {encoding}: {error}. Say how it is encoded (--encoding).") from error
     except (csv.Error, OSError) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
     return Table(str(path), tuple(Column(name, _texts(row[i] for row in rows)) for i, name in enumerate(header)))

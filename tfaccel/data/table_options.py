@@ -19,8 +19,8 @@ class TableOptions:
 
     Arguments:
         target: the column to predict.
-        column_kinds: column -> "numeric", "categorical" or "ignored", for those that are not what they look like; or
-            a text such as "zip=categorical,id=ignored".
+        column_kinds: column -> "numeric", "categorical", "date" or "ignored", for those that are not what they look
+            like; or a text such as "zip=categorical,id=ignored".
         encoding: of CSV files, by its name in Python.
         class_weights: "balanced": each class counts as much as another; "none": each row does; "auto": balanced
             where the largest class has more than three times the rows of the smallest.

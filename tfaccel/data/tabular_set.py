@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tfaccel.data.class_balance import are_unequal, balanced_weights
-from tfaccel.data.column_kinds import CATEGORICAL, IGNORED, NUMERIC, as_numbers, check_kinds, kind_of
+from tfaccel.data.column_kinds import (
+    CATEGORICAL,
+    DATE,
+    IGNORED,
+    NUMERIC,
+    as_numbers,
+    check_kinds,
+    kind_of,
+    order_of_dates,
+)
 from tfaccel.data.image_set import split_rows
 from tfaccel.data.table import Column, Table
+from tfaccel.data.table_dates import DatePart, could_be_either, date_parts
 from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.table_report import TableReport
@@ -53,11 +63,12 @@ class TabularSet:
 
 @dataclass
 class _Columns:
-    """The columns of a table that are used, numbers read, and why others are not."""
+    """The columns of a table that are used, numbers read, why others are not, and how dates are written."""
 
     table: Table
     kinds: dict[str, str]
     ignored: dict[str, str] = field(default_factory=dict)
+    orders: dict[str, str] = field(default_factory=dict)
 
 
 def make_tabular_set(
@@ -139,12 +150,32 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
         kind = given.get(column.name, kind_of(column))
         distinct = len({text for text in column.texts().tolist() if text is not None})
         if kind == IGNORED:
-            ignored[column.name] = "you said so" if column.name in given else "nearly every row has a text of its own"
+            ignored[column.name] = _why_ignored(column, is_given=column.name in given)
         elif distinct < 2:
             ignored[column.name] = "all its values are equal" if distinct else "it holds no value"
         else:
             kinds[column.name] = kind
-    return _Columns(_with_numbers(table, kinds), kinds, ignored)
+    orders = {name: order_of_dates(table.column(name), table.source) for name, kind in kinds.items() if kind == DATE}
+    return _Columns(_with_numbers(table, kinds), kinds, ignored, orders)
+
+
+def _why_ignored(column: Column, *, is_given: bool) -> str:
+    if is_given:
+        return "you said so"
+    if could_be_either(column.texts().tolist()):
+        return "nobody can tell day and month of its dates apart; write them as 2024-05-31"
+    return "nearly every row has a text of its own"
+
+
+def _date_columns(column: Column, order: str) -> list[NumericColumn]:
+    """The parts of dates that differ among the training rows; the first says where dates are missing."""
+    texts = column.texts().tolist()
+    found: list[NumericColumn] = []
+    for part, numbers in date_parts(texts, order).items():
+        if np.nanmax(numbers) > np.nanmin(numbers):
+            made = NumericColumn.of(f"{column.name} ({part})", numbers, date=DatePart(column.name, order, part))
+            found.append(replace(made, has_missing=made.has_missing and not found))
+    return found
 
 
 def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
@@ -166,9 +197,15 @@ def _encoding(
         elif kind == CATEGORICAL:
             counts = Counter(text for text in column.texts().tolist() if text is not None)
             kept = tuple(sorted(text for text, count in counts.items() if count >= min_category_rows))
-            categorical.append(CategoricalColumn(name, kept))
+            has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
+            categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
             if len(kept) < len(counts):
                 rare[name] = tuple(sorted(counts.keys() - set(kept)))
+        elif kind == DATE:
+            parts = _date_columns(column, columns.orders[name])
+            numeric += parts
+            if not parts:
+                columns.ignored[name] = "all its dates in training rows are equal"
         else:
             numeric.append(NumericColumn.of(name, column.values))
     encoding = TableEncoding(
@@ -180,7 +217,8 @@ def _encoding(
 def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, dict[str, object]]:
     values = {column.name: f"the median, {column.center:g}" for column in encoding.numeric}
     values |= {column.name: "a category of their own" for column in encoding.categorical}
-    counts = {name: sum(int(part.column(name).missing.sum()) for part in parts) for name in values}
+    sources = {column.name: column.source for column in encoding.numeric}
+    counts = {name: sum(int(part.column(sources.get(name, name)).missing.sum()) for part in parts) for name in values}
     return {name: {"value": values[name], "num_rows": count} for name, count in counts.items() if count}
 
 

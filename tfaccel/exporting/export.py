@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfaccel.compressing.litert_schema import check_litert
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
@@ -70,6 +71,8 @@ def export(
     place = _place(run_or_model, name)
     folder = Path(out)
     number = next_version(folder, version)
+    if "litert" in chosen:
+        check_litert()
     if "onnx" in chosen:
         from tfaccel.exporting.onnx_files import check_onnx_packages
 

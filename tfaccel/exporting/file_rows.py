@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfaccel.data.column_kinds import as_numbers
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.table import Table
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.data.table_gaps import gaps_of
 from tfaccel.errors import DataError
 from tfaccel.exporting.json_lines import (
     JSON_LINES_SUFFIXES,
@@ -35,12 +37,16 @@ class Rows:
         files: a file for each row, to be read when it is needed; empty where rows are known already.
         texts: a text for each row.
         arrays: the model's own inputs, by name.
+        unreadable: name -> why, of rows that are left out.
+        notes: what is to be said of the others.
     """
 
     names: tuple[str, ...]
     files: tuple[Path, ...] = ()
     texts: tuple[str, ...] = ()
     arrays: Mapping[str, np.ndarray] | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,7 +56,13 @@ class Rows:
         return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
-def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, *, text_column: str = "text") -> Rows:
+SKIP, FILL = UNKNOWN_VALUES = ("skip", "fill")
+
+
+def read_rows(
+    path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, *, text_column: str = "text",
+    encoding: str = "utf-8", unknown_values: str = SKIP,
+) -> Rows:  # fmt: skip
     """The rows in a file or folder.
 
     A folder gives its PNG and JPEG files, or its `.txt` files, those in sub-folders too, in order of their names. A
@@ -63,6 +75,10 @@ def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None,
         inputs: what the model takes: name -> shape (with rows in front) and dtype.
         raw_input: what its inputs are made of.
         text_column: of a table with texts.
+        encoding: of CSV and text files, by its name in Python.
+        unknown_values: what becomes of a table's rows that miss a value which no training row misses, or have a
+            category that the model knows nothing of: "skip" leaves them out, "fill" predicts them as training fills
+            gaps, and says so. A row without any value is left out in any case.
 
     Raises:
         DataError: if there is nothing to read, or it is not what the model takes.
@@ -76,13 +92,16 @@ def read_rows(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None,
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, inputs)
     if suffix in JSON_LINES_SUFFIXES:
-        return _json_lines(path, inputs, raw_input, text_column)
+        return _json_lines(path, inputs, raw_input, text_column, unknown_values)
     if suffix in CSV_SUFFIXES + PARQUET_SUFFIXES:
-        return _table(read_table(path), inputs, raw_input, text_column)
+        table = read_table(path, encoding=encoding)
+        if isinstance(raw_input, TableInput):
+            return _encoded(table, raw_input, tuple(str(row) for row in range(table.num_rows)), unknown_values)
+        return _table(table, inputs, raw_input, text_column)
     if suffix in IMAGE_SUFFIXES and kind == "image":
         return Rows((str(path),), files=(path,))
     if suffix in TEXT_SUFFIXES and kind == "text":
-        lines = _lines(path)
+        lines = _lines(path, encoding)
         return Rows(tuple(f"{path}:{number}" for number, _ in lines), texts=tuple(text for _, text in lines))
     raise DataError(f"This model takes {_taken(kind, inputs)}. Received: {path}.")
 
@@ -113,22 +132,39 @@ def _folder(folder: Path, kind: str) -> Rows:
     return Rows(tuple(map(str, shown)), files=shown)
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
+def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read {path} as a text in UTF-8: {error}.") from error
+        lines = path.read_text(encoding=encoding).splitlines()
+    except (OSError, UnicodeError, LookupError) as error:
+        raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise DataError(f"{path} holds no text.")
     return found
 
 
-def _json_lines(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
+def _encoded(table: Table, raw_input: TableInput, names: tuple[str, ...], unknown_values: str) -> Rows:
+    """The rows of a table that the model knows how to take, and what is to be said of the others."""
+    arrays, gaps = raw_input.encoding.encode(table), gaps_of(raw_input.encoding, table)
+    reasons = gaps.reasons()
+    if unknown_values == FILL:
+        reasons = {row: reason for row, reason in reasons.items() if gaps.empty[row]}
+    kept = np.array([row for row in range(len(names)) if row not in reasons], dtype=np.int64)
+    return Rows(
+        tuple(names[row] for row in kept),
+        arrays={name: array[kept] for name, array in arrays.items()},
+        unreadable={names[row]: reasons[row] for row in sorted(reasons)},
+        notes=tuple(gaps.lines(are_filled=unknown_values == FILL)),
+    )
+
+
+def _json_lines(
+    path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str, unknown_values: str
+) -> Rows:  # fmt: skip
     lines = json_lines(path)
     names = tuple(f"{path}:{number}" for number, _ in lines)
     if isinstance(raw_input, TableInput):
-        return Rows(names, arrays=raw_input.encoding.encode(table_of_lines(path, lines)))
+        return _encoded(table_of_lines(path, lines), raw_input, names, unknown_values)
     if raw_input is not None and raw_input.kind == "text":
         return Rows(names, texts=texts_of_lines(path, lines, text_column))
     return Rows(names, arrays=arrays_of_lines(path, lines, inputs))
@@ -136,19 +172,23 @@ def _json_lines(path: Path, inputs: Mapping[str, Any], raw_input: RawInput | Non
 
 def _table(table: Table, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str) -> Rows:
     names = tuple(str(row) for row in range(table.num_rows))
-    if isinstance(raw_input, TableInput):
-        return Rows(names, arrays=raw_input.encoding.encode(table))
     if raw_input is not None and raw_input.kind == "text":
         texts = table.column(text_column).texts()
         return Rows(names, texts=tuple("" if text is None else text for text in texts.tolist()))
-    numbers = [column.texts() for column in table.columns]
     ((name, spec), *others) = inputs.items()
-    if others or len(spec.shape) != 2 or spec.shape[1] not in (None, len(numbers)):
-        raise DataError(f"{table.source} has {len(numbers)} columns. This model takes {_taken('tensors', inputs)}.")
-    try:
-        array = np.stack([np.array([float(text) for text in column.tolist()]) for column in numbers], axis=1)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{table.source} must hold a number in every field, for this model: {error}.") from error
+    if others or len(spec.shape) != 2 or spec.shape[1] not in (None, len(table.columns)):
+        raise DataError(
+            f"{table.source} has {len(table.columns)} columns. This model takes {_taken('tensors', inputs)}."
+        )
+    for column in table.columns:
+        if column.missing.any():
+            row = int(np.flatnonzero(column.missing)[0])
+            raise DataError(
+                f"{table.source} must hold a number in every field, for this model: {column.name!r} is missing in row "
+                f"{row + 1} below the header."
+            )
+    advice = "; this model takes a number in every field"
+    array = np.stack([as_numbers(column, table.source, advice=advice) for column in table.columns], axis=1)
     return Rows(names, arrays={name: array})
 
 

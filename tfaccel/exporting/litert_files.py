@@ -15,6 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.compressing.conversion import Conversion
+from tfaccel.compressing.conversion_child import ConversionChild, ConversionError
+from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.unsupported_layers import layers_with, refused_operations
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
 from tfaccel.errors import ExportError
@@ -46,16 +49,14 @@ def litert_content(
         archive = keras.export.ExportArchive()
         archive.add_endpoint(DEFAULT, function)
         archive.write_out(folder, verbose=False)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[DEFAULT])
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        converter.experimental_enable_resource_variables = False
         try:
-            content = bytes(converter.convert())
-        except Exception as error:  # The converter raises errors of many kinds.
+            with contextlib.closing(ConversionChild()) as child:
+                content = child.convert(Conversion(folder, FLOAT32, signature=DEFAULT))
+        except ConversionError as error:
             raise ExportError(_refusal(error, concrete.graph, model)) from error
     description = json.dumps({"name": name, **_known(raw_input)}, ensure_ascii=False)
     classes = raw_input.class_names if raw_input is not None else ()
-    return with_metadata(content, name=name, description=description, class_names=classes)
+    return with_metadata(content, name=name, description=description, class_names=classes, raw_input=raw_input)
 
 
 def _of_one_example(signatures: Signatures, model: keras.Model, rows: Mapping[str, np.ndarray]) -> tuple[Any, Any]:

@@ -7,8 +7,6 @@ Source: https://ai.google.dev/edge/litert/conversion/tensorflow/metadata
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -16,9 +14,10 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
+from tfaccel.compressing.litert_archive import LABELS_FILE, archive_of
+from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import VersionError
 
-LABELS_FILE = "labels.txt"
 METADATA_NAME = b"TFLITE_METADATA"
 _MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
 _ALIGNMENT = 16  # of weights, as the format asks
@@ -26,7 +25,9 @@ _AXIS_LABELS = 2  # the kind of an associated file that names the places of an a
 _MIN_PARSER_VERSION = "1.2.0"
 
 
-def with_metadata(content: bytes, *, name: str, description: str, class_names: Sequence[str] = ()) -> bytes:
+def with_metadata(
+    content: bytes, *, name: str, description: str, class_names: Sequence[str] = (), raw_input: RawInput | None = None
+) -> bytes:
     """The same LiteRT file with metadata.
 
     Arguments:
@@ -34,6 +35,7 @@ def with_metadata(content: bytes, *, name: str, description: str, class_names: S
         name: of the model.
         description: of the model, a text.
         class_names: the names of the classes, in the order of the first output.
+        raw_input: what the model's inputs are made of.
     """
     schema = _schema()
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
@@ -46,22 +48,14 @@ def with_metadata(content: bytes, *, name: str, description: str, class_names: S
     model.metadata = [*(model.metadata or []), entry]
     builder = _AligningBuilder(len(content) + len(packed))
     builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
-    return bytes(builder.Output()) + _labels(class_names)
-
-
-def read_labels(path: str) -> list[str]:
-    """The names of the classes in a LiteRT file; none where it has none."""
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(LABELS_FILE).decode().splitlines() if LABELS_FILE in archive.namelist() else []
+    return bytes(builder.Output()) + archive_of(raw_input, class_names)
 
 
 def _schema() -> Any:
     try:
         return import_module("ai_edge_litert.schema_py_generated")
     except ModuleNotFoundError as error:
-        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install ai-edge-litert") from error
+        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install 'tfaccel[litert]'") from error
 
 
 def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
@@ -75,17 +69,6 @@ def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _labels(class_names: Sequence[str]) -> bytes:
-    """The archive behind the model; nothing for no classes."""
-    if not class_names:
-        return b""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        entry = zipfile.ZipInfo(LABELS_FILE)  # of a fixed date, so that equal models give equal files
-        archive.writestr(entry, "".join(f"{' '.join(name.split())}\n" for name in class_names))
-    return content.getvalue()
 
 
 def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list[str]], *, has_labels: bool) -> bytes:

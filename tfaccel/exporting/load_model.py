@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfaccel.compressing.litert_archive import is_litert_file
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
 from tfaccel.exporting.keras_file import check_keras_file
@@ -93,6 +94,11 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         raise ExportError(
             f"{file} is refused: models in HDF5 files may run code when they are loaded. Load it where you trust it, "
             "and save it as a .keras file."
+        )
+    if is_litert_file(file):
+        raise ExportError(
+            f"{file} is a LiteRT file, from which no Keras model can be made. `tfaccel predict --model={file}` takes "
+            "it; elsewhere give the run (--run_dir) or the .keras file that it was made from."
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)

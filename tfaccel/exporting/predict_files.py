@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class PredictedFiles:
 
     Arguments:
         num_rows: rows in the output.
-        unreadable: name -> why, of what could not be read.
+        unreadable: name -> why, of what could not be predicted.
         counts: class -> rows that were taken for it; empty where there are no classes.
     """
 
@@ -68,7 +69,7 @@ def predict_files(
         DataError: if the output cannot be written, or no row can be read.
     """
     check_output(output)
-    unreadable: dict[str, str] = {}
+    unreadable = dict(rows.unreadable)
     counts: dict[str, int] = {}
     num_rows = 0
     with whole_file(output) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
@@ -77,14 +78,17 @@ def predict_files(
             names, outputs = _predicted(predictor, rows, piece, unreadable)
             for place, name in enumerate(names):
                 line = _line(name, {key: value[place] for key, value in outputs.items()}, predictor)
+                if "class" in line and not math.isfinite(line["probability"]):
+                    unreadable[name] = f"the model gives {line['probability']} for it, which is no probability"
+                    continue
                 if "class" in line:
                     counts[line["class"]] = counts.get(line["class"], 0) + 1
                 write(line)
-            num_rows += len(names)
+                num_rows += 1
             progress(piece.stop, len(rows))
         if not num_rows:
             name, reason = next(iter(unreadable.items()))
-            raise DataError(f"Nothing could be read. First: {name}: {reason}")
+            raise DataError(f"Nothing could be predicted. First: {name}: {reason}")
     return PredictedFiles(num_rows, unreadable, dict(sorted(counts.items())))
 
 
@@ -104,6 +108,9 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
         except (OSError, UnicodeDecodeError) as error:
             unreadable[name] = str(error)
             contents.pop(name, None)
+    if rows.texts or any(file.suffix.lower() not in IMAGE_SUFFIXES for file in rows.files[piece]):
+        unreadable |= {name: "it holds no text" for name, content in contents.items() if not content.strip()}
+        contents = {name: content for name, content in contents.items() if content.strip()}
     try:
         return list(contents), predictor.raw(list(contents.values())) if contents else {}
     except tf.errors.InvalidArgumentError:

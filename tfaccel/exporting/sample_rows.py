@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import keras
@@ -80,7 +81,7 @@ def rows_of_raw(
 ) -> dict[str, np.ndarray]:
     """What Python makes of raw rows: the tensors from which a model has to give the same as from the raw rows."""
     if isinstance(raw_input, TableInput):
-        of_name = dict(zip(column_names(raw_input), _own_names(raw_input), strict=True))
+        of_name = dict(zip(column_names(raw_input), raw_input.encoding.sources, strict=True))
         columns = [Column(of_name[name], _as_in_file(values)) for name, values in raw.items()]
         return raw_input.encoding.encode(Table("sample", tuple(columns)))
     if not isinstance(raw_input, TextInput):
@@ -94,21 +95,29 @@ def rows_of_raw(
 
 def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Columns by the names that `serving_raw` gives them; the last row misses all numbers."""
-    encoding, found = raw_input.encoding, []
-    for place in range(len(encoding.numeric)):
-        column = rows["numbers"][:, place].copy()
-        column[NUM_ROWS - 1 :] = np.nan
-        found.append(column)
+    encoding = raw_input.encoding
+    found: dict[str, np.ndarray] = {}
+    for place, column in enumerate(encoding.numeric):
+        if column.date is not None:
+            found[column.source] = _dates(column.date.order, len(rows["numbers"]))
+            continue
+        numbers = rows["numbers"][:, place].copy()
+        numbers[NUM_ROWS - 1 :] = np.nan
+        found[column.name] = numbers
     for place, kind in enumerate(encoding.categorical):
         texts = [kind.categories[code - NUM_SPECIAL_CODES] if code >= NUM_SPECIAL_CODES
                  else " another " if code == OTHER_CODE else "" for code in rows["categories"][:, place]]  # fmt: skip
-        found.append(np.array([text.encode() for text in texts], dtype=object))
-    return dict(zip(column_names(raw_input), found, strict=True))
+        found[kind.name] = np.array([text.encode() for text in texts], dtype=object)
+    own_names = raw_input.encoding.sources
+    return {name: found[own] for name, own in zip(column_names(raw_input), own_names, strict=True)}
 
 
-def _own_names(raw_input: TableInput) -> list[str]:
-    encoding = raw_input.encoding
-    return [*(column.name for column in encoding.numeric), *(column.name for column in encoding.categorical)]
+def _dates(order: str, num_rows: int) -> np.ndarray:
+    """Dates as a column writes them, the last one missing."""
+    days = [datetime(2024, 2, 29, 13, 5) + timedelta(days=100 * row) for row in range(num_rows)]
+    forms = {"ymd": "%Y-%m-%d %H:%M", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}
+    texts = [day.strftime(forms[order]).encode() for day in days]
+    return np.array([*texts[: NUM_ROWS - 1], *[b""] * len(texts[NUM_ROWS - 1 :])], dtype=object)
 
 
 def _as_in_file(values: np.ndarray) -> np.ndarray:

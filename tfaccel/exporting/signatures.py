@@ -212,8 +212,8 @@ def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) 
 
 
 def column_names(raw_input: TableInput) -> list[str]:
-    """What the columns of a table are called in `serving_raw`: numeric ones first, in the encoding's order."""
-    return distinct_names([column.name for columns in _columns_of(raw_input).values() for column in columns], "column")
+    """What the columns of a table are called in `serving_raw`, in the order of the encoding's `sources`."""
+    return distinct_names(list(raw_input.encoding.sources), "column")
 
 
 def _columns_of(raw_input: TableInput) -> dict[str, Sequence[Any]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.data.column_kinds import NUMERIC
+from tfaccel.data.table_dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
 from tfaccel.data.table_encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
 
 _MISSING = r"|na|n/a|nan|null|none|\?"  # texts that stand for a missing value in files, too
@@ -18,25 +21,50 @@ def table_preprocessing(
     """What makes a model's inputs of a table's columns: the function, what it takes, and the tables that it uses.
 
     The function takes a tensor of shape (rows,) for each column, by name: float32 for numbers, NaN where one is
-    missing; a text for categories, "" where one is missing. It makes of them what `TableEncoding.encode` makes.
+    missing; a text for dates and categories, "" where one is missing. It makes of them what `TableEncoding.encode`
+    makes.
 
     Arguments:
         encoding: the columns.
-        names: what they are called in a signature: the numeric ones first, in the encoding's order.
+        names: what its `sources` are called in a signature, in their order.
     """
-    of_column = dict(zip(names, (*encoding.numeric, *encoding.categorical), strict=True))
-    kinds = {name: tf.string if isinstance(column, CategoricalColumn) else tf.float32
-             for name, column in of_column.items()}  # fmt: skip
-    specs = {name: tf.TensorSpec((None,), kind, name=name) for name, kind in kinds.items()}
-    tables = {name: _table(column) for name, column in of_column.items() if isinstance(column, CategoricalColumn)}
+    name_of = dict(zip(encoding.sources, names, strict=True))
+    specs = {name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
+             for source, kind in encoding.sources.items()}  # fmt: skip
+    tables = {name_of[column.name]: _table(column) for column in encoding.categorical}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
-        numbers = [columns[name] for name in names if name not in tables]
+        numbers = [_numbers(column.date, columns[name_of[column.source]]) for column in encoding.numeric]
         codes = [_codes(columns[name], table) for name, table in tables.items()]
         parts = {"numbers": numbers, "categories": codes}
         return {name: tf.stack(values, axis=1) for name, values in parts.items() if values}
 
     return encode, specs, list(tables.values())
+
+
+def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
+    """Numbers as they are, or of dates the part that the model takes; what is no date is an error."""
+    if date is None:
+        return values
+    pattern, groups = PATTERNS[date.order]
+    plain = tf.strings.strip(values)
+    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain)
+    numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
+    is_date &= is_valid(*numbers)
+    message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_date | is_missing), [message, values])]):
+        parts = parts_of(numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
+        return tf.where(is_date, tf.cast(parts[date.part], tf.float32), math.nan)
+
+
+def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf.Tensor:
+    """A group of digits in each text, as int64; 0 where it is empty or the text is no date."""
+    found = tf.strings.regex_replace(texts, f"^{pattern}$", rf"\{group}")
+    return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
+
+
+def _is_missing(plain: tf.Tensor) -> tf.Tensor:
+    return tf.strings.regex_full_match(tf.strings.lower(plain), _MISSING)
 
 
 def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
@@ -49,5 +77,5 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
 def _codes(texts: tf.Tensor, table: tf.lookup.StaticHashTable) -> tf.Tensor:
     plain = tf.strings.strip(texts)
     codes = table.lookup(plain)
-    is_missing = tf.strings.regex_full_match(tf.strings.lower(plain), _MISSING)
+    is_missing = _is_missing(plain)
     return tf.cast(tf.where((codes == OTHER_CODE) & is_missing, tf.constant(MISSING_CODE, tf.int64), codes), tf.int32)

@@ -22,6 +22,8 @@ LIBRARIES = {
     "keras-tuner": "keras_tuner",
     "ai-edge-litert": "ai_edge_litert.interpreter",
 }
+# Package -> the extra that brings it; training does without.
+EXTRAS = {"keras-tuner": "tune", "ai-edge-litert": "litert"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,15 @@ from tfaccel.errors import HardwareError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_machine
 from tfaccel.hardware.doctor_check import Check
-from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, Examination, explain, in_words, version_pair
+from tfaccel.hardware.doctor_examination import (
+    EXTRAS,
+    LIBRARIES,
+    TENSORFLOW_PACKAGES,
+    Examination,
+    explain,
+    in_words,
+    version_pair,
+)
 from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
 from tfaccel.hardware.tpu import LIBTPU_END, install_command
 
@@ -126,6 +134,9 @@ def check_imports(examination: Examination) -> Iterator[Check]:
         if library.ok:
             version = library.data["version"] or examination.machine.package_version(package) or "works"
             yield Check(name=name, status="ok", detail=version)
+        elif package in EXTRAS and library.cause.endswith(f"No module named {LIBRARIES[package].split('.')[0]!r}"):
+            detail = f"not installed; training does without it (pip install 'tfaccel[{EXTRAS[package]}]')"
+            yield Check(name=name, status="skip", detail=detail)
         elif not library.was_tried:
             yield Check(name=name, status="skip", detail=library.cause)
         else:

@@ -22,6 +22,7 @@ from tfaccel.training.files import write_json
 from tfaccel.training.run_dir import RunDir
 from tfaccel.tuning.device_groups import device_groups
 from tfaccel.tuning.importance import importances
+from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_result import SearchResult
@@ -74,6 +75,7 @@ def search(
         The `SearchResult`, which is also in `search.json`.
 
     Raises:
+        VersionError: if Keras Tuner is not installed (the extra `tune`).
         SearchError: for an option that does not exist, a space without a free parameter, or an objective that no metric
             has; nothing has been written then. Also if the processes of the search cannot run.
         RunDirError: if the directory holds something else.
@@ -86,6 +88,7 @@ def search(
         2
     """
     started = time.perf_counter()
+    check_keras_tuner()
     chosen = SearchOptions.of(options)
     if isinstance(workload, str) and ":" not in workload:
         load_recipe(workload, **chosen.workload_options)  # a wrong name or value is told of at once

@@ -1,0 +1,88 @@
+"""One conversion of a SavedModel to LiteRT by TensorFlow's converter, in whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.private_tensorflow import one_scale_per_kernel
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is converted, and how.
+
+    Arguments:
+        folder: of the SavedModel.
+        method: "float32", "float16", "dynamic", "int8" or "int16x8".
+        rows_file: a `.npz` file with representative examples, as `write_rows` writes it; "" for none.
+        order: the names of the inputs, in the order in which the converter takes them.
+        one_scale: of each kernel, not of each of its channels.
+        signature: the only one to convert; "" for what the SavedModel has.
+    """
+
+    folder: str
+    method: str
+    rows_file: str = ""
+    order: Sequence[str] = ()
+    one_scale: bool = False
+    signature: str = ""
+
+
+def write_rows(path: str, rows: Sequence[Any]) -> None:
+    """Writes representative examples: arrays by name, of shape (1, ...)."""
+    np.savez(path, **{f"{number}:{name}": array for number, row in enumerate(rows) for name, array in row.items()})
+
+
+def converted(conversion: Conversion) -> bytes:
+    """The bytes of the LiteRT file.
+
+    Raises:
+        Exception: of many kinds, for what LiteRT cannot take.
+    """
+    return bytes(_converter(conversion).convert())
+
+
+def debugger_of(conversion: Conversion) -> Any:
+    """What quantizes chosen operations only; representative examples are run through it once."""
+    options = tf.lite.experimental.QuantizationDebugOptions()
+    return tf.lite.experimental.QuantizationDebugger(converter=_converter(conversion), debug_options=options)
+
+
+def quantized(debugger: Any, kept: Sequence[str]) -> bytes:
+    """The file with these operations in float."""
+    debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=list(kept))
+    return bytes(debugger.get_nondebug_quantized_model())
+
+
+def _converter(conversion: Conversion) -> Any:
+    keys = [conversion.signature] if conversion.signature else None
+    converter = tf.lite.TFLiteConverter.from_saved_model(conversion.folder, signature_keys=keys)
+    if conversion.signature:
+        converter.experimental_enable_resource_variables = False
+    ops, method = tf.lite.OpsSet, conversion.method
+    converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS]
+    if conversion.rows_file:
+        converter.representative_dataset = lambda: _rows(conversion)
+    if method != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if method == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    elif method == "int8":
+        converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS_INT8, ops.TFLITE_BUILTINS]
+    elif method == "int16x8":
+        both = ops.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+        converter.target_spec.supported_ops = [both, ops.TFLITE_BUILTINS]
+    if conversion.one_scale:
+        one_scale_per_kernel(converter)
+    return converter
+
+
+def _rows(conversion: Conversion) -> Iterator[list[np.ndarray]]:
+    with np.load(conversion.rows_file, allow_pickle=False) as arrays:
+        for number in range(len(arrays.files) // len(conversion.order)):
+            yield [arrays[f"{number}:{name}"] for name in conversion.order]

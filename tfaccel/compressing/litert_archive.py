@@ -1,0 +1,84 @@
+"""What lies behind the model in a LiteRT file: a ZIP archive with the names of classes and what inputs are made of.
+
+LiteRT's runtimes pass over it; Android's and iOS's task libraries read the names of classes from it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfaccel.data.raw_input import FILE_NAME, RawInput, raw_input_of_json
+from tfaccel.errors import ExportError
+
+LABELS_FILE = "labels.txt"
+LITERT_SUFFIX = ".tflite"
+_IDENTIFIER = slice(4, 8)
+_MODEL_IDENTIFIER = b"TFL3"
+
+
+def archive_of(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
+    """The archive to put behind a model; nothing where nothing is known.
+
+    Arguments:
+        raw_input: what the model's inputs are made of.
+        class_names: in the order of the first output; by default those of `raw_input`.
+    """
+    names = class_names or (() if raw_input is None else raw_input.class_names)
+    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
+    if raw_input is not None:
+        files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
+    if not files:
+        return b""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)  # of a fixed date, so that equal models give equal files
+            entry.compress_type = zipfile.ZIP_STORED if name == LABELS_FILE else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, text)
+    return content.getvalue()
+
+
+def is_litert_file(path: Path) -> bool:
+    """Whether a file is a LiteRT model, whatever it is called."""
+    if path.suffix.lower() == LITERT_SUFFIX:
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(_IDENTIFIER.stop)[_IDENTIFIER] == _MODEL_IDENTIFIER
+    except OSError:
+        return False
+
+
+def read_litert_labels(path: Path) -> list[str]:
+    """The names of the classes in a LiteRT file; none where it has none."""
+    return _read(path, LABELS_FILE).splitlines()
+
+
+def read_litert_raw_input(path: Path) -> RawInput | None:
+    """What the inputs of a LiteRT file are made of; None where it does not say.
+
+    Raises:
+        ExportError: if what it says cannot be read.
+    """
+    text = _read(path, FILE_NAME)
+    if not text:
+        return None
+    try:
+        return raw_input_of_json(json.loads(text))
+    except Exception as error:  # the file may be from anywhere
+        raise ExportError(f"What {path} says of its inputs cannot be read: {error}") from error
+
+
+def _read(path: Path, name: str) -> str:
+    """A text in the archive; "" where there is none."""
+    if not zipfile.is_zipfile(path):
+        return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name).decode() if name in archive.namelist() else ""
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ExportError(f"The archive behind the model in {path} cannot be read: {error}") from error

@@ -1,0 +1,121 @@
+"""A LiteRT file that predicts rows by name, as a `.keras` file and a SavedModel do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.compressing.runtime_measures import default_num_threads
+from tfaccel.data.raw_input import ImageInput, TextInput
+from tfaccel.errors import ExportError, VersionError
+from tfaccel.exporting.load_model import ModelPlace
+from tfaccel.exporting.predictor import Predictor
+from tfaccel.exporting.preprocessing import preprocessing
+from tfaccel.exporting.signatures import DEFAULT
+
+
+class LitertPredictor(Predictor):
+    """A LiteRT file's signature `serving_default`, which takes one row at a time.
+
+    Numbers go in and come out as floats; where the file itself takes or gives quantized ones, they are made so.
+
+    Arguments:
+        place: where the file lies, and what its inputs are made of.
+
+    Raises:
+        ExportError: if LiteRT cannot load it, it has no such signature, or it takes several rows at once.
+        VersionError: if LiteRT's runtime is not installed.
+    """
+
+    def __init__(self, place: ModelPlace) -> None:
+        self.place = place
+        self.raw_input = place.raw_input
+        self._runner = _runner(place)
+        details = self._runner.get_input_details()
+        self._input_details: dict[str, Any] = dict(sorted(details.items()))
+        self.inputs = {name: _spec(name, detail, place) for name, detail in self._input_details.items()}
+        self.raw_inputs = {}
+        self._prepare: Callable[[tf.Tensor], tf.Tensor] | None = None
+        if isinstance(place.raw_input, (ImageInput, TextInput)):
+            if len(self.inputs) != 1:
+                raise ExportError(f"{place.path} takes {len(self.inputs)} inputs, and says that it takes raw ones.")
+            self._prepare, spec, self._tables = preprocessing(place.raw_input)
+            self.raw_inputs = {str(spec.name): spec}
+
+    def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs for rows of the model's own inputs."""
+        rows = {name: _as_input(arrays[name], detail) for name, detail in self._input_details.items()}
+        of_rows = [self._run({name: array[row : row + 1] for name, array in rows.items()})
+                   for row in range(len(next(iter(rows.values()))))]  # fmt: skip
+        return self._classified({name: np.concatenate([found[name] for found in of_rows]) for name in of_rows[0]})
+
+    def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:
+        """The outputs for encoded images, or texts in UTF-8."""
+        if self._prepare is None:
+            raise ExportError(f"{self.place.path} does not say what its inputs are made of. Give arrays (.npy, .npz).")
+        (name,) = self.inputs
+        return self.tensors({name: self._prepare(tf.constant(list(contents), tf.string)).numpy()})
+
+    def _run(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            found = self._runner(**row)
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise tf.errors.InvalidArgumentError(None, None, reason) from error
+        details = self._runner.get_output_details()
+        return {name: _as_output(value, details[name]) for name, value in sorted(found.items())}
+
+
+def _runner(place: ModelPlace) -> Any:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ModuleNotFoundError as error:
+        raise VersionError(
+            f"LiteRT files need ai-edge-litert, which is not installed ({error}). Install it: pip install "
+            "'tfaccel[litert]'"
+        ) from error
+    try:
+        interpreter = Interpreter(model_path=str(place.path), num_threads=max(default_num_threads()))
+        names = sorted(interpreter.get_signature_list())
+        if DEFAULT in names:
+            interpreter.allocate_tensors()
+            return interpreter.get_signature_runner(DEFAULT)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ExportError(f"LiteRT cannot load {place.path}: {' '.join(str(error).split())}") from error
+    raise ExportError(
+        f"{place.path} has no signature {DEFAULT!r}, which names its inputs and outputs. It has: "
+        f"{', '.join(names) or 'none'}. Write it with `tfaccel export` or `tfaccel compress`."
+    )
+
+
+def _spec(name: str, detail: Mapping[str, Any], place: ModelPlace) -> tf.TensorSpec:
+    sizes = [None if size < 0 else int(size) for size in detail["shape_signature"].tolist()] or [1]
+    if sizes[0] not in (None, 1):
+        raise ExportError(f"{place.path} takes {sizes[0]} rows at once in {name!r}; files that take one are predicted.")
+    kind = np.float32 if _is_quantized(detail) else detail["dtype"]
+    return tf.TensorSpec((None, *sizes[1:]), tf.as_dtype(kind), name=name)
+
+
+def _is_quantized(detail: Mapping[str, Any]) -> bool:
+    return np.issubdtype(detail["dtype"], np.integer) and detail["quantization"][0] != 0
+
+
+def _as_input(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
+    """Rows in the kind of number that the file takes."""
+    kind = np.dtype(detail["dtype"])
+    if not _is_quantized(detail):
+        return array.astype(kind)
+    scale, zero = detail["quantization"]
+    limits = np.iinfo(kind)
+    return np.clip(np.round(array / scale) + zero, limits.min, limits.max).astype(kind)
+
+
+def _as_output(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
+    """A copy of an output, which the runtime writes over at the next call; floats for quantized numbers."""
+    if not _is_quantized(detail):
+        return np.array(array)
+    scale, zero = detail["quantization"]
+    return ((array.astype(np.float32) - zero) * scale).astype(np.float32)
