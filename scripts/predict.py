@@ -24,6 +24,7 @@ _FLAGS: dict[str, Flag] = {
     "input": (str, "a file or folder to predict"),
     "output": (str, "a file that ends in .csv or .jsonl"),
     "text_column": ("text", "the column of a table, or the name in JSON lines, that holds the texts"),
+    "allow_file_operations": (False, "use a SavedModel that may read and write files, if you trust it"),
     "rows_at_once": (64, "rows of a batch"),
     "json": (False, "print what was done as JSON"),
     "quiet": (False, "no progress"),
@@ -53,7 +54,8 @@ def _main() -> int:
     from tfaccel.exporting.predictor import Predictor
 
     check_output(output)
-    predictor = Predictor(place, modules=value("modules"))
+    allowed = value("allow_file_operations")
+    predictor = Predictor(place, modules=value("modules"), allow_file_operations=allowed)
     rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, text_column=value("text_column"))
     progress = _Progress()
     with clean_end():

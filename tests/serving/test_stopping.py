@@ -12,11 +12,12 @@ import pytest
 from running_server import NAME, PREDICT, ROW, Server, build, wait_for
 
 from tfaccel.errors import ServeError
-from tfaccel.serving.app import ModelApi
+from tfaccel.serving.app import App
 from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.model_config import ModelConfig
+from tfaccel.serving.models import Models
 from tfaccel.serving.options import ServeOptions
 from tfaccel.serving.server import serve
-from tfaccel.serving.versions import Versions
 
 BODY = json.dumps({"instances": [ROW]}).encode()
 SLOW = {"signature_name": "slow", "instances": [ROW]}
@@ -78,26 +79,28 @@ def test_signal_in_the_first_moment_is_not_lost(versions, outer_signals):
         told.append(url)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    serve(versions, NAME, ServeOptions(port=0), on_ready=end)
+    serve([ModelConfig(NAME, versions)], ServeOptions(port=0), on_ready=end)
     assert told[0].startswith("http://127.0.0.1:")
     assert signal.getsignal(signal.SIGTERM) is outer_signals
 
 
 def test_folder_without_a_model_ends_the_server(tmp_path, outer_signals):
     with pytest.raises(ServeError, match="holds no SavedModel, and no folders of versions"):
-        serve(tmp_path, NAME, ServeOptions(port=0), on_ready=lambda url, served: pytest.fail("it is not ready"))
+        ready = lambda url, served: pytest.fail("it is not ready")  # noqa: E731
+        serve([ModelConfig(NAME, tmp_path)], ServeOptions(port=0), on_ready=ready)
     assert signal.getsignal(signal.SIGTERM) is outer_signals
 
 
 def test_nothing_is_ready_until_a_model_is_loaded(tmp_path):
-    api = ModelApi(Versions(NAME, tmp_path, lambda folder, version: None), ServeOptions(), Metrics(NAME))
+    metrics = Metrics()
+    models = Models([ModelConfig(NAME, tmp_path)], ServeOptions(), metrics)
     try:
-        app = api.app()
+        app = App(models, metrics)
         assert asyncio.run(ask(app, "GET", "/readyz")) == (503, {"ready": False})
         assert asyncio.run(ask(app, "GET", "/healthz")) == (200, {"status": "alive"})
         assert asyncio.run(ask(app, "POST", PREDICT)) == (503, {"error": "images is being loaded. Try again later."})
     finally:
-        api.close()
+        models.close()
 
 
 async def ask(app, method, path):

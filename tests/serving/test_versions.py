@@ -9,6 +9,7 @@ import pytest
 
 from tfaccel.errors import ServeError
 from tfaccel.serving.request_error import RequestError
+from tfaccel.serving.version_policy import VersionPolicy
 from tfaccel.serving.versions import Versions, VersionState
 
 
@@ -90,7 +91,7 @@ def test_old_version_stays_until_as_many_newer_ones_are_served(make, folder):
     for number in (1, 2):
         write_version(folder / str(number))
     write_version(folder / "3", graph=b"broken")
-    versions = make(max_versions=1)
+    versions = make(policy=VersionPolicy(latest=1))
     versions.load_all()
     assert (served(versions), versions.available) == ({3: "END", 2: "AVAILABLE"}, [2])
     write_version(folder / "4", index=False)
