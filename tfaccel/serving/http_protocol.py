@@ -102,8 +102,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer has been written."""
+        is_last = not self.pipeline
         super().on_response_complete()
-        if self._closes and not self.pipeline and not self._is_in_head:
+        if self._closes and is_last and not self._is_in_head:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:

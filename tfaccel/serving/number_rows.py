@@ -53,8 +53,8 @@ def _nest(text: bytes, spec: InputSpec) -> np.ndarray | None:
     if spec.shape is None or spec.dtype not in (np.float32, np.float64, np.int32, np.int64):
         return None
     zeros = text.translate(_AS_ZEROS, _BLANKS)
-    shape = _shape(zeros.translate(None, b"0"))
-    if shape is None or not _is_between_brackets(zeros) or len(shape) != len(spec.shape) or not fits(shape[1:], spec):
+    shape = _shape(zeros.translate(None, b"0"), rank=len(spec.shape))
+    if shape is None or not _is_between_brackets(zeros) or not fits(shape[1:], spec):
         return None
     try:
         numbers = orjson.loads(b"[" + text.translate(_WITHOUT_BRACKETS) + b"]")
@@ -64,16 +64,17 @@ def _nest(text: bytes, spec: InputSpec) -> np.ndarray | None:
     return None if array is None or array.size != math.prod(shape) else array.reshape(shape)
 
 
-def _shape(brackets: bytes) -> tuple[int, ...] | None:
-    """The shape of an even nest, of which only brackets and commas are left; None if it is uneven.
+def _shape(brackets: bytes, *, rank: int) -> tuple[int, ...] | None:
+    """The shape of an even nest, of which only brackets and commas are left; None if it is uneven, or
+    of another rank.
 
     Example:
-        >>> _shape(b"[[,,],[,,]]"), _shape(b"[[,,],[,]]")
+        >>> _shape(b"[[,,],[,,]]", rank=2), _shape(b"[[,,],[,]]", rank=2)
         ((2, 3), None)
     """
     depth = len(brackets) - len(brackets.lstrip(b"["))
     end = brackets.find(b"]")
-    if not 0 < depth <= end:
+    if not 0 < depth == rank <= end:
         return None
     sizes = [end - depth + 1]
     part = b"[" + b"," * (end - depth) + b"]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,8 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
     try:
         if spec.dtype == object:
             return np.array(_with_bytes(values, _MAX_DEPTH), dtype=object)
+        if not _leaves(values) <= ({bool} if spec.dtype.kind == "b" else {int, float}):
+            return None  # Of texts numpy would make an array in which each has the room of the longest.
         array = np.array(values)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
@@ -199,6 +202,19 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
         found = array.astype(spec.dtype)
     if spec.dtype.kind == "f" and not np.isfinite(found).all() and np.isfinite(array[~np.isfinite(found)]).any():
         return None  # a number that is too large for the input's kind
+    return found
+
+
+def _leaves(value: Any) -> set[type]:
+    """The kinds of values in a nest of lists."""
+    found: set[type] = set()
+    level = [value]
+    while level:
+        kinds = set(map(type, level))
+        found |= kinds - {list}
+        if list not in kinds:
+            break
+        level = list(chain.from_iterable(item for item in level if type(item) is list))
     return found
 
 
