@@ -64,6 +64,35 @@ def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
     assert "Traceback" not in server.end_and_read()
 
 
+def test_requests_that_were_sent_whole_are_answered_however_large_they_are(versions):
+    server = Server(versions, "--max_queue=100")
+    body = json.dumps({"instances": [ROW] * 500}).encode()
+    assert len(body) > 200_000
+    answers, sent, lock = [], [], threading.Lock()
+
+    def ask():
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(head(len(body)) + body)
+            with lock:
+                sent.append(client)
+                if len(sent) == 48:
+                    server.ask_to_end()
+            received = b""
+            try:
+                while part := client.recv(2**16):
+                    received += part
+            except OSError as error:
+                received = str(error).encode()
+            answers.append(received[:12])
+
+    threads = [threading.Thread(target=ask) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (server.end(), answers) == (0, [b"HTTP/1.1 200"] * 48)
+
+
 @pytest.fixture
 def outer_signals():
     """Signals whose handlers must be as before in the end."""

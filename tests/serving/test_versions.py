@@ -138,6 +138,36 @@ def test_models_are_asked_for_later_while_they_are_loaded(make, folder):
         versions.states(7)
 
 
+def test_ready_when_all_that_should_be_served_is_loaded(tmp_path, folder):
+    for number in (1, 2, 5):
+        write_version(folder / str(number))
+    steps, versions = [], None
+
+    def load(path, version):
+        steps.append((version, versions.is_ready, served(versions)))
+        return f"servable {version}"
+
+    versions = Versions("pets", folder, load, policy=VersionPolicy(versions=frozenset({1, 2})), labels={"stable": 1})
+    versions.load_all()
+    assert steps == [(2, False, {2: "LOADING", 1: "START"}), (1, False, {2: "AVAILABLE", 1: "LOADING"})]
+    assert (versions.is_ready, versions.available, versions.labelled("stable")) == (True, [1, 2], 1)
+    versions.configure(VersionPolicy(versions=frozenset({2, 5})), {"stable": 5})
+    assert not versions.is_ready
+    look(versions)
+    assert (versions.is_ready, versions.available, versions.labelled("stable")) == (True, [2, 5], 5)
+    versions = Versions("pets", folder, load, policy=VersionPolicy(versions=frozenset({7})))
+    with pytest.raises(ServeError, match=r"has none of the versions that pets should be served with: 7\."):
+        versions.load_all()
+
+
+def test_numbers_of_other_scripts_are_no_versions(make, folder):
+    for name in ("1", "\u0662", "0003", "9" * 30):
+        write_version(folder / name)
+    versions = make()
+    versions.load_all()
+    assert versions.available == [1, 3]
+
+
 def test_folder_without_a_model_that_can_be_served_is_an_error(make, folder):
     faults = []
     versions = make()

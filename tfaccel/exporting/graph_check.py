@@ -92,12 +92,11 @@ def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
 
 def _assets(meta_graph: Any) -> list[tuple[str, str]]:
     """Pairs of a tensor's name and a file's; older SavedModels have them in a collection."""
-    from tensorflow.core.protobuf import meta_graph_pb2
-
     known = list(meta_graph.asset_file_def)
     if not known and "saved_model_assets" in meta_graph.collection_def:
         for packed in meta_graph.collection_def["saved_model_assets"].any_list.value:
-            known.append(meta_graph_pb2.AssetFileDef.FromString(packed.value))
+            known.append(type(meta_graph)().asset_file_def.add())
+            known[-1].ParseFromString(packed.value)
     return [(asset.tensor_info.name, asset.filename) for asset in known]
 
 

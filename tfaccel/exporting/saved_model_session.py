@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import descriptor_pool, message_factory
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.graph_check import check_graph, own_files
@@ -92,10 +93,10 @@ def _is_plain(signature: Any) -> bool:
 
 def _read(folder: Path) -> Any:
     """The graph for serving."""
-    from tensorflow.core.protobuf import saved_model_pb2
-
+    kind = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("tensorflow.SavedModel"))
+    content: Any = kind()
     try:
-        content = saved_model_pb2.SavedModel.FromString((folder / GRAPH_FILE).read_bytes())
+        content.ParseFromString((folder / GRAPH_FILE).read_bytes())
     except Exception as error:  # no such file, or not that kind of file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ExportError(f"The SavedModel in {folder} cannot be loaded: {GRAPH_FILE}: {reason}") from error

@@ -90,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header has come."""
         super().on_header(name, value)
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
