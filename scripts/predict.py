@@ -34,6 +34,7 @@ _FLAGS: dict[str, Flag] = {
         "rows of a table that miss a value which no training row misses, or have a category that the model knows "
         "nothing of: skip names them and leaves them out, fill predicts them as training fills gaps",
     ),
+    "allow_file_operations": (False, "use a SavedModel that may read and write files, if you trust it"),
     "rows_at_once": (64, "rows of a batch"),
     "json": (False, "print what was done as JSON"),
     "quiet": (False, "no progress"),
@@ -66,7 +67,12 @@ def _main() -> int:
     from tfaccel.exporting.predictor import Predictor
 
     check_output(output)
-    predictor = LitertPredictor(place) if is_litert_file(place.path) else Predictor(place, modules=value("modules"))
+    allowed = value("allow_file_operations")
+    predictor = (
+        LitertPredictor(place)
+        if is_litert_file(place.path)
+        else Predictor(place, modules=value("modules"), allow_file_operations=allowed)
+    )
     how = {name: value(name) for name in ("text_column", "encoding", "unknown_values")}
     rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, **how)
     progress = _Progress()

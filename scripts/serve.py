@@ -2,10 +2,11 @@
 
 tfaccel serve --run_dir=runs/digits
 tfaccel serve --model=digits --port=8501                  # a folder that `tfaccel export` wrote, or of versions
+tfaccel serve --model_config_file=models.config           # several models, in TensorFlow Serving's format
 
-POST /v1/models/NAME[/versions/N]:predict, :classify and :regress; GET /v1/models/NAME[/versions/N], .../metadata,
-/healthz, /readyz and /metrics. A folder of versions is watched: a new version is served once it is whole and loaded,
-and no request is dropped. SIGTERM ends the server when the requests that it took are answered. Needs
+POST /v1/models/NAME[/versions/N|/labels/LABEL]:predict, :classify and :regress; GET /v1/models/NAME[/versions/N],
+.../metadata, /healthz, /readyz and /metrics. A folder of versions is watched: a new version is served once it is whole
+and loaded, and no request is dropped. SIGTERM ends the server when the requests that were sent are answered. Needs
 pip install 'tfaccel[serve]'.
 """
 
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import VersionError
+from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
@@ -32,16 +33,24 @@ _OPTIONS: dict[str, Flag] = {
     "max_queue": (256, "requests that wait for the model, at most; others are answered with 429"),
     "max_request_bytes": (32 * 2**20, "the largest body of a request; larger ones are answered with 413"),
     "body_seconds": (60.0, "how long the body of a request may take to arrive; slower ones are answered with 408"),
-    "poll_seconds": (1.0, "how often the folder of versions is looked at"),
+    "head_seconds": (10.0, "how long the headers of a request may take to arrive; slower ones are answered with 408"),
+    "allowed_origins": ([], "web pages of these origins may ask (CORS), such as https://example.org; * for all"),
+    "poll_seconds": (1.0, "how often folders of versions, and --model_config_file, are looked at"),
     "max_versions": (0, "the newest so many versions are served; 0 for all that are there"),
     "stop_seconds": (30.0, "how long requests that are being answered may take after SIGTERM"),
 }
-_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "orjson")
+_FLAGS: dict[str, Flag] = {
+    **MODEL_FLAGS,
+    "model_config_file": (str, "in place of --model: a file with a model_config_list, as TensorFlow Serving takes it"),
+    "allow_file_operations": (False, "serve SavedModels that may read and write files, if you trust them"),
+    **_OPTIONS,
+}
+_PACKAGES = ("httptools", "orjson", "prometheus_client", "starlette", "uvicorn")
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with scoped_flags({**MODEL_FLAGS, **_OPTIONS}, __name__):
+    with scoped_flags(_FLAGS, __name__):
         return run_command(_main, argv, description=(__doc__ or "").strip())
 
 
@@ -49,25 +58,44 @@ def _main() -> int:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
-    options = ServeOptions(**{name: value(name) for name in _OPTIONS})
+    settings = {name: value(name) for name in _OPTIONS} | {"allowed_origins": tuple(value("allowed_origins"))}
+    options = ServeOptions(**settings, allow_file_operations=value("allow_file_operations"))
     from tfaccel.serving.address import check_address
 
     check_address(options.host, options.port)
+    config_file = value("model_config_file")
+    if config_file is not None:
+        return _serve_configured(Path(config_file), options)
     place = chosen_place()
     quiet_tensorflow()
     with shown_log(program="serve"), _saved_model(place) as folder:
+        from tfaccel.serving.model_config import ModelConfig
         from tfaccel.serving.server import serve
+        from tfaccel.serving.version_policy import VersionPolicy
 
-        serve(folder, place.name, options, on_ready=_say(place.name))
+        policy = VersionPolicy(latest=options.max_versions)
+        serve([ModelConfig(place.name, folder, policy)], options, on_ready=_say)
     return 0
 
 
-def _say(name: str) -> Any:
-    def say(url: str, versions: Any) -> None:
-        numbers = ", ".join(map(str, versions.available))
-        print(f"Serving {name} (version {numbers}) at {url}/v1/models/{name}", flush=True)
+def _serve_configured(file: Path, options: ServeOptions) -> int:
+    given = [name for name in ("run_dir", "model", "name") if value(name) is not None]
+    if given:
+        raise ServeError(f"Give --model_config_file or --{given[0]}. Received: both.")
+    quiet_tensorflow()
+    from tfaccel.serving.model_config import read_model_configs
 
-    return say
+    configs = read_model_configs(file)
+    with shown_log(program="serve"):
+        from tfaccel.serving.server import serve
+
+        serve(configs, options, config_file=file, on_ready=_say)
+    return 0
+
+
+def _say(url: str, versions: Any) -> None:
+    numbers = ", ".join(map(str, versions.available))
+    print(f"Serving {versions.name} (version {numbers}) at {url}/v1/models/{versions.name}", flush=True)
 
 
 @contextlib.contextmanager

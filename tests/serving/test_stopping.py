@@ -12,11 +12,12 @@ import pytest
 from running_server import NAME, PREDICT, ROW, Server, build, wait_for
 
 from tfaccel.errors import ServeError
-from tfaccel.serving.app import ModelApi
+from tfaccel.serving.app import App
 from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.model_config import ModelConfig
+from tfaccel.serving.models import Models
 from tfaccel.serving.options import ServeOptions
 from tfaccel.serving.server import serve
-from tfaccel.serving.versions import Versions
 
 BODY = json.dumps({"instances": [ROW]}).encode()
 SLOW = {"signature_name": "slow", "instances": [ROW]}
@@ -63,6 +64,35 @@ def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
     assert "Traceback" not in server.end_and_read()
 
 
+def test_requests_that_were_sent_whole_are_answered_however_large_they_are(versions):
+    server = Server(versions, "--max_queue=100")
+    body = json.dumps({"instances": [ROW] * 500}).encode()
+    assert len(body) > 200_000
+    answers, sent, lock = [], [], threading.Lock()
+
+    def ask():
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(head(len(body)) + body)
+            with lock:
+                sent.append(client)
+                if len(sent) == 48:
+                    server.ask_to_end()
+            received = b""
+            try:
+                while part := client.recv(2**16):
+                    received += part
+            except OSError as error:
+                received = str(error).encode()
+            answers.append(received[:12])
+
+    threads = [threading.Thread(target=ask) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (server.end(), answers) == (0, [b"HTTP/1.1 200"] * 48)
+
+
 @pytest.fixture
 def outer_signals():
     """Signals whose handlers must be as before in the end."""
@@ -78,26 +108,28 @@ def test_signal_in_the_first_moment_is_not_lost(versions, outer_signals):
         told.append(url)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    serve(versions, NAME, ServeOptions(port=0), on_ready=end)
+    serve([ModelConfig(NAME, versions)], ServeOptions(port=0), on_ready=end)
     assert told[0].startswith("http://127.0.0.1:")
     assert signal.getsignal(signal.SIGTERM) is outer_signals
 
 
 def test_folder_without_a_model_ends_the_server(tmp_path, outer_signals):
     with pytest.raises(ServeError, match="holds no SavedModel, and no folders of versions"):
-        serve(tmp_path, NAME, ServeOptions(port=0), on_ready=lambda url, served: pytest.fail("it is not ready"))
+        ready = lambda url, served: pytest.fail("it is not ready")  # noqa: E731
+        serve([ModelConfig(NAME, tmp_path)], ServeOptions(port=0), on_ready=ready)
     assert signal.getsignal(signal.SIGTERM) is outer_signals
 
 
 def test_nothing_is_ready_until_a_model_is_loaded(tmp_path):
-    api = ModelApi(Versions(NAME, tmp_path, lambda folder, version: None), ServeOptions(), Metrics(NAME))
+    metrics = Metrics()
+    models = Models([ModelConfig(NAME, tmp_path)], ServeOptions(), metrics)
     try:
-        app = api.app()
+        app = App(models, metrics)
         assert asyncio.run(ask(app, "GET", "/readyz")) == (503, {"ready": False})
         assert asyncio.run(ask(app, "GET", "/healthz")) == (200, {"status": "alive"})
         assert asyncio.run(ask(app, "POST", PREDICT)) == (503, {"error": "images is being loaded. Try again later."})
     finally:
-        api.close()
+        models.close()
 
 
 async def ask(app, method, path):

@@ -9,6 +9,7 @@ import pytest
 
 from tfaccel.errors import ServeError
 from tfaccel.serving.request_error import RequestError
+from tfaccel.serving.version_policy import VersionPolicy
 from tfaccel.serving.versions import Versions, VersionState
 
 
@@ -90,7 +91,7 @@ def test_old_version_stays_until_as_many_newer_ones_are_served(make, folder):
     for number in (1, 2):
         write_version(folder / str(number))
     write_version(folder / "3", graph=b"broken")
-    versions = make(max_versions=1)
+    versions = make(policy=VersionPolicy(latest=1))
     versions.load_all()
     assert (served(versions), versions.available) == ({3: "END", 2: "AVAILABLE"}, [2])
     write_version(folder / "4", index=False)
@@ -135,6 +136,36 @@ def test_models_are_asked_for_later_while_they_are_loaded(make, folder):
     assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
     with pytest.raises(RequestError, match=r"Could not find version 7 of model pets. Versions: none."):
         versions.states(7)
+
+
+def test_ready_when_all_that_should_be_served_is_loaded(tmp_path, folder):
+    for number in (1, 2, 5):
+        write_version(folder / str(number))
+    steps, versions = [], None
+
+    def load(path, version):
+        steps.append((version, versions.is_ready, served(versions)))
+        return f"servable {version}"
+
+    versions = Versions("pets", folder, load, policy=VersionPolicy(versions=frozenset({1, 2})), labels={"stable": 1})
+    versions.load_all()
+    assert steps == [(2, False, {2: "LOADING", 1: "START"}), (1, False, {2: "AVAILABLE", 1: "LOADING"})]
+    assert (versions.is_ready, versions.available, versions.labelled("stable")) == (True, [1, 2], 1)
+    versions.configure(VersionPolicy(versions=frozenset({2, 5})), {"stable": 5})
+    assert not versions.is_ready
+    look(versions)
+    assert (versions.is_ready, versions.available, versions.labelled("stable")) == (True, [2, 5], 5)
+    versions = Versions("pets", folder, load, policy=VersionPolicy(versions=frozenset({7})))
+    with pytest.raises(ServeError, match=r"has none of the versions that pets should be served with: 7\."):
+        versions.load_all()
+
+
+def test_numbers_of_other_scripts_are_no_versions(make, folder):
+    for name in ("1", "\u0662", "0003", "9" * 30):
+        write_version(folder / name)
+    versions = make()
+    versions.load_all()
+    assert versions.available == [1, 3]
 
 
 def test_folder_without_a_model_that_can_be_served_is_an_error(make, folder):

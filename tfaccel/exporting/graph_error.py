@@ -15,7 +15,7 @@ def graph_error_reason(error: BaseException) -> str:
         >>> graph_error_reason(ValueError("Detected at node a, defined at:\\n  File x\\n\\ntoo high\\n [[{{a}}]]"))
         'too high'
     """
-    text = str(getattr(error, "message", "") or error)
+    text = str(getattr(error, "message", "") or error).removeprefix("Graph execution error:")
     before = text.partition("[[")[0]
     lines = [" ".join(line.split()) for line in before.splitlines() if line.strip()]
     if "Detected at node" in before and lines:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
+from tfaccel.exporting.saved_model_session import SavedModelSession
 from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, signatures_of
 from tfaccel.reporting.class_scores import softmax
-
-_LONGEST_REASON = 300  # characters
 
 
 class Predictor:
@@ -25,28 +25,33 @@ class Predictor:
     Arguments:
         place: where the model lies; the newest version of several.
         modules: the user's modules that define layers of a `.keras` file.
+        allow_file_operations: whether a SavedModel's graph may hold operations that are not known to be safe.
 
     Raises:
         ExportError: if the model cannot be loaded, or has no signature `serving_default`.
     """
 
-    def __init__(self, place: ModelPlace, *, modules: Sequence[str] = ()) -> None:
+    def __init__(self, place: ModelPlace, *, modules: Sequence[str] = (), allow_file_operations: bool = False) -> None:
         self.place = place
         self.raw_input: RawInput | None = place.raw_input
         if place.path.is_dir():
             folder = newest_saved_model(place.path)
-            self._loaded = _saved_model(folder)
-            self._functions: dict[str, Any] = dict(self._loaded.signatures)
+            session = _session(folder, allow_file_operations)
+            self._run: Callable[[str, Mapping[str, Any]], dict[str, np.ndarray]] = session.run
+            specs = {name: session.input_specs(name) for name in session.signatures}
             self.raw_input = read_notes(folder)[1]
         else:
-            self._loaded = served_model(load_keras_model(place.path, modules=modules))
-            self._functions = signatures_of(self._loaded, place.raw_input).functions
-        self.inputs = input_specs(self._functions[DEFAULT])
-        self.raw_inputs = input_specs(self._functions[RAW]) if RAW in self._functions else {}
+            functions = signatures_of(
+                served_model(load_keras_model(place.path, modules=modules)), place.raw_input
+            ).functions
+            self._run = partial(_run, functions)
+            specs = {name: input_specs(function) for name, function in functions.items()}
+        self.inputs, self.raw_inputs = specs[DEFAULT], specs.get(RAW, {})
 
     def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for rows of the model's own inputs."""
-        return self._call(DEFAULT, {name: tf.cast(arrays[name], spec.dtype) for name, spec in self.inputs.items()})
+        kinds = {name: spec.dtype.as_numpy_dtype for name, spec in self.inputs.items()}
+        return self._classified(self._run(DEFAULT, {name: arrays[name].astype(kind) for name, kind in kinds.items()}))
 
     def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:
         """The outputs for encoded images, or texts in UTF-8.
@@ -55,11 +60,7 @@ class Predictor:
             tensorflow.errors.InvalidArgumentError: if one of them cannot be read.
         """
         ((name, _),) = self.raw_inputs.items()
-        return self._call(RAW, {name: tf.constant(list(contents), tf.string)})
-
-    def _call(self, name: str, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        outputs = {key: value.numpy() for key, value in self._functions[name](**tensors).items()}
-        return self._classified(outputs)
+        return self._classified(self._run(RAW, {name: np.array(list(contents), dtype=object)}))
 
     def _classified(self, outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Probabilities in place of logits, where the classes are known."""
@@ -87,17 +88,17 @@ def newest_saved_model(folder: Path) -> Path:
     raise ExportError(no_saved_model(folder))
 
 
-def _saved_model(folder: Path) -> Any:
-    try:
-        loaded = tf.saved_model.load(str(folder))
-    except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise ExportError(f"The SavedModel in {folder} cannot be loaded: {reason}") from error
-    names = sorted(getattr(loaded, "signatures", {}))
-    if DEFAULT not in names:
+def _run(functions: Mapping[str, Any], name: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    tensors = {key: tf.constant(value.tolist() if value.dtype == object else value) for key, value in arrays.items()}
+    return {key: value.numpy() for key, value in functions[name](**tensors).items()}
+
+
+def _session(folder: Path, allow_file_operations: bool) -> SavedModelSession:
+    session = SavedModelSession(folder, allow_file_operations=allow_file_operations)
+    if DEFAULT not in session.signatures:
         raise ExportError(
-            f"The SavedModel in {folder} has no signature {DEFAULT!r}. It has: {', '.join(names) or 'no signature'}. "
-            f"Export it anew with `tfaccel export`, or give tf.saved_model.save the argument "
-            f"signatures={{{DEFAULT!r}: function}}."
+            f"The SavedModel in {folder} has no signature {DEFAULT!r}. It has: "
+            f"{', '.join(session.signatures) or 'no signature'}. Export it anew with `tfaccel export`, or give "
+            f"tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
         )
-    return loaded
+    return session

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving passes over files that it does not know
 GRAPH_FILE = "saved_model.pb"
+_MAX_DIGITS = 18  # of a version
 
 
 def write_saved_model(
@@ -72,8 +73,18 @@ def version_folders(folder: Path) -> dict[int, Path]:
     """Version -> folder, in rising order, of a model in TensorFlow Serving's layout."""
     if not folder.is_dir():
         return {}
-    found = {int(entry.name): entry for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir()}
+    found = {int(entry.name): entry for entry in sorted(folder.iterdir()) if is_version(entry.name) and entry.is_dir()}
     return dict(sorted(found.items()))
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is the number of a version: digits 0 to 9, of which an integer of 64 bits can be made.
+
+    Example:
+        >>> is_version("00000123"), is_version("\u0661")
+        (True, False)
+    """
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def no_saved_model(folder: Path) -> str:

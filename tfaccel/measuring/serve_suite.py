@@ -24,6 +24,8 @@ from tfaccel.measuring.suite_options import SuiteOptions
 
 NUM_CLIENTS = 32
 LEAST_GAIN = 3.0  # throughput with batching / without
+NUM_ROWS, NUM_ROW_CLIENTS = 32, 64  # of requests with several rows
+MIN_SHARE = 0.8  # rows a second of such requests / of the model itself in batches of as many
 WINDOW_SECONDS, WARM_UP_SECONDS = 6.0, 1.0
 SOAK_SECONDS, NUM_SOAK_CLIENTS = 60.0, 8
 _VERSION_SECONDS = 30.0  # that the next version may take to be served
@@ -70,6 +72,7 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         options.progress(f"{name}: latency at half of the highest load")
         loads = [open_loop(batched.port, requests, per_second=half, num_clients=4 * NUM_CLIENTS, seconds=2 * seconds)
                  for _ in range(options.repetitions)]  # fmt: skip
+        shares = _share_of_the_model(name, model, batched, options)
     gains = tuple(a / b for a, b in zip(rates["with"], rates["without"], strict=True))
     figures = [Figure(name=name, quantity=f"throughput at {NUM_CLIENTS} clients with batching / without", values=gains,
                       at_least=LEAST_GAIN)]  # fmt: skip
@@ -79,7 +82,42 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         values = tuple(1000 * load.percentile(percent) for load in loads)
         figures.append(Figure(name=name, quantity=f"p{percent} in ms at {half:,.0f} requests a second", values=values))
     failed = tuple(float(load.num_failed) for load in loads)
-    return [*figures, Figure(name=name, quantity="failed requests at that load", values=failed, at_most=0)]
+    return [*figures, Figure(name=name, quantity="failed requests at that load", values=failed, at_most=0), *shares]
+
+
+def _share_of_the_model(name: str, model: Path, server: ServedModel, options: SuiteOptions) -> list[Figure]:
+    """Rows a second of requests with several rows, and of the model called with as many, by turns."""
+    from tfaccel.exporting.saved_model_session import SavedModelSession
+
+    seconds = WINDOW_SECONDS * options.scale
+    requests, shape = _requests(model, server.name, num_rows=NUM_ROWS), json.loads((model / "input.json").read_text())
+    session = SavedModelSession(model / "saved_model" / "1")
+    ((key, spec),) = session.input_specs("serving_default").items()
+    rows = np.random.default_rng(0).integers(0, 256, (NUM_ROWS, *shape)).astype(spec.dtype.as_numpy_dtype)
+    served, alone = [], []
+    for repetition in range(options.repetitions):
+        options.progress(f"{name}: {NUM_ROWS} rows a request, {repetition + 1} of {options.repetitions}")
+        load = closed_loop(server.port, requests, num_clients=NUM_ROW_CLIENTS, seconds=seconds,
+                           warm_up_seconds=WARM_UP_SECONDS * options.scale)  # fmt: skip
+        _check(load.num_failed, name)
+        served.append(NUM_ROWS * load.per_second)
+        alone.append(NUM_ROWS * _calls_a_second(lambda: session.run("serving_default", {key: rows}), seconds / 2))
+    shares = tuple(a / b for a, b in zip(served, alone, strict=True))
+    return [
+        Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served / the model itself",
+               values=shares, at_least=MIN_SHARE),
+        Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served", values=tuple(served)),
+        Figure(name=name, quantity=f"batches of {NUM_ROWS}: rows a second, the model itself", values=tuple(alone)),
+    ]  # fmt: skip
+
+
+def _calls_a_second(call: Callable[[], object], seconds: float) -> float:
+    call()
+    start, num_calls = time.perf_counter(), 0
+    while time.perf_counter() < start + seconds:
+        call()
+        num_calls += 1
+    return num_calls / (time.perf_counter() - start)
 
 
 def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
@@ -121,12 +159,12 @@ def _num_versions(server: ServedModel, *, at_least: int) -> int:
         time.sleep(0.2)
 
 
-def _requests(model: Path, name: str) -> list[bytes]:
-    """Requests of one row each, in row format."""
+def _requests(model: Path, name: str, *, num_rows: int = 1) -> list[bytes]:
+    """Requests in row format."""
     rng = np.random.default_rng(0)
     shape = json.loads((model / "input.json").read_text())
-    values = rng.integers(0, 256, (_NUM_BODIES, *shape))  # pixels, or numbers of common words
-    bodies = [json.dumps({"instances": [row]}, separators=(",", ":")).encode() for row in values.tolist()]
+    values = rng.integers(0, 256, (_NUM_BODIES, num_rows, *shape))  # pixels, or numbers of common words
+    bodies = [json.dumps({"instances": rows}, separators=(",", ":")).encode() for rows in values.tolist()]
     return [post(f"/v1/models/{name}:predict", body) for body in bodies]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import orjson
 
 from tfaccel.serving.request_error import RequestError
 
+_KEYS = (b'"context"', b'"examples"', b'"inputs"', b'"instances"', b'"signature_name"')  # of the protocol
 _BINARY_SUFFIX = "_bytes"  # outputs of such names are bytes, says the protocol
 
 
@@ -28,7 +30,24 @@ def read_json(body: bytes) -> dict[str, Any]:
         data = _read_with_nan(body, error)
     if not isinstance(data, dict):
         raise RequestError(400, f"The body must be a JSON object. Received: {_kind(data)}.")
+    if any(body.count(key) > 1 for key in _KEYS):
+        _check_keys(body)
     return data
+
+
+def _check_keys(body: bytes) -> None:
+    """Refuses an object that has a key twice: which of its values holds, readers do not agree on."""
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise RequestError(400, f"The body has an object with the key {twice!r:.60} twice.")
+        return found
+
+    with contextlib.suppress(RecursionError):  # What is so deep is refused later.
+        json.loads(body, object_pairs_hook=check)
 
 
 def _read_with_nan(body: bytes, first: orjson.JSONDecodeError) -> Any:
@@ -40,12 +59,19 @@ def _read_with_nan(body: bytes, first: orjson.JSONDecodeError) -> Any:
         raise RequestError(400, f"The body is no UTF-8: byte {error.start} cannot be read.") from error
     if b"NaN" in body or b"Infinity" in body:
         try:
-            return json.loads(body)
+            return json.loads(body, parse_float=_finite)
         except json.JSONDecodeError as error:
             fault = error
         except (ValueError, RecursionError):  # no UTF-8, numbers of thousands of digits, or lists in thousands of lists
             pass
     raise RequestError(400, f"The body is no JSON: {fault.msg} (line {fault.lineno}, column {fault.colno}).") from first
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError
+    return value
 
 
 def _kind(value: Any) -> str:

@@ -12,15 +12,10 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counts of one server.
+    """The counts of one server, each with a model's name as a label."""
 
-    Arguments:
-        model: the model's name, a label of every count.
-    """
-
-    def __init__(self, model: str) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._model = model
         self._requests = Counter(
             "tfaccel_requests", "Requests answered, by method and HTTP status.", ("model", "method", "status"),
             registry=self.registry,
@@ -32,32 +27,46 @@ class Metrics:
         self._batch_rows = Histogram(
             "tfaccel_batch_rows", "Rows that were given to the model at once.", ("model",), buckets=_ROWS,
             registry=self.registry,
-        ).labels(model)  # fmt: skip
+        )  # fmt: skip
         self._batch_seconds = Histogram(
             "tfaccel_batch_seconds", "What the model took for a batch.", ("model",), buckets=_SECONDS,
             registry=self.registry,
-        ).labels(model)  # fmt: skip
-        self._known: dict[tuple[str, int], Counter] = {}
-        self._known_seconds: dict[str, Histogram] = {}
+        )  # fmt: skip
+        self._gauges = {
+            name: Gauge(f"tfaccel_{name}", text, ("model",), registry=self.registry)
+            for name, text in (("queue_requests", "Requests that wait for the model."),
+                               ("versions", "Versions that are served."))
+        }  # fmt: skip
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
-    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Adds a number that is asked for when it is shown."""
-        gauge = Gauge(f"tfaccel_{name}", text, ("model",), registry=self.registry)
-        gauge.labels(self._model).set_function(value)
+    def watch(self, name: str, model: str, value: Callable[[], float]) -> None:
+        """Asks for a number when it is shown: `queue_requests` or `versions` of a model."""
+        self._gauges[name].labels(model).set_function(value)
 
-    def answered(self, method: str, status: int, seconds: float) -> None:
+    def forget(self, model: str) -> None:
+        """Asks for the numbers of a model no more."""
+        for gauge in self._gauges.values():
+            gauge.remove(model)
+
+    def answered(self, model: str, method: str, status: int, seconds: float) -> None:
         """Counts a request."""
-        key = (method, status)
-        if key not in self._known:
-            self._known[key] = self._requests.labels(self._model, method, str(status))
-            self._known_seconds.setdefault(method, self._seconds.labels(self._model, method))
-        self._known[key].inc()
-        self._known_seconds[method].observe(seconds)
+        key = (model, method, status)
+        known = self._known.get(key)
+        if known is None:
+            requests, durations = self._requests.labels(model, method, str(status)), self._seconds.labels(model, method)
+            known = self._known[key] = (requests, durations)
+        known[0].inc()
+        known[1].observe(seconds)
 
-    def batch(self, num_rows: int, seconds: float) -> None:
-        """Counts a batch."""
-        self._batch_rows.observe(num_rows)
-        self._batch_seconds.observe(seconds)
+    def batches(self, model: str) -> Callable[[int, float], None]:
+        """What counts the batches of a model: called with the rows of one, and the seconds that it took."""
+        rows, durations = self._batch_rows.labels(model), self._batch_seconds.labels(model)
+
+        def observe(num_rows: int, seconds: float) -> None:
+            rows.observe(num_rows)
+            durations.observe(seconds)
+
+        return observe
 
     def text(self) -> bytes:
         """All counts in Prometheus's text format."""

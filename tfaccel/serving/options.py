@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tfaccel.errors import ServeError
+
+_ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,11 @@ class ServeOptions:
         max_queue: requests that wait for the model, at most; others are answered with 429.
         max_request_bytes: the largest body of a request; larger ones are answered with 413.
         body_seconds: how long the body of a request may take to arrive; slower ones are answered with 408.
-        poll_seconds: how often the folder of versions is looked at.
+        head_seconds: how long the headers of a request may take to arrive; slower ones are answered with 408.
+        allowed_origins: web pages of these origins may ask, such as "https://example.org"; "*" for all.
+        allow_file_operations: whether models may hold operations that are not known to be safe, such as those that read
+            and write files.
+        poll_seconds: how often folders of versions, and a configuration file, are looked at.
         max_versions: the newest so many versions are served; 0 for all that are there.
         stop_seconds: how long requests that are being answered may take after SIGTERM.
 
@@ -40,6 +47,9 @@ class ServeOptions:
     max_queue: int = 256
     max_request_bytes: int = 32 * 2**20
     body_seconds: float = 60.0
+    head_seconds: float = 10.0
+    allowed_origins: tuple[str, ...] = ()
+    allow_file_operations: bool = False
     poll_seconds: float = 1.0
     max_versions: int = 0
     stop_seconds: float = 30.0
@@ -52,11 +62,18 @@ class ServeOptions:
                 raise ServeError(f"`{name}` must be a whole number of at least {lowest}. Received: {name}={value!r}.")
         if self.port > 65535:
             raise ServeError(f"`port` must be at most 65535. Received: port={self.port}.")
-        for name in ("batch_wait_ms", "body_seconds", "poll_seconds", "stop_seconds"):
+        for name in ("batch_wait_ms", "body_seconds", "head_seconds", "poll_seconds", "stop_seconds"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= 3_600_000:
                 raise ServeError(f"`{name}` must be a number from 0 to 3600000. Received: {name}={value!r}.")
-        if not self.body_seconds > 0:
-            raise ServeError(f"`body_seconds` must be above 0. Received: body_seconds={self.body_seconds!r}.")
+        for name in ("body_seconds", "head_seconds"):
+            if not getattr(self, name) > 0:
+                raise ServeError(f"`{name}` must be above 0. Received: {name}={getattr(self, name)!r}.")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ServeError(
+                    "`allowed_origins` must be origins such as https://example.org:8080, or *. "
+                    f"Received: allowed_origins={origin!r}."
+                )
         if not isinstance(self.host, str) or not self.host:
             raise ServeError(f"`host` must be an address. Received: host={self.host!r}.")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from tfaccel.planning.near_name import near_name
+from tfaccel.serving.base64_text import decoded, is_encoded
 from tfaccel.serving.request_error import RequestError
+from tfaccel.serving.tf_examples import serialized_examples
 
 _LONGEST_SHOWN = 60  # characters of a value in a message
+_MAX_DEPTH = 64  # lists within lists; numpy has no more axes
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
     if "instances" in data:
         return _from_rows(data["instances"], specs, "instances")
     columns = data["inputs"]
-    if not isinstance(columns, dict) or set(columns) == {"b64"}:
+    if not isinstance(columns, dict) or is_encoded(columns):
         if len(specs) != 1:
             raise RequestError(400, f'"inputs" must be an object with {_names(specs)}. Received: {_shown(columns)}.')
         columns = {next(iter(specs)): columns}
@@ -81,8 +84,15 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
     return Inputs(arrays, counts.pop() if len(counts) == 1 else None, "inputs")
 
 
-def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
+def read_examples(
+    data: Mapping[str, Any], specs: Mapping[str, InputSpec], kinds: Mapping[str, str] | None = None
+) -> Inputs:
     """The arrays in the `examples` of a `:classify`; `context` holds what all of them have in common.
+
+    Arguments:
+        data: the request.
+        specs: what the signature takes.
+        kinds: of features, where it takes serialized `tf.train.Example` messages; None where it takes tensors by name.
 
     Raises:
         RequestError: 400, as `read_inputs`.
@@ -95,6 +105,11 @@ def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> In
     twice = next((name for example in examples for name in example if name in context), None)
     if twice is not None:
         raise RequestError(400, f"{twice!r} stands in an example and in the context; it may stand in one of them.")
+    if kinds is not None and specs:
+        if not examples:
+            raise RequestError(400, '"examples" must be a list of at least one. Received: [].')
+        messages = serialized_examples([{**context, **example} for example in examples], kinds)
+        return Inputs({next(iter(specs)): messages}, len(examples), "examples")
     singles = {name for name, spec in specs.items() if spec.shape is not None and spec.shape[1:] == (1,)}
     rows = [{**context, **example} for example in examples]
     for row in rows:  # The protocol takes a value in place of a list of one.
@@ -105,7 +120,7 @@ def read_examples(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> In
 def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
     if not isinstance(rows, list) or not rows:
         raise RequestError(400, f'"{place}" must be a list of at least one. Received: {_shown(rows)}.')
-    if len(specs) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) != {"b64"}):
+    if len(specs) == 1 and not (isinstance(rows[0], dict) and not is_encoded(rows[0])):
         ((name, spec),) = specs.items()
         return Inputs({name: _rows(rows, spec, place)}, len(rows), place)
     for number, row in enumerate(rows):
@@ -146,19 +161,20 @@ def _column(values: Any, spec: InputSpec) -> np.ndarray:
 def _rows(values: list[Any], spec: InputSpec, place: str) -> np.ndarray:
     """The rows of one input as an array; looks for the one at fault only where there is a fault."""
     array = _array(values, spec)
-    if array is not None and _fits(array.shape[1:], spec):
+    if array is not None and fits(array.shape[1:], spec):
         return array
     for number, value in enumerate(values):
         single = _array(value, spec)
-        if single is None or not _fits(single.shape, spec):
+        if single is None or not fits(single.shape, spec):
             found = _shown(value) if single is None else f"shape {single.shape}"
-            if spec.dtype == object and _has_bytes(value):
+            if spec.dtype == object and is_encoded(value):
                 found += ", whose bytes are not in base64"
             raise RequestError(400, f"{place}[{number}]: input {spec.name!r} must be {spec.row}. Received: {found}.")
     raise RequestError(400, f"{place}: the rows of input {spec.name!r} must have one shape, {spec.row}.")
 
 
-def _fits(shape: tuple[int, ...], spec: InputSpec) -> bool:
+def fits(shape: tuple[int, ...], spec: InputSpec) -> bool:
+    """Whether a row may have this shape."""
     if spec.shape is None:
         return True
     wanted = spec.shape[1:]
@@ -169,9 +185,11 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
     """Values as an array of the input's kind; None where they are of another kind, or of no even shape."""
     try:
         if spec.dtype == object:
-            return np.array(_with_bytes(values), dtype=object)
+            return np.array(_with_bytes(values, _MAX_DEPTH), dtype=object)
+        if not _leaves(values) <= ({bool} if spec.dtype.kind == "b" else {int, float}):
+            return None  # Of texts numpy would make an array in which each has the room of the longest.
         array = np.array(values)
-    except (ValueError, TypeError, OverflowError, binascii.Error):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}.get(spec.dtype.kind, "fiu")
     if array.size and array.dtype.kind not in kinds:
@@ -187,21 +205,41 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
     return found
 
 
-def _with_bytes(value: Any) -> Any:
+def _leaves(value: Any) -> set[type]:
+    """The kinds of values in a nest of lists."""
+    found: set[type] = set()
+    level = [value]
+    while level:
+        kinds = set(map(type, level))
+        found |= kinds - {list}
+        if list not in kinds:
+            break
+        level = list(chain.from_iterable(item for item in level if type(item) is list))
+    return found
+
+
+def _with_bytes(value: Any, depth: int) -> Any:
     """A nest of texts and {"b64": ...} as a nest of bytes."""
-    if isinstance(value, list):
-        return [_with_bytes(item) for item in value]
+    if isinstance(value, list) and depth:
+        return [_with_bytes(item, depth - 1) for item in value]
     if isinstance(value, str):
         return value.encode()
-    if _has_bytes(value):
-        return base64.b64decode(value["b64"], validate=True)
+    if is_encoded(value):
+        return decoded(value)
     raise ValueError("no text")
 
 
-def _has_bytes(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)
-
-
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+def _short() -> reprlib.Repr:
+    """What writes as much of a value as a message has room for, however deep it is."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxlist, short.maxdict = 8, _LONGEST_SHOWN, _LONGEST_SHOWN
+    short.maxstring = short.maxlong = short.maxother = 2 * _LONGEST_SHOWN
+    return short
+
+
+_SHORT = _short()

@@ -21,6 +21,8 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
     Raises:
         RequestError: 400, if the outputs are no scores of classes.
     """
+    if set(outputs) <= {"classes", "scores"}:
+        return _pairs_of_rows(outputs)
     names = known.class_names if known is not None else ()
     scores = outputs.get("probabilities", next(iter(outputs.values())))
     is_other = (known is not None and known.outputs == "values") or (
@@ -32,6 +34,23 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
         scores = softmax(scores)
     names = names or ("",) * scores.shape[1]
     return [[[name, score] for name, score in zip(names, row, strict=True)] for row in scores.tolist()]
+
+
+def _pairs_of_rows(outputs: dict[str, np.ndarray]) -> list[list[list[Any]]]:
+    """As TensorFlow Serving has it: labels are "", and scores 0, where the signature gives only the others."""
+    arrays = list(outputs.values())
+    if any(array.ndim != 2 or array.shape != arrays[0].shape for array in arrays):
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in outputs.items())
+        raise RequestError(400, f"The model does not classify: it gives {shapes}. Use :predict.")
+    labels = outputs.get("classes", np.full(arrays[0].shape, b"", dtype=object)).tolist()
+    scores = outputs.get("scores", np.zeros(arrays[0].shape)).tolist()
+    return [
+        [[_text(label), score] for label, score in zip(*row, strict=True)] for row in zip(labels, scores, strict=True)
+    ]
+
+
+def _text(label: Any) -> str:
+    return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
 
 
 def one_value_a_row(outputs: dict[str, np.ndarray]) -> list[float]:

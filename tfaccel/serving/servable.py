@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import json_format
 
 from tfaccel.data.raw_input import RawInput
-from tfaccel.errors import ServeError
+from tfaccel.errors import ExportError, ServeError
 from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes
-from tfaccel.exporting.signatures import DEFAULT, input_specs, output_specs
+from tfaccel.exporting.saved_model_session import SavedModelSession
+from tfaccel.exporting.signatures import DEFAULT
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
 from tfaccel.planning.near_name import near_name
 from tfaccel.serving.batcher import Arrays, Work
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.request_inputs import Inputs, InputSpec
+from tfaccel.serving.tf_examples import example_kinds
 
 logger = logging.getLogger("tfaccel")
-
-_INTERNAL = "__saved_model_init_op"
 
 
 def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -45,20 +46,24 @@ class Servable:
         folder: of the SavedModel.
         version: its number.
         max_batch_size: rows that the model gets at once, at most.
+        allow_file_operations: whether its graph may hold operations that are not known to be safe.
         observe: called with the number of rows of a batch and the seconds that it took.
 
     Raises:
-        ServeError: if the folder holds no SavedModel that can be loaded, or one without `serving_default`.
+        ServeError: if the folder holds no SavedModel that can be loaded and asked.
     """
 
-    def __init__(self, folder: Path, version: int, *, max_batch_size: int,
+    def __init__(self, folder: Path, version: int, *, max_batch_size: int, allow_file_operations: bool = False,
                  observe: Callable[[int, float], None]) -> None:  # fmt: skip
         self.version, self.folder = version, folder
         self._max_batch_size = max_batch_size
         self._observe: Callable[[int, float], None] = _nothing
-        self._loaded = load_saved_model(folder)
-        self.functions: dict[str, Any] = dict(self._loaded.signatures)
-        self.inputs = {name: _specs(function) for name, function in self.functions.items()}
+        self._model = load_saved_model(folder, allow_file_operations=allow_file_operations)
+        self.signatures = self._model.signatures
+        self.inputs = {name: _specs(self._model.input_specs(name)) for name in self.signatures}
+        self.examples = {name: example_kinds(self._model.walk, signature)
+                         for name, signature in self.signatures.items()}  # fmt: skip
+        self._alone = {name for name in self.signatures if self._model.writes(name)}
         self.raw_input: RawInput | None = read_notes(folder)[1]
         self._warm_up()
         self._observe = observe
@@ -66,7 +71,8 @@ class Servable:
     def work(self, signature_name: str, inputs: Inputs, client: Any) -> Work:
         """What waits in the queue for one request."""
         key = None
-        if inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values()):
+        is_by_rows = inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values())
+        if is_by_rows and signature_name not in self._alone:
             shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
             key = (self, signature_name, shapes)
         run = self._runner(signature_name, is_batched=key is not None, place=inputs.place)
@@ -94,7 +100,7 @@ class Servable:
         """The outputs of one request as it came; what the model cannot take is that client's fault."""
         try:
             return self._call(name, work.arrays, num_rows=work.num_rows)
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, ValueError) as error:
             return RequestError(400, graph_error_reason(error))
 
     def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
@@ -135,10 +141,7 @@ class Servable:
 
     def _call(self, name: str, arrays: Arrays, *, num_rows: int = 1) -> Arrays:
         start = time.perf_counter()
-        tensors = {
-            key: tf.constant(array.tolist() if array.dtype == object else array) for key, array in arrays.items()
-        }
-        outputs = {key: value.numpy() for key, value in self.functions[name](**tensors).items()}
+        outputs = self._model.run(name, arrays)
         self._observe(num_rows, time.perf_counter() - start)
         return outputs
 
@@ -155,7 +158,7 @@ class Servable:
     def _warm_up(self) -> None:
         """Runs each size of batches once, with the rows that came with the model."""
         for signature_name, arrays in dict(read_warm_up_requests(self.folder)).items():
-            if signature_name not in self.functions:
+            if signature_name not in self.signatures or signature_name in self._alone:
                 continue
             try:
                 for size in batch_sizes(self._max_batch_size):
@@ -169,8 +172,8 @@ class _NotByRows(Exception):
     """Outputs do not have the rows of the inputs, so that requests cannot share a batch."""
 
 
-def load_saved_model(folder: Path) -> Any:
-    """A SavedModel with the signature `serving_default`.
+def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> SavedModelSession:
+    """A SavedModel with a signature.
 
     Raises:
         ServeError: if there is none that can be loaded.
@@ -178,43 +181,28 @@ def load_saved_model(folder: Path) -> Any:
     if not (folder / GRAPH_FILE).is_file():
         raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
     try:
-        loaded = tf.saved_model.load(str(folder))
-    except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
-        raise ServeError(f"The SavedModel in {folder} cannot be loaded: {graph_error_reason(error)}") from error
-    names = sorted(name for name in getattr(loaded, "signatures", {}) if name != _INTERNAL)
-    if DEFAULT not in names:
+        loaded = SavedModelSession(folder, allow_file_operations=allow_file_operations)
+    except ExportError as error:
+        raise ServeError(str(error)) from error
+    if not loaded.signatures:
         raise ServeError(
-            f"The SavedModel in {folder} has no signature {DEFAULT!r}, which requests use that name none. It has: "
-            f"{', '.join(names) or 'no signature'}. Export it anew with `tfaccel export`, or give "
-            f"tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
+            f"The SavedModel in {folder} has no signature that takes and gives plain tensors. Export it anew with "
+            f"`tfaccel export`, or give tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
         )
     return loaded
 
 
-def describe(function: Any) -> dict[str, Any]:
-    """A signature as `/metadata` shows it."""
-    method = {"method_name": "tensorflow/serving/predict"}
-    sides = {"inputs": input_specs(function), "outputs": output_specs(function)}
-    return {
-        **{side: {name: _tensor_info(spec) for name, spec in specs.items()} for side, specs in sides.items()},
-        **method,
-    }
+def describe(signature: Any) -> dict[str, Any]:
+    """A signature as `/metadata` shows it: a `SignatureDef` as JSON."""
+    found: dict[str, Any] = json_format.MessageToDict(
+        signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found
 
 
-def _tensor_info(spec: tf.TensorSpec) -> dict[str, Any]:
-    known = spec.shape.rank is not None
-    sizes = spec.shape.as_list() if known else []
-    dims = [{"size": str(-1 if size is None else size), "name": ""} for size in sizes]
-    kind = tf.dtypes.as_dtype(spec.dtype)
-    names = {1: "DT_FLOAT", 2: "DT_DOUBLE", 3: "DT_INT32", 4: "DT_UINT8", 5: "DT_INT16", 6: "DT_INT8", 7: "DT_STRING",
-             9: "DT_INT64", 10: "DT_BOOL", 14: "DT_BFLOAT16", 19: "DT_HALF"}  # fmt: skip
-    dtype = names.get(kind.as_datatype_enum, f"DT_{kind.name.upper()}")
-    return {"dtype": dtype, "tensor_shape": {"dim": dims, "unknown_rank": not known}, "name": f"{spec.name}:0"}
-
-
-def _specs(function: Any) -> dict[str, InputSpec]:
+def _specs(specs: Mapping[str, tf.TensorSpec]) -> dict[str, InputSpec]:
     found = {}
-    for name, spec in input_specs(function).items():
+    for name, spec in specs.items():
         shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
         kind = np.dtype(object) if spec.dtype == tf.string else np.dtype(spec.dtype.as_numpy_dtype)
         found[name] = InputSpec(name, shape, kind)

@@ -1,4 +1,4 @@
-"""`serve`: a server for one model, from its start to its graceful end."""
+"""`serve`: a server for models, from its start to its graceful end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,77 +18,85 @@ from typing import Any
 import uvicorn
 
 from tfaccel.serving.address import bound_socket, listen
-from tfaccel.serving.app import ModelApi
+from tfaccel.serving.app import App
+from tfaccel.serving.http_protocol import HttpProtocol, has_arrived
 from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.model_config import ModelConfig
+from tfaccel.serving.models import Models
 from tfaccel.serving.options import ServeOptions
-from tfaccel.serving.servable import Servable
 from tfaccel.serving.versions import Versions
 
 logger = logging.getLogger("tfaccel")
 
 _IDLE_SECONDS = 75  # after which a connection without requests is closed
-# At the end, how often and how long the event loop goes round before connections that look idle are closed.
-_LAST_TURNS, _LAST_TURN_SECONDS = 5, 0.05
+_DOOR_SECONDS = 1.0  # in which connections are still taken at the end, where they never cease to come
+_TURN_SECONDS = 0.005  # of the event loop, at the end
 # The model's thread asks for Python's lock many times in a batch; the default of 5 ms would be waited for each time.
 _SWITCH_SECONDS = 0.0005
+_PREFLIGHT_SECONDS = 600  # for which a browser need not ask again whether it may ask
+
+Ready = Callable[[str, Versions], None]
 
 
 def serve(
-    folder: Path, name: str, options: ServeOptions, *, on_ready: Callable[[str, Versions], None] = lambda url, v: None
-) -> None:
-    """Serves a SavedModel until the process gets SIGTERM or SIGINT; requests that were taken are answered first.
+    configs: Sequence[ModelConfig], options: ServeOptions, *, config_file: Path | None = None,
+    on_ready: Ready = lambda url, versions: None,
+) -> None:  # fmt: skip
+    """Serves SavedModels until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
 
     Arguments:
-        folder: of the model's versions, which is watched, or of one SavedModel.
-        name: of the model in addresses.
+        configs: the models.
         options: where to listen, and limits.
-        on_ready: called with the server's address once requests are answered.
+        config_file: where the configurations come from; it is read again when it changes.
+        on_ready: called for each model with the server's address once its requests are answered.
 
     Raises:
-        ServeError: if the address is taken, or there is no model that can be served.
+        ServeError: if the address is taken, or a model cannot be served.
     """
     listening = bound_socket(options.host, options.port)
     try:
         listen(listening, options.host, options.port)
-        metrics = Metrics(name)
-        versions = Versions(
-            name, folder, lambda path, version: Servable(
-                path, version, max_batch_size=options.max_batch_size, observe=metrics.batch
-            ), max_versions=options.max_versions,
-        )  # fmt: skip
-        _answer(versions, options, metrics, listening, on_ready)
+        metrics = Metrics()
+        models = Models(configs, options, metrics)
+        server = _Server(_config(App(models, metrics), options), listening, options.stop_seconds)
+        _answer(server, models, options, config_file, on_ready)
     finally:
         listening.close()
 
 
-def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listening: socket.socket,
-            on_ready: Callable[[str, Versions], None]) -> None:  # fmt: skip
-    """Answers requests until the end; /readyz and all that needs a model with 503 until one is loaded."""
-    api = ModelApi(versions, options, metrics)
-    config = uvicorn.Config(
-        api.app(), log_config=None, log_level="warning", access_log=False, lifespan="off", server_header=False,
+def _config(app: Any, options: ServeOptions) -> uvicorn.Config:
+    if options.allowed_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        app = CORSMiddleware(
+            app, allow_origins=list(options.allowed_origins), allow_methods=["GET", "POST"], allow_headers=["*"],
+            max_age=_PREFLIGHT_SECONDS,
+        )  # fmt: skip
+    protocol: Any = partial(HttpProtocol, head_seconds=options.head_seconds)
+    return uvicorn.Config(
+        app, http=protocol, log_config=None, log_level="error", access_log=False, lifespan="off", server_header=False,
         timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=max(1, round(options.stop_seconds)), ws="none",
         proxy_headers=False,
     )  # fmt: skip
-    server = _LastTurnsServer(config)
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _answer(server: _Server, models: Models, options: ServeOptions, config_file: Path | None, on_ready: Ready) -> None:
+    """Answers requests until the end; /readyz and all that needs a model with 503 until it is loaded."""
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # what is loaded stays; to look through it, now and then, would make all requests wait for 0.3 s
     before = _end_at_signals(server)
     faults: list[BaseException] = []
-    versions.watch(
-        options.poll_seconds, loaded=lambda: on_ready(url, versions), failed=partial(_give_up, server, faults)
-    )
+    models.start(loaded=partial(on_ready, server.url), failed=partial(_give_up, server, faults))
+    if config_file is not None:
+        models.follow(config_file, options.poll_seconds)
     try:
-        server.run(sockets=[listening])
+        server.run(sockets=[server.listening])
     except KeyboardInterrupt:
         logger.info("Stopped by the keyboard")
     finally:
-        versions.stop()
-        api.close()
+        models.close()
         sys.setswitchinterval(switch_seconds)
         gc.unfreeze()
         for number, handler in before.items():
@@ -96,13 +105,32 @@ def _answer(versions: Versions, options: ServeOptions, metrics: Metrics, listeni
         raise faults[0]
 
 
-class _LastTurnsServer(uvicorn.Server):
-    """Takes, before it closes, the requests that have been sent already, but not been read yet."""
+class _Server(uvicorn.Server):
+    """A server that answers, before it ends, every request that was sent by then."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, stop_seconds: float) -> None:
+        super().__init__(config)
+        self.listening, self._stop_seconds = listening, stop_seconds
+        host, port = listening.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends as uvicorn does, after some more turns of the event loop."""
-        for _ in range(_LAST_TURNS):
-            await asyncio.sleep(_LAST_TURN_SECONDS)
+        """Takes the connections that were made, reads what has arrived on them, and ends as uvicorn does.
+
+        A connection that is closed while something of it has not been read is reset, and so is one that was made, but
+        never taken: clients lose answers to requests that they had sent whole.
+        """
+        start = time.monotonic()
+        while has_arrived(self.listening.fileno()) and time.monotonic() < start + _DOOR_SECONDS:
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        while self.server_state.connections and time.monotonic() < start + self._stop_seconds and not self.force_exit:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.end()
+            await asyncio.sleep(_TURN_SECONDS)
+        self.config.timeout_graceful_shutdown = max(1, round(start + self._stop_seconds - time.monotonic()))
         await super().shutdown(sockets)
 
 

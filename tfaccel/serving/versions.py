@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfaccel.errors import ServeError
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, version_folders
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, is_version, no_saved_model, version_folders
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.servable import Servable
+from tfaccel.serving.version_policy import VersionPolicy
 
 logger = logging.getLogger("tfaccel")
 
-AVAILABLE, LOADING, END = "AVAILABLE", "LOADING", "END"
+AVAILABLE, LOADING, START, END = "AVAILABLE", "LOADING", "START", "END"
 _SHARD = re.compile(r"variables\.data-\d+-of-(\d+)")
 
 
@@ -40,17 +41,19 @@ class Versions:
         name: of the model.
         folder: of its versions, or of a single SavedModel.
         load: makes a servable of a folder and a version.
-        max_versions: the newest so many are served; 0 for all.
+        policy: which versions are served.
+        labels: other names of versions.
 
     Raises:
         ServeError: from `load_all`, if no version can be served.
     """
 
     def __init__(
-        self, name: str, folder: Path, load: Callable[[Path, int], Servable], *, max_versions: int = 0
-    ) -> None:
-        self.name = name
-        self._folder, self._load, self._max_versions = folder, load, max_versions
+        self, name: str, folder: Path, load: Callable[[Path, int], Servable], *,
+        policy: VersionPolicy | None = None, labels: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.folder = name, folder
+        self._load, self._policy, self._labels = load, policy or VersionPolicy(), dict(labels or {})
         self._servables: dict[int, Servable] = {}
         self._states: dict[int, VersionState] = {}
         self._seen: dict[int, Hashable] = {}  # what the folders held when they were looked at last
@@ -70,7 +73,7 @@ class Versions:
         self._is_loaded = True
         if not self._servables and not self._stopped.is_set():
             faults = [state.message for _, state in sorted(self._states.items()) if state.message]
-            raise ServeError(faults[-1] if faults else no_saved_model(self._folder))
+            raise ServeError(faults[-1] if faults else self._no_version())
 
     def watch(
         self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
@@ -92,10 +95,15 @@ class Versions:
         if self._thread is not None:
             self._thread.join()
 
+    def configure(self, policy: VersionPolicy, labels: Mapping[str, int]) -> None:
+        """Changes which versions are served, from the next look on, and what they are called, now."""
+        self._policy, self._labels = policy, dict(labels)
+
     @property
     def is_ready(self) -> bool:
-        """Whether a version can be asked."""
-        return bool(self._servables) and not self._stopped.is_set()
+        """Whether all that should be served has been loaded once, or could not be, and a version can be asked."""
+        found = self._servables
+        return self._is_loaded and bool(found) and not self._stopped.is_set() and self._policy.versions <= set(found)
 
     @property
     def available(self) -> list[int]:
@@ -119,6 +127,17 @@ class Versions:
             there = ", ".join(map(str, sorted(servables))) or "none"
             raise RequestError(404, f"Servable not found for request: {wanted}({place}). Versions: {there}.")
         return servables[version]
+
+    def labelled(self, label: str) -> int:
+        """The version with a label.
+
+        Raises:
+            RequestError: 400, if there is no such label.
+        """
+        if label not in self._labels:
+            there = ", ".join(sorted(self._labels)) or "none"
+            raise RequestError(400, f"Unrecognized servable version label: {label:.60}. Labels: {there}.")
+        return self._labels[label]
 
     def states(self, version: int | None = None) -> dict[int, VersionState]:
         """How each version stands, the newest first; or how one of them does.
@@ -162,22 +181,25 @@ class Versions:
         whole = [version for version, mark in marks.items()
                  if mark is not None and (not wait_for_rest or self._seen.get(version) == mark)]  # fmt: skip
         self._seen = marks
+        waiting = {version: VersionState(START) for version in whole if version not in self._states}
+        self._states = {**self._states, **waiting}
         while not self._stopped.is_set():
             version = self._next(whole)
             if version is None:
                 break
             self._tried[version] = marks[version]
             self._load_version(version, folders[version])
-        newest = sorted(version for version in self._servables if version in folders)[-self._max_versions :]
+        newest = sorted(version for version in self._servables if version in folders)[-self._policy.latest :]
         for version in list(self._states):
-            if version not in folders or (version in self._servables and version not in newest):
+            is_old = version in self._servables and version not in newest
+            if version not in folders or is_old or self._states[version].state == START:
                 self._let_go(version)
 
     def _next(self, whole: list[int]) -> int | None:
         """The newest version that is not served yet, and has not been tried as it is; None where there is none."""
         num_served = 0
         for version in sorted(self._seen, reverse=True):
-            if self._max_versions and num_served == self._max_versions:
+            if self._policy.latest and num_served == self._policy.latest:
                 return None
             if version in self._servables:
                 num_served += 1
@@ -205,13 +227,24 @@ class Versions:
         if was_served:
             logger.info("Version %d of %s is no longer served", version, self.name)
 
+    def _no_version(self) -> str:
+        if not self._policy.versions:
+            return no_saved_model(self.folder)
+        wanted = ", ".join(map(str, sorted(self._policy.versions)))
+        return f"{self.folder} has none of the versions that {self.name} should be served with: {wanted}."
+
     def _folders(self) -> dict[int, Path]:
-        if (self._folder / GRAPH_FILE).is_file():
-            name = self._folder.resolve().name
-            return {int(name) if name.isdecimal() else 1: self._folder}
-        if self._servables and not self._folder.is_dir():
-            raise FileNotFoundError(f"{self._folder} is gone")
-        return version_folders(self._folder)
+        found = self._all_folders()
+        wanted = self._policy.versions
+        return {version: folder for version, folder in found.items() if not wanted or version in wanted}
+
+    def _all_folders(self) -> dict[int, Path]:
+        if (self.folder / GRAPH_FILE).is_file():
+            name = self.folder.resolve().name
+            return {int(name) if is_version(name) else 1: self.folder}
+        if self._servables and not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} is gone")
+        return version_folders(self.folder)
 
 
 def _mark(folder: Path) -> Hashable:

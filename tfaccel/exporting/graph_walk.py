@@ -1,0 +1,190 @@
+"""A SavedModel's graph and its functions, as they stand in the file: what calls what, and where a tensor comes from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_INIT = "__saved_model_init_op"
+_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+_PASSING_ON = {"Identity", "StopGradient", "PlaceholderWithDefault"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_OF_VARIABLES = {"ReadVariableOp", "VarIsInitializedOp", "AssignVariableOp"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, and where it stands.
+
+    Arguments:
+        node: a `NodeDef`.
+        function: the name of the function that holds it; "" for the graph itself.
+    """
+
+    node: Any
+    function: str = ""
+
+
+class GraphWalk:
+    """What can be said of a graph without running it.
+
+    Arguments:
+        meta_graph: a `MetaGraphDef`.
+    """
+
+    def __init__(self, meta_graph: Any) -> None:
+        self.meta_graph = meta_graph
+        self.nodes = {node.name: node for node in meta_graph.graph_def.node}
+        self.functions = {function.signature.name: function for function in meta_graph.graph_def.library.function}
+        self._nodes_of = {
+            name: {node.name: node for node in function.node_def} for name, function in self.functions.items()
+        }
+        self._references: dict[str, list[Place]] = defaultdict(list)
+        for place in self.places():
+            for name in self.functions_of(place.node):
+                self._references[name].append(place)
+
+    def places(self) -> Iterator[Place]:
+        """All nodes, those of functions too."""
+        for node in self.nodes.values():
+            yield Place(node)
+        for name, nodes in self._nodes_of.items():
+            for node in nodes.values():
+                yield Place(node, name)
+
+    def functions_of(self, node: Any) -> list[str]:
+        """The functions that a node can call."""
+        found = [node.op] if node.op in self.functions else []
+        for value in node.attr.values():
+            found += [value.func.name] if value.HasField("func") else []
+            found += [function.name for function in value.list.func]
+        return [name for name in found if name in self.functions]
+
+    def init_operations(self) -> list[str]:
+        """Names of what is run once when the model is loaded."""
+        if _INIT in self.meta_graph.signature_def:
+            return [_node_name(info.name) for info in self.meta_graph.signature_def[_INIT].outputs.values()]
+        for key in _INIT_COLLECTIONS:
+            names = self.meta_graph.collection_def[key].node_list.value if key in self.meta_graph.collection_def else ()
+            if names:
+                return [_node_name(name) for name in names]
+        return []
+
+    def outputs(self, signature_name: str) -> list[str]:
+        """Names of the nodes that a signature's outputs come from."""
+        signature = self.meta_graph.signature_def[signature_name]
+        return [_node_name(name) for info in signature.outputs.values() for name in tensor_names(info)]
+
+    def needed_for(self, names: Iterable[str]) -> set[str]:
+        """Names of the graph's nodes that run when these do."""
+        waiting, found = [_node_name(name) for name in names], set()
+        while waiting:
+            name = waiting.pop()
+            if name in self.nodes and name not in found:
+                found.add(name)
+                waiting += map(_node_name, self.nodes[name].input)
+        return found
+
+    def called_by(self, names: Iterable[str]) -> set[str]:
+        """The functions that these nodes of the graph call, and those that are called there."""
+        waiting = [function for name in names for function in self.functions_of(self.nodes[name])]
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [called for node in self._nodes_of[name].values() for called in self.functions_of(node)]
+        return found
+
+    def operations_for(self, names: Iterable[str]) -> set[str]:
+        """The kinds of operations that run when these nodes do."""
+        needed = self.needed_for(names)
+        nodes = [self.nodes[name] for name in needed]
+        nodes += [node for function in self.called_by(needed) for node in self._nodes_of[function].values()]
+        return {node.op for node in nodes}
+
+    def sources(self, place: Place, number: int) -> set[str] | None:
+        """Names of the graph's nodes whose value an input of a node has; None where that cannot be said.
+
+        Identities, calls of functions and variables that only take such values are looked through.
+        """
+        inputs = [name for name in place.node.input if not name.startswith("^")]
+        return self._sources(inputs[number], place.function, set()) if number < len(inputs) else None
+
+    def constant(self, place: Place, number: int) -> Any:
+        """The `TensorProto` that an input of a node is; None where it is no constant."""
+        names = self.sources(place, number)
+        node = self.nodes[next(iter(names))] if names and len(names) == 1 else self._local(place, number)
+        return node.attr["value"].tensor if node is not None and node.op == "Const" else None
+
+    def _local(self, place: Place, number: int) -> Any:
+        inputs = [name for name in place.node.input if not name.startswith("^")]
+        return self._nodes_of.get(place.function, {}).get(_node_name(inputs[number])) if number < len(inputs) else None
+
+    def _sources(self, tensor: str, function: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        if (function, tensor) in seen:
+            return None
+        seen = {*seen, (function, tensor)}
+        name = _node_name(tensor)
+        node = (self._nodes_of[function] if function else self.nodes).get(name)
+        if node is None:
+            return self._of_argument(name, function, seen) if function else None
+        inputs = [name for name in node.input if not name.startswith("^")]
+        if node.op in _PASSING_ON and inputs and (function or node.op != "PlaceholderWithDefault"):
+            return self._sources(inputs[0], function, seen)
+        if node.op == "ReadVariableOp" and not function:
+            return self._of_variable(inputs[0], seen)
+        return None if function else {name}
+
+    def _of_argument(self, name: str, function: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        """Where an argument of a function comes from: all of its calls are asked."""
+        names = [argument.name for argument in self.functions[function].signature.input_arg]
+        found: set[str] = set()
+        for place in self._references[function]:
+            inputs = [name for name in place.node.input if not name.startswith("^")]
+            plain = place.node.op in _CALLS or place.node.op == function
+            number = names.index(name) if name in names else len(inputs)
+            if not plain or number >= len(inputs):
+                return None
+            sources = self._sources(inputs[number], place.function, seen)
+            if sources is None:
+                return None
+            found |= sources
+        return found or None
+
+    def _of_variable(self, handle: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        """What is assigned to a variable, if nothing else than that and reading can happen to it."""
+        name = _node_name(handle)
+        node = self.nodes.get(name)
+        if node is None or node.op != "VarHandleOp":
+            return None
+        shared = node.attr["shared_name"].s or name.encode()
+        handles = [place for place in self.places() if place.node.op == "VarHandleOp"
+                   and (place.node.attr["shared_name"].s or place.node.name.encode()) == shared]  # fmt: skip
+        users = [other for other in self.nodes.values() if name in map(_node_name, other.input)]
+        if len(handles) != 1 or any(user.op not in _OF_VARIABLES for user in users):
+            return None
+        found: set[str] = set()
+        for user in users:
+            if user.op == "AssignVariableOp":
+                sources = self._sources(user.input[1], "", seen)
+                if sources is None:
+                    return None
+                found |= sources
+        return found or None
+
+
+def tensor_names(info: Any) -> list[str]:
+    """The names of the tensors that a `TensorInfo` is made of."""
+    if info.HasField("coo_sparse"):
+        sparse = info.coo_sparse
+        return [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
+    if info.HasField("composite_tensor"):
+        return [name for part in info.composite_tensor.components for name in tensor_names(part)]
+    return [info.name]
+
+
+def _node_name(tensor: str) -> str:
+    return tensor.removeprefix("^").partition(":")[0]

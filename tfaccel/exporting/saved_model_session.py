@@ -1,0 +1,135 @@
+"""A SavedModel in a session of its own, as TensorFlow Serving runs it: signatures in, arrays out.
+
+The graph that is checked is the graph that is run: it is read once, and of the folder only its variables and assets are
+read besides. Models that TensorFlow 1 wrote run too; `tf.saved_model.load` does not take all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import descriptor_pool, message_factory
+
+from tfaccel.errors import ExportError
+from tfaccel.exporting.graph_check import check_graph, own_files
+from tfaccel.exporting.graph_error import graph_error_reason
+from tfaccel.exporting.graph_walk import GraphWalk
+from tfaccel.exporting.saved_model_files import GRAPH_FILE
+
+_INTERNAL = "__saved_model_init_op"
+_HOLDS_PATH = {"Const", "Placeholder", "PlaceholderWithDefault"}
+_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "Scatter", "LookupTableInsert", "LookupTableRemove", "Apply")
+_WRITES_NOTHING = {"ScatterNd", "ScatterNdNonAliasingAdd"}
+
+
+class SavedModelSession:
+    """A loaded SavedModel.
+
+    Arguments:
+        folder: of the SavedModel.
+        allow_file_operations: whether its graph may hold operations that are not known to be safe, such as those that
+            write files.
+
+    Attributes:
+        signatures: name -> `SignatureDef`, of those that take and give plain tensors.
+        walk: the graph as it stands in the file.
+
+    Raises:
+        ExportError: if it cannot be loaded, or may not.
+    """
+
+    def __init__(self, folder: Path, *, allow_file_operations: bool = False) -> None:
+        meta_graph = _read(folder)
+        self.walk = GraphWalk(meta_graph)
+        files = own_files(meta_graph, folder)
+        if not allow_file_operations:
+            check_graph(self.walk, files, folder)
+        self.signatures = {name: signature for name, signature in sorted(meta_graph.signature_def.items())
+                           if name != _INTERNAL and _is_plain(signature)}  # fmt: skip
+        try:
+            self._graph, self._session = _session(self.walk, files, folder)
+            self._tensors = {name: self._of_signature(signature) for name, signature in self.signatures.items()}
+        except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
+            raise ExportError(f"The SavedModel in {folder} cannot be loaded: {graph_error_reason(error)}") from error
+
+    def input_specs(self, name: str) -> dict[str, tf.TensorSpec]:
+        """What a signature takes, by name: as the graph has it, which old signatures do not always say."""
+        inputs = self._tensors[name][0]
+        return {key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key) for key, tensor in inputs.items()}
+
+    def run(self, name: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What a signature gives for arrays by name.
+
+        Raises:
+            tensorflow.errors.OpError: if the model cannot take them.
+        """
+        inputs, outputs = self._tensors[name]
+        feeds = {tensor: arrays[key] for key, tensor in inputs.items()}
+        found: dict[str, np.ndarray] = self._session.run(outputs, feeds)
+        return {key: np.asarray(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
+                for key, value in found.items()}  # fmt: skip
+
+    def writes(self, name: str) -> bool:
+        """Whether a signature changes variables or tables, so that each request must run once and alone."""
+        operations = self.walk.operations_for(self.walk.outputs(name)) - _WRITES_NOTHING
+        return any(operation.startswith(_WRITES) for operation in operations)
+
+    def _of_signature(self, signature: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        inputs, outputs = (
+            {key: self._graph.get_tensor_by_name(info.name) for key, info in sorted(side.items())}
+            for side in (signature.inputs, signature.outputs)
+        )
+        return inputs, outputs
+
+
+def _is_plain(signature: Any) -> bool:
+    infos = [*signature.inputs.values(), *signature.outputs.values()]
+    return all(info.WhichOneof("encoding") == "name" for info in infos)
+
+
+def _read(folder: Path) -> Any:
+    """The graph for serving."""
+    kind = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("tensorflow.SavedModel"))
+    content: Any = kind()
+    try:
+        content.ParseFromString((folder / GRAPH_FILE).read_bytes())
+    except Exception as error:  # no such file, or not that kind of file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ExportError(f"The SavedModel in {folder} cannot be loaded: {GRAPH_FILE}: {reason}") from error
+    found = [graph for graph in content.meta_graphs if tf.saved_model.SERVING in graph.meta_info_def.tags]
+    if not found:
+        raise ExportError(f"The SavedModel in {folder} cannot be loaded: it has no graph with the tag 'serve'.")
+    return found[0]
+
+
+def _session(walk: GraphWalk, files: Mapping[str, str], folder: Path) -> tuple[Any, Any]:
+    """The graph with its variables restored and its tables filled."""
+    meta_graph = walk.meta_graph
+    definition = type(meta_graph.graph_def)()
+    definition.CopyFrom(meta_graph.graph_def)
+    for node in definition.node:
+        if node.name in files and node.op in _HOLDS_PATH:
+            _hold(node, files[node.name])
+    stripped = meta_graph.meta_info_def.stripped_op_list
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(definition, name="", producer_op_list=stripped if stripped.op else None)
+    session = tf.compat.v1.Session(graph=graph)
+    if meta_graph.saver_def.restore_op_name and (folder / "variables" / "variables.index").is_file():
+        session.run(graph.get_operation_by_name(meta_graph.saver_def.restore_op_name))
+    for name in walk.init_operations():
+        session.run(graph.get_operation_by_name(name))
+    return graph, session
+
+
+def _hold(node: Any, path: str) -> None:
+    """Makes a constant of a node to which the path of a file is fed otherwise."""
+    node.op = "Const"
+    del node.input[:]
+    node.attr.clear()
+    node.attr["dtype"].type = tf.string.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(path, tf.string))

@@ -1,0 +1,158 @@
+"""Requests for one model, and their answers.
+
+Source: https://www.tensorflow.org/tfx/serving/api_rest
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfaccel.exporting.signatures import DEFAULT
+from tfaccel.serving.batcher import Batcher
+from tfaccel.serving.json_text import predictions, read_json, write_json
+from tfaccel.serving.messages import Answer, Request
+from tfaccel.serving.metrics import Metrics
+from tfaccel.serving.number_rows import number_rows
+from tfaccel.serving.options import ServeOptions
+from tfaccel.serving.request_error import RequestError
+from tfaccel.serving.request_inputs import Inputs, InputSpec, read_examples, read_inputs
+from tfaccel.serving.row_results import classes_of_rows, one_value_a_row
+from tfaccel.serving.servable import Servable, describe
+from tfaccel.serving.versions import Versions
+
+_LARGE_BYTES = 256 * 2**10  # a body from here on is read in a thread
+
+Asked = tuple[str, Inputs]  # a signature's name, and what it is given
+
+
+class ModelApi:
+    """What answers requests for one model.
+
+    Arguments:
+        versions: of the model.
+        options: the server's limits.
+        metrics: where its queue is shown.
+    """
+
+    def __init__(self, versions: Versions, options: ServeOptions, metrics: Metrics) -> None:
+        self.versions, self._options, self._metrics = versions, options, metrics
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batcher = Batcher(
+            max_batch_size=options.max_batch_size, wait_seconds=options.batch_wait_ms / 1000,
+            max_queue=options.max_queue, deliver=self._deliver,
+        )  # fmt: skip
+        metrics.watch("queue_requests", versions.name, lambda: self._batcher.num_waiting)
+        metrics.watch("versions", versions.name, lambda: len(versions.available))
+
+    def close(self) -> None:
+        """Answers what waits, and ends the threads."""
+        self.versions.stop()
+        self._batcher.close()
+
+    async def answer(self, method: str, version: int | None, request: Request) -> Answer:
+        """The answer to a request.
+
+        Arguments:
+            method: "predict", "classify", "regress", "metadata" or "status".
+            version: that is asked; None for the newest, or for the status of all.
+            request: whose body, if there is one, has not been read.
+
+        Raises:
+            RequestError: if there is none.
+        """
+        if method == "status":
+            return self._status(version)
+        servable = self.versions.get(version)
+        if method == "metadata":
+            return self._metadata(servable)
+        body = await request.body(self._options.max_request_bytes, self._options.body_seconds)
+        read = _read_predict if method == "predict" else _read_rows
+        large = len(body) >= _LARGE_BYTES
+        name, inputs = await asyncio.to_thread(read, body, servable) if large else read(body, servable)
+        outputs = await self._outputs(servable, name, inputs)
+        if method == "classify":
+            return Answer(write_json({"results": classes_of_rows(outputs, servable.raw_input)}))
+        if method == "regress":
+            return Answer(write_json({"results": one_value_a_row(outputs)}))
+        if inputs.in_rows and any(value.ndim == 0 or len(value) != inputs.num_rows for value in outputs.values()):
+            raise RequestError(400, 'The outputs have no row for each instance. Ask in column format: "inputs".')
+        return Answer(write_json(predictions(outputs, in_rows=inputs.in_rows)))
+
+    async def _outputs(self, servable: Servable, name: str, inputs: Inputs) -> dict[str, np.ndarray]:
+        """What the model gives for a request, together with others or alone."""
+        self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._batcher.submit(servable.work(name, inputs, answer))
+        result = await answer
+        if isinstance(result, RequestError):
+            raise result
+        if isinstance(result, Exception):
+            raise RequestError(500, f"The model failed: {type(result).__name__}: {' '.join(str(result).split())[:300]}")
+        outputs: dict[str, np.ndarray] = result
+        return outputs
+
+    def _deliver(self, results: list[tuple[Any, Any]]) -> None:
+        """From the batcher's thread to the event loop, once for all clients of a batch."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(_set_results, results)
+
+    def _metadata(self, servable: Servable) -> Answer:
+        signatures = {name: describe(signature) for name, signature in servable.signatures.items()}
+        spec = {"name": self.versions.name, "signature_name": "", "version": str(servable.version)}
+        return Answer(write_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}))
+
+    def _status(self, version: int | None) -> Answer:
+        rows = [
+            {
+                "version": str(number),
+                "state": state.state,
+                "status": {"error_code": "UNKNOWN" if state.message else "OK", "error_message": state.message},
+            }
+            for number, state in self.versions.states(version).items()
+        ]
+        return Answer(write_json({"model_version_status": rows}))
+
+
+def _read_predict(body: bytes, servable: Servable) -> Asked:
+    """What a `:predict` asks."""
+    specs = servable.inputs
+
+    def specs_of(name: str) -> Mapping[str, InputSpec] | None:
+        return specs.get(name or DEFAULT)
+
+    found = number_rows(body, specs_of)
+    if found is not None:
+        return found[0] or DEFAULT, found[1]
+    return _read(body, servable, is_predict=True)
+
+
+def _read_rows(body: bytes, servable: Servable) -> Asked:
+    """What a `:classify` or `:regress` asks."""
+    return _read(body, servable, is_predict=False)
+
+
+def _read(body: bytes, servable: Servable, *, is_predict: bool) -> Asked:
+    data = read_json(body)
+    name = _signature_name(data)
+    specs = servable.signature(name)
+    try:
+        return name, read_inputs(data, specs) if is_predict else read_examples(data, specs, servable.examples[name])
+    except RecursionError as error:
+        raise RequestError(400, "The body has more lists within lists than any input.") from error
+
+
+def _signature_name(data: dict[str, Any]) -> str:
+    name = data.get("signature_name", DEFAULT)
+    if not isinstance(name, str):
+        raise RequestError(400, f'"signature_name" must be a text. Received: {type(name).__name__}.')
+    return name or DEFAULT
+
+
+def _set_results(results: list[tuple[Any, Any]]) -> None:
+    for answer, result in results:
+        if not answer.done():  # The client may have gone.
+            answer.set_result(result)
