@@ -45,7 +45,14 @@ COUNT_FIELDS = {
     "prefetch_batches": 0,
 }
 OPTIONAL_COUNT_FIELDS = ("intra_op_threads", "inter_op_threads", "gpu_memory_limit_bytes", "data_threads")
-SWITCH_FIELDS = ("jit_compile", "gpu_memory_growth", "sum_duplicate_indices", "prefetch_to_device", "cache_data")
+SWITCH_FIELDS = (
+    "jit_compile",
+    "gpu_memory_growth",
+    "sum_duplicate_indices",
+    "synchronize_batch_norm",
+    "prefetch_to_device",
+    "cache_data",
+)
 
 
 def check_fields(plan: "Plan") -> None:

@@ -8,6 +8,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import accumulate
+from tfaccel.training.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.engine import EngineOptions
 
 
@@ -22,6 +23,9 @@ def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
+    if plan.synchronize_batch_norm:
+        synchronize_batch_norm(model)
+    say_if_accumulated(model, plan.accumulation_steps)
     arguments = dict(workload.compile_args())
     optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
     if plan.accumulation_steps > 1:

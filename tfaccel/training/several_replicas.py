@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.batch_statistics import layers_alike, replica_statistics
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
 from tfaccel.training.gradients import count_overflows, empty_gradient, scaled
@@ -24,7 +25,6 @@ from tfaccel.training.model_parts import (
     has_own_test_step,
     has_own_train_step,
     optimizers_of,
-    synchronized_layers,
     variables_of,
     xla_refusal,
 )
@@ -57,7 +57,7 @@ class SeveralReplicas:
             logger.warning("XLA stays off for training: %s", refusal)
         jit_compile = jit_compile and not model.run_eagerly
         self._jit_train = jit_compile and not refusal
-        self._synchronized = bool(synchronized_layers(model))
+        self._takes_all = bool(layers_alike(model))  # to keep a state alike, which no replica may then skip a step
         self._updates = {
             name: GradientUpdate(optimizer, replicas, jit_compile=self._jit_train, bytes_per_pack=bytes_per_pack,
                                  sum_duplicate_indices=sum_duplicate_indices)
@@ -79,7 +79,7 @@ class SeveralReplicas:
         with self._replicas.strategy.scope(), global_losses():
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
-                    self._let_synchronized_layers_see_own_rows(stack)
+                    stack.enter_context(self._statistics(weighted_later=True))
                     for update in self._updates.values():
                         attributes = {"apply": self._merged_apply(update)}
                         stack.enter_context(instance_attributes(update.optimizer, attributes))
@@ -89,7 +89,7 @@ class SeveralReplicas:
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
-                self._let_synchronized_layers_see_own_rows(stack)
+                stack.enter_context(self._statistics(weighted_later=False))
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
@@ -188,7 +188,7 @@ class SeveralReplicas:
 
             if enough:
                 return run()
-            if if_empty == "skip" and not self._synchronized:
+            if if_empty == "skip" and not self._takes_all:
                 return tf.cond(stop > start, run, lambda: self._nothing_like(of_first[0]))
             is_empty = tf.equal(stop, start)
             borrowed = tf.minimum(start, num_rows - 1)
@@ -198,18 +198,8 @@ class SeveralReplicas:
 
         return self._replicas.strategy.run(on_replica, args=(denominators,))
 
-    def _let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
-        """A borrowed row must not count in statistics over all replicas."""
-
-        def own_rows(inputs: tf.Tensor) -> tf.Tensor:
-            share = current_share()
-            if share is None:
-                return inputs
-            return inputs[: tf.where(share.row_weight > 0, tf.shape(inputs)[0], 0)]
-
-        for layer in synchronized_layers(self._model):
-            attributes = private_api.moments_of(layer, own_rows)
-            stack.enter_context(instance_attributes(layer, attributes))
+    def _statistics(self, *, weighted_later: bool) -> contextlib.AbstractContextManager[None]:
+        return replica_statistics(self._model, self._replicas.num_replicas, weighted_later=weighted_later)
 
     def _nothing_like(self, outputs: Any) -> Any:
         """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
