@@ -284,6 +284,7 @@ def show_result(work: SeriesWorkload, result: TrainResult) -> None:
         Forecast(
             f"{name}, from row {starts[row] + 1}", past[row, :, columns[number]], future[row, :, number],
             quantiles[row, :, number], naive[row, :, number],
+            None if series.times is None else series.times[starts[row] - work.window : starts[row] + horizon],
         )
         for number, name in enumerate(series.target_names)
         for row in picked

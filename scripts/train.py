@@ -111,7 +111,7 @@ def _train(workload: Workload, plan: Plan, epochs: int, directory: str) -> Train
         if show_result is not None:
             from tfaccel.training.run_recipe import show_on_chief
 
-            show_on_chief(show_result, workload, result)
+            return show_on_chief(show_result, workload, result)
     return result
 
 

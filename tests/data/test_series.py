@@ -57,11 +57,14 @@ def test_files_are_read(tmp_path):
     assert series.values[:, 0].tolist() == list(range(40))  # Row 5 lies on the line between its neighbours.
     assert series.report == {"num_imputed": {"sales": 1}, "num_gaps": 0, "ignored": ["shop"]}
     assert series.to_json()["num_test"] == 8
+    assert series.times[[0, 25]].astype(str).tolist() == ["2024-01-01T00:00:00.000", "2024-01-02T01:00:00.000"]
 
 
 def test_gaps_are_counted(tmp_path):
     columns = {"t": lambda row: row + (10 if row > 20 else 0), "x": float}
-    assert read_series(write(tmp_path / "s.csv", columns), time_column="t").report["num_gaps"] == 1
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert series.report["num_gaps"] == 1
+    assert series.times[20:22].tolist() == [20.0, 31.0]
 
 
 @pytest.mark.parametrize(

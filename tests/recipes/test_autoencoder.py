@@ -108,7 +108,7 @@ def test_runs_leave_bounds_a_map_and_what_is_strange(run_python, tmp_path):
 
     assert sorted(json.loads((tmp_path / "images" / "elbo.json").read_text())) == sorted(bound)
     assert len((tmp_path / "images" / "anomalies.csv").read_text().splitlines()) == 1 + 1797
-    for name, size in (("anomalies.png", (750, 4 * 89)), ("latent_map.png", (900, 930))):
+    for name, size in (("anomalies.png", (1008, 4 * 113 + 8)), ("latent_map.png", (1000, 880))):
         with Image.open(tmp_path / "images" / name) as picture:
             assert picture.size == size
     assert not (tmp_path / "rows" / "anomalies.png").exists()

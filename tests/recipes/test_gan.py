@@ -100,7 +100,7 @@ def test_two_replicas_train_as_one_device_and_leave_samples(run_python, tmp_path
     assert sorted(judged) == ["num_samples", "real_test_accuracy", "recognised", "recognised_by_class"]
     assert sorted(judged["recognised_by_class"]) == ["0", "1", "2"]
     with Image.open(tmp_path / "two" / "samples.png") as picture:
-        assert picture.size == (3 * 75, 8 * 89)
+        assert picture.size == (3 * 100 + 8, 8 * 113 + 8)
 
 
 @pytest.mark.slow

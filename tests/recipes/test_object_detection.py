@@ -78,7 +78,7 @@ def test_run_on_a_folder_learns_and_leaves_boxes(run_python, tmp_path):
     boxes = json.loads((tmp_path / "run" / "detections.json").read_text())
     assert all(sorted(box) == ["bbox", "category", "image_id", "score"] for box in boxes)
     with Image.open(tmp_path / "run" / "detections.png") as picture:
-        assert picture.size == (4 * 246, 2 * 246)
+        assert picture.size == (4 * 308 + 8, 2 * 308 + 30)
 
 
 @pytest.mark.slow

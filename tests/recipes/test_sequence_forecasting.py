@@ -144,7 +144,7 @@ def test_run_learns_and_leaves_forecasts(run_python, tmp_path):
         assert 0.4 < network["in 80 % interval"] < 1
         assert network["mean absolute error"] == pytest.approx(result["final"]["median_absolute_error"], rel=1e-3)
         with Image.open(tmp_path / model / "predictions.png") as picture:
-            assert picture.size == (1016, 668)
+            assert picture.size == (1040, 640)
         about = json.loads((tmp_path / model / "series.json").read_text())
         assert np.shape(about["interval_factors"]) == (2, 2)
         assert (about["target_names"], about["window"]) == (["upper angle", "lower angle"], 32)

@@ -170,7 +170,7 @@ def test_classification_learns_and_leaves_a_comparison(runs):
     assert scores["gradient boosting"]["accuracy"] > 0.9
     assert read(runs / "cancer" / "data_report.json")["num_test_rows"] == 114
     with Image.open(runs / "cancer" / "predictions.png") as picture:
-        assert picture.size == (878, 474)
+        assert picture.size == (1000, 500)
 
 
 def test_regression_learns_and_leaves_a_comparison(runs):
@@ -181,7 +181,7 @@ def test_regression_learns_and_leaves_a_comparison(runs):
     assert scores["ridge regression"]["r2"] > 0.4
     assert scores["mean"]["r2"] <= 0
     with Image.open(runs / "diabetes" / "predictions.png") as picture:
-        assert picture.size == (900, 484)
+        assert picture.size == (900, 470)
 
 
 def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):

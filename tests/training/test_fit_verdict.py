@@ -3,12 +3,17 @@
 import doctest
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tfaccel.training import fit_verdict
+from tfaccel.errors import WorkloadError
+from tfaccel.training import baseline_scores, fit_verdict
+from tfaccel.training import trivial_scores as trivial_scores_module
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.fit_verdict import FitVerdict, verdict
+from tfaccel.training.trivial_scores import trivial_scores
 
 EPOCHS = np.arange(20)
 FALLING = np.exp(-EPOCHS / 3)
@@ -17,12 +22,24 @@ CASES = {
         (FALLING, 0.4 + 0.6 * FALLING + 0.02 * EPOCHS),  # falls, then rises
         (FALLING, 0.4 + 0.6 * FALLING),  # stays far above
         (1000 * FALLING, 1000 * (0.4 + 0.6 * FALLING + 0.02 * EPOCHS)),  # whatever the scale
+        ([1e6, 1.0, 0.5, 0.1, 0.05], [1e6, 1.2, 1.1, 1.0, 1.0]),  # a huge first value of both, gone at once
+        ([17.0, 1.1, 0.5, 0.1, 0.05], [17.0, 1.2, 1.1, 1.0, 1.0]),  # an offset that hides what comes after
+        ([12.6, 4.75, 3.61, 3.24, 3.2, 3.2, 3.2], [574443.0, 1082.0, 76.5, 20.6, 20.5, 20.5, 20.5]),
+        ([12.6, 4.75, 3.61, 3.24, 3.0, 2.9, 2.8], [574443.0, 1082.0, 76.5, 20.6, 25.0, 30.0, 35.0]),
+        ([0.69, 0.65, 0.6, 0.55, 0.5], [0.69, 0.69, 0.69, 0.68, 0.69]),  # validation never moves
+        (FALLING - 5 - 0.1 * EPOCHS, FALLING - 4.9 + 0.1 * EPOCHS),  # below 0
+        (0.3 * FALLING, 0.5 + 0.5 * FALLING + 0.03 * EPOCHS + 0.02 * np.sin(9.0 * EPOCHS)),  # noise
     ],
     "under-fitting": [
         (1 - 0.03 * EPOCHS, 1.02 - 0.03 * EPOCHS),
         (1 - 0.03 * EPOCHS, None),
         (np.full(20, 0.693), np.full(20, 0.694)),
         (0.7 - 0.001 * EPOCHS, 0.7 - 0.001 * EPOCHS),
+        ([12.6, 4.75, 3.61, 3.24], [574443.0, 1082.0, 76.5, 20.58]),  # validation far above, and still falling
+        ([1e6, 2.0, 1.8, 1.6, 1.4, 1.2], [1e6, 2.0, 1.8, 1.6, 1.4, 1.2]),
+        ([1.0, 0.6, 0.3], [1.0, 0.65, 0.4]),
+        (np.full(4, 1.0), np.full(4, 1.0)),
+        ([1.10, 1.06, 1.05, 1.05, 1.05], [1.10, 1.07, 1.06, 1.06, 1.06]),
     ],
     "unstable": [
         ([1.0, 0.5, math.nan], [1.0, 0.6, 0.5]),
@@ -30,14 +47,27 @@ CASES = {
         ([1.0, 0.5, 0.3], [1.0, 0.6, math.inf]),
         (np.where(EPOCHS % 2, 0.9, 0.2) + FALLING, 0.5 + FALLING),
         ([1.0, 1.5, 2.5, 4.0], [1.0, 2.0, 3.0, 4.0]),
+        ([1.0, 0.5, 0.3, 0.2, 5.0], [1.0, 0.6, 0.4, 0.3, 6.0]),  # one jump, the last
+        ([1e6, 1.0, 0.5, 0.9, 0.3, 0.8, 0.2, 0.9], [1e6, 1.0, 0.6, 0.9, 0.4, 0.8, 0.4, 0.9]),
+        (0.2 + FALLING, np.where(EPOCHS % 2, 4.0, 0.5) + FALLING),  # validation alone
     ],
     "sound": [
         (0.1 + FALLING, 0.12 + FALLING),
         (0.3 + FALLING, 0.2 + FALLING),  # dropout and augmentation leave the training loss above
         (0.1 + FALLING, 0.12 + FALLING + 0.01 * (-1.0) ** EPOCHS),  # a little noise
         (FALLING - 5, FALLING - 4.9),  # losses below 0, such as a likelihood's
+        (FALLING - 0.5, FALLING - 0.4),
+        (FALLING, 1.01 * FALLING),  # towards 0
+        ([1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),
+        ([1.0, 0.3, 0.29], [1.0, 0.31, 0.3]),
+        ([0.7, 0.56, 0.54, 0.53, 0.53], [0.53, 0.52, 0.518, 0.517, 0.5161]),  # learnt in the first epoch
+        # Nearly all of it right: the training loss goes to 0, and the validation loss follows most of the way.
+        ([0.5, 0.05, 0.02, 0.01, 0.008, 0.007, 0.006], [0.2, 0.1, 0.08, 0.07, 0.062, 0.061, 0.06]),
+        (0.1 + FALLING, np.where(EPOCHS == 0, 574443.0, 0.12 + FALLING)),  # one huge validation loss, then none
+        (0.1 + FALLING, (0.12 + FALLING)[4::5]),  # validation every five epochs
+        (0.1 + FALLING, 0.12 + FALLING + 0.03 * np.sin(9.0 * EPOCHS)),  # much noise
     ],
-    "unknown": [([1.0, 0.5], [1.0, 0.6]), ([], None), (0.1 + FALLING, None)],
+    "unknown": [([1.0, 0.5], [1.0, 0.6]), ([], None), (0.1 + FALLING, None), (0.1 + FALLING, [0.5, 0.4])],
 }
 
 
@@ -60,17 +90,109 @@ def test_evidence_names_epochs_and_figures():
     )
     assert verdict({"loss": [1.0, math.nan]}).evidence == ("the training loss is not finite in epoch 2",)
     assert verdict({"loss": [1.0, 2.0, 3.0]}).evidence == ("the training loss rose from 1 to 3",)
-    assert "brought 21 % of all that was learnt" in verdict({"loss": list(1 - 0.03 * EPOCHS)}).evidence[0]
+    assert verdict({"loss": list(1 - 0.03 * EPOCHS)}).evidence == (
+        "the training loss still falls: from 0.55 to 0.43 in the last 4 epochs of 20",
+    )
+    broken = {"loss": [12.6, 4.75, 3.61, 3.24], "val_loss": [574443.0, 1082.0, 76.5, 20.58]}
+    assert verdict(broken).evidence == (
+        "the training loss (3.24) is far below the validation loss (20.58)",
+        "the validation loss still falls: from 76.5 to 20.58 in the last epoch of 4",
+    )
 
 
 def test_text_and_json():
     history = {"loss": list(FALLING), "val_loss": list(0.4 + 0.6 * FALLING)}
     text = verdict(history).text()
     assert text.startswith("There is over-fitting: the training loss (0.001776) is far below the validation loss (0.40")
-    assert text.endswith("Try: stop early (--early_stopping); more dropout, weight decay or augmentation; "
-                         "more data, or a smaller model.")  # fmt: skip
+    assert "Try: stop early (--early_stopping); more dropout, weight decay or augmentation; more data, or a" in text
+    assert verdict({"loss": [1.0]}).text() == (
+        "Whether the fit is sound cannot be told: the history has 1 epochs. "
+        "Try: train for at least three epochs, with validation data."
+    )
+    assert verdict({"generator_loss": [1.0]}).evidence == (
+        "there is no `loss` in the history, which has 'generator_loss'",
+    )
     data = json.loads(json.dumps(verdict(history).to_json()))
     assert FitVerdict(data["kind"], tuple(data["evidence"]), tuple(data["advice"])) == verdict(history)
+
+
+SOUND = {"loss": list(0.1 + FALLING), "val_loss": list(0.12 + FALLING)}
+FLAT = {"loss": [0.05, 0.049, 0.048], "val_loss": [0.05, 0.05, 0.05]}
+
+
+def scores(score, **fields):
+    return BaselineScores(**{"metric": "accuracy", "score": score, "is_fraction": True, "num_examples": 1000} | fields)
+
+
+@pytest.mark.parametrize(
+    ("history", "baselines", "kind", "evidence"),
+    [
+        (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % beside 60.1 % (boost"),
+        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % beside 60.1 % (boosting)"),  # chance
+        (SOUND, scores(0.46, trivial={"most frequent class": 0.35}), "under-fitting", "hardly better than the trivial"),
+        (SOUND, scores(0.46, trivial={"a": 0.35}, baselines={"b": 0.46}), "sound", "46.0 % (b), 35.0 % (a)"),
+        (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % beside 35.0 % (a)"),
+        (SOUND, scores(0.7, trivial={"a": 0.5}, num_examples=5), "unknown", "5 examples are too few to tell accuracy"),
+        (SOUND, scores(0.9, trivial={"a": 0.5}, num_examples=20), "sound", "90.0 % beside 50.0 % (a)"),
+        (FLAT, scores(0.98, trivial={"a": 0.5}), "sound", "98.0 %"),  # good from the first epoch on
+        (FLAT, scores(0.52, trivial={"a": 0.5}), "under-fitting", "hardly fell"),
+        ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % beside 60.0 % (b)"),
+        ({"loss": [1.0]}, scores(0.8, baselines={"b": 0.6}), "unknown", "the history has 1 epochs"),
+        (
+            {"loss": list(FALLING), "val_loss": list(0.4 + 0.6 * FALLING)},
+            scores(0.4, baselines={"b": 0.6}),
+            "over-fitting",
+            "accuracy 40.0 % beside 60.0 % (b)",
+        ),
+    ],
+)
+def test_baselines_are_part_of_the_verdict(history, baselines, kind, evidence):
+    found = verdict(history, baselines=baselines)
+    assert found.kind == kind, found
+    assert evidence in "; ".join(found.evidence)
+
+
+def test_errors_and_bits_are_compared_as_well():
+    bits = BaselineScores(metric="bits", score=2.27, baselines={"6-gram": 2.17}, trivial={"frequencies": 4.65},
+                          higher_is_better=False, perfect=0.0)  # fmt: skip
+    assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 beside 2.17 (6-gram)",)
+    assert verdict(SOUND, baselines=replace(bits, score=2.16)).kind == "sound"
+    assert verdict(SOUND, baselines=replace(bits, score=4.5, baselines={})).kind == "under-fitting"
+    assert BaselineScores.from_json(json.loads(json.dumps(bits.to_json()))) == bits
+    few = replace(bits, score=2.0, num_examples=3)
+    assert verdict(SOUND, baselines=few).kind == "unknown"
+
+
+def test_scores_that_are_none_are_refused():
+    with pytest.raises(WorkloadError, match=r"`accuracy` of boosting must be a number from 0 to 1. Received: 60.1"):
+        scores(0.5, baselines={"boosting": 60.1})
+    with pytest.raises(WorkloadError, match=r"`R2` of the model must be a finite number. Received: nan"):
+        BaselineScores(metric="R2", score=math.nan)
+
+
+def test_what_came_after_the_weights_that_were_saved_is_left_out():
+    values = 0.12 + FALLING + np.where(EPOCHS > 12, 0.1 * (EPOCHS - 12), 0)
+    history = {"loss": list(0.1 + FALLING), "val_loss": list(values)}
+    assert verdict(history).kind == "over-fitting"
+    assert verdict(history, final_loss=float(values[-1])).kind == "over-fitting"
+    assert verdict(history, final_loss=float(values.min()) + 1e-7).kind == "sound"
+
+
+def test_trivial_scores_of_targets():
+    def found(targets, **final):
+        return trivial_scores([(None, target) for target in targets], final)
+
+    numbers, one_hot = [np.array([0, 2, 2]), np.array([1])], [np.eye(3)[[0, 2, 2]], np.eye(3)[[1]]]
+    for targets in (numbers, one_hot, [batch[:, None] for batch in numbers]):
+        assert found(targets, loss=1.0, accuracy=0.75).trivial == {"most frequent class": 0.5}
+        assert found(targets, loss=1.0, accuracy=0.75).num_examples == 4
+    assert found(numbers, mae=0.5).trivial == {"median": 0.75}
+    assert found(numbers, mean_squared_error=0.5).trivial == {"mean": 0.6875}
+    assert found(numbers, loss=1.0) is None
+    assert found([{"a": np.zeros(2)}], accuracy=0.5) is None
+    assert found([np.full((2, 3), 0.4)], accuracy=0.5) is None  # no classes
+    assert found([np.zeros((2, 3, 4))], accuracy=0.5) is None
+    assert trivial_scores([np.zeros(3)], {"accuracy": 0.5}) is None  # no targets
 
 
 def test_real_histories():
@@ -102,4 +224,5 @@ def test_real_histories():
 
 
 def test_examples():
-    assert doctest.testmod(fit_verdict).failed == 0
+    for module in (fit_verdict, baseline_scores, trivial_scores_module):
+        assert doctest.testmod(module).failed == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.training.fit_verdict import verdict
+from tfaccel.training.result import TrainResult
 
 HERE = Path(__file__).parent
 # Dropout, batch normalization, Adam with EMA, a float16 loss scale, accumulation, early stopping, a plateau schedule.
@@ -71,7 +71,8 @@ def test_result_says_what_was_done(ended, placement):
     assert {"python", "tensorflow", "keras", "numpy", "tfaccel"} <= set(result["versions"])
     assert result["history"]["val_loss"][-1] > 0
     assert set(result["final"]) == {"loss", "mae"}
-    assert result["verdict"] == json.loads(json.dumps(verdict(result["history"]).to_json()))
+    assert result["verdict"] == json.loads(json.dumps(TrainResult.from_json(result).verdict.to_json()))
+    assert set(result["baselines"]["trivial"]) == {"median"}
     config = json.loads((run_dir / "config.json").read_text())
     assert (config["epochs"], config["seed"], config["global_batch_size"]) == (6, 3, 8)
     assert list((run_dir / "tensorboard").rglob("events*"))

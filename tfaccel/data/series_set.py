@@ -36,6 +36,7 @@ class SeriesSet:
             part is kept for making intervals as wide as they have to be.
         report: {"num_imputed": column -> values that were filled in, "num_gaps": steps longer than usual,
             "ignored": columns without numbers}.
+        times: when the values were, dates (datetime64) or numbers, of shape (num_times,); None if that is not known.
     """
 
     source: str
@@ -44,6 +45,7 @@ class SeriesSet:
     values: np.ndarray
     num_train: int
     report: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    times: np.ndarray | None = field(default=None, hash=False)
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class SeriesSet:
     def to_json(self) -> dict[str, Any]:
         """What the model's inputs and outputs are, as JSON-serialisable data."""
         about = asdict(self)
-        about.pop("values")
+        del about["values"], about["times"]
         return {**about, "target_names": self.target_names, "num_test": len(self.values) - self.num_train}
 
 
@@ -127,7 +129,8 @@ def read_series(
             f"Say which column of {table.source} holds the times: time_column=NAME (--time_column=NAME). "
             f"Columns: {', '.join(table.names)}."
         )
-    steps = np.diff(_times(table.column(time_column), table.source))
+    times, seconds = _times(table.column(time_column), table.source)
+    steps = np.diff(seconds)
     wanted = [name.strip() for name in target.split(",")] if target else []
     for name in wanted:
         table.column(name)
@@ -150,26 +153,29 @@ def read_series(
     }
     filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)
     return SeriesSet(
-        source=table.source, names=names, values=filled.astype(np.float32), report=report,
+        source=table.source, names=names, values=filled.astype(np.float32), report=report, times=times,
         targets=tuple(names.index(name) for name in wanted) or tuple(range(len(names))),
         num_train=round((1 - TEST_PART) * len(filled)),
     )  # fmt: skip
 
 
-def _times(column: Column, source: str) -> np.ndarray:
-    """Times as numbers (seconds for dates), each later than the one before."""
-    times = []
+def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Times as dates where they are dates, and as numbers (seconds for dates); each later than the one before."""
+    times: list[float] = []
+    has_dates = False
     for row, text in enumerate(column.texts().tolist(), 1):
         try:
             times.append(float(text))
         except (TypeError, ValueError):
             times.append(_date(text, row, column.name, source))
+            has_dates = True
         if len(times) > 1 and not times[-1] > times[-2]:
             raise DataError(
                 f"Column {column.name!r} of {source} must rise from row to row, but row {row} below the header has "
                 f"{text!r} after {column.texts()[row - 2]!r}. Sort the rows, and keep one of each time."
             )
-    return np.array(times)
+    seconds = np.array(times)
+    return (seconds * 1000).astype("datetime64[ms]") if has_dates else seconds, seconds
 
 
 def _date(text: str | None, row: int, name: str, source: str) -> float:

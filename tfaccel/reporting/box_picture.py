@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from tfaccel.data.boxed_images import NO_OBJECT
 from tfaccel.errors import DataError
 from tfaccel.reporting.image_grid import as_bytes, as_image
-from tfaccel.reporting.picture_files import draw_text, save_picture
+from tfaccel.reporting.picture_files import GREEN, ORANGE, image_axes, new_figure, place_labels, saved, shown
 
-_NUM_COLUMNS, _MOST_IMAGES, _TILE, _GAP = 4, 12, 240, 6  # tiles and gaps in pixels
-_FOUND, _TRUE = (255, 140, 20), (60, 200, 90)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NUM_COLUMNS, _MAX_IMAGES, _TILE, _GAP, _LEGEND = 4, 12, 300, 8, 30  # tiles, gaps and the legend in pixels
 
 
-def save_box_picture(
-    path: str | PathLike[str],
+def box_figure(
     images: np.ndarray,
     *,
     boxes: np.ndarray,
@@ -27,11 +27,12 @@ def save_box_picture(
     detections: Sequence[Any],
     class_names: tuple[str, ...],
     least_score: float = 0.4,
-) -> None:
-    """Draws the first images, found boxes in orange with class and score, true ones thin and green; writes PNG.
+) -> Figure:
+    """The first images with found boxes in orange, with class and score, and true ones in green.
+
+    A text that finds no free place is left out, that of the least sure detection first.
 
     Arguments:
-        path: the file to write.
         images: of shape (num_images, size, size, channels).
         boxes, labels: the true ones, as in `tfaccel.data.boxed_images.BoxedSplit`.
         detections: for each image an object with `boxes`, `labels` and `scores`.
@@ -41,30 +42,41 @@ def save_box_picture(
     Raises:
         DataError: if there are no images, or not one entry of each kind for each image.
     """
+    from matplotlib.patches import Rectangle
+
     if len(images) == 0 or not len(images) == len(boxes) == len(labels) == len(detections):
         raise DataError(
             "A picture needs at least one image, and boxes, labels and detections for each. Received: "
             f"{len(images)} images, {len(boxes)} boxes, {len(labels)} labels, {len(detections)} detections."
         )
-    shown = min(len(images), _MOST_IMAGES)
-    num_columns, pitch = min(_NUM_COLUMNS, shown), _TILE + _GAP
-    picture = Image.new("RGB", (num_columns * pitch, -(-shown // num_columns) * pitch), "white")
-    pixels, scale = as_bytes(images[:shown]), _TILE / images.shape[1]
-    for number in range(shown):
-        tile = as_image(pixels[number]).resize((_TILE, _TILE), Image.Resampling.NEAREST)
-        draw, found = ImageDraw.Draw(tile), detections[number]
+    num_images = min(len(images), _MAX_IMAGES)
+    num_columns, pitch = min(_NUM_COLUMNS, num_images), _TILE + _GAP
+    num_rows = -(-num_images // num_columns)
+    figure = new_figure(num_columns * pitch + _GAP, num_rows * pitch + _LEGEND, layout=None)
+    for number, pixels in enumerate(as_bytes(images[:num_images])):
+        left, top = _GAP + number % num_columns * pitch, _LEGEND + number // num_columns * pitch
+        axes = image_axes(figure, left, top, _TILE)
+        axes.imshow(as_image(pixels), interpolation="nearest")
         for box in boxes[number][labels[number] != NO_OBJECT]:
-            draw.rectangle(_on_tile(box, scale), outline=_TRUE, width=1)
-        for box, label, score in zip(found.boxes, found.labels, found.scores, strict=True):
-            if score >= least_score:
-                left, top, right, bottom = _on_tile(box, scale)
-                draw.rectangle((left, top, right, bottom), outline=_FOUND, width=2)
-                text = f"{class_names[label]} {score:.2f}"
-                draw_text(draw, (left + 3, max(top - 14, 0)), text, color=_FOUND, size=12)
-        picture.paste(tile, (number % num_columns * pitch, number // num_columns * pitch))
-    save_picture(path, picture)
+            _draw_box(axes, box, GREEN, 1)
+        found = detections[number]
+        order = [row for row in np.argsort(found.scores)[::-1] if found.scores[row] >= least_score]
+        for row in order:
+            _draw_box(axes, found.boxes[row], ORANGE, 2)
+        texts = [f"{shown(class_names[found.labels[row]], 16)} {found.scores[row]:.2f}" for row in order]
+        places = [tuple(map(float, found.boxes[row] - 0.5)) for row in order]
+        place_labels(axes, [(text, place, "#9a4300") for text, place in zip(texts, places, strict=True)])  # type: ignore[misc]
+    frames = [Rectangle((0, 0), 1, 1, fill=False, edgecolor=color) for color in (ORANGE, GREEN)]
+    figure.legend(frames, ["found", "true"], loc="upper center", ncols=2, frameon=False)
+    return figure
 
 
-def _on_tile(box: np.ndarray, scale: float) -> tuple[float, float, float, float]:
-    left, top, right, bottom = (float(edge) * scale for edge in box)
-    return left, top, max(right - 1, left), max(bottom - 1, top)
+save_box_picture = saved(box_figure)
+
+
+def _draw_box(axes: Axes, box: np.ndarray, color: str, line_width: float) -> None:
+    """A box (left, top, right, bottom) in pixels, whose centres matplotlib counts from."""
+    from matplotlib.patches import Rectangle
+
+    left, top, right, bottom = (float(edge) - 0.5 for edge in box)
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=color, linewidth=line_width))

@@ -1,40 +1,38 @@
 """Grids of images with captions."""
 
-from os import PathLike
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from tfaccel.errors import DataError
-from tfaccel.reporting.picture_files import save_picture, shortened
+from tfaccel.reporting.picture_files import BLACK, SMALL, fitted, image_axes, new_figure, saved
 
-_TILE, _CAPTION, _GAP = 72, 14, 3  # pixels
-_INK = (40, 40, 40)
-_LONGEST_CAPTION = 12  # characters that fit
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TILE, GAP, LINE = 92, 8, 13  # pixels
+_MAX_CAPTION = 15  # characters that fit a tile as a rule
 
 
-def save_image_grid(
-    path: str | PathLike[str], images: np.ndarray, *, captions: list[str] | None = None, num_columns: int = 10
-) -> None:
-    """Draws images row by row, and writes the picture.
+def image_grid_figure(images: np.ndarray, *, captions: list[str] | None = None, num_columns: int = 10) -> Figure:
+    """Images row by row.
 
     Arguments:
-        path: the file to write.
         images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; the darkest and the
             brightest of all become black and white.
-        captions: a text below each image; None for none.
+        captions: a text below each image, a long one on two lines; None for none.
         num_columns: images in a row.
 
     Raises:
         DataError: if there are no images, or not one caption for each.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_image_grid(f"{folder}/grid.png", np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
-        ...     with Image.open(f"{folder}/grid.png") as picture:
-        ...         picture.size
-        (150, 150)
+        >>> figure = image_grid_figure(np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
+        >>> len(figure.axes), figure.bbox.size.tolist()
+        (4, [208.0, 208.0])
     """
     if len(images) == 0 or (captions is not None and len(captions) != len(images)):
         num_captions = "none" if captions is None else len(captions)
@@ -42,17 +40,43 @@ def save_image_grid(
             "A picture needs at least one image, and one caption for each or none at all. "
             f"Received: {len(images)} images, {num_captions} captions."
         )
-    pixels = as_bytes(images)
-    num_columns = min(num_columns, len(images))
-    width, height = _TILE + _GAP, _TILE + _GAP + (_CAPTION if captions else 0)
-    grid = Image.new("RGB", (num_columns * width, -(-len(images) // num_columns) * height), "white")
-    draw = ImageDraw.Draw(grid)
-    for number, image in enumerate(pixels):
-        x, y = number % num_columns * width, number // num_columns * height
-        grid.paste(as_image(image).resize((_TILE, _TILE), Image.Resampling.NEAREST), (x, y))
+    lines = [on_lines(caption) for caption in captions or []]
+    return framed_grid(as_bytes(images), lines, [None] * len(images), num_columns=num_columns)
+
+
+save_image_grid = saved(image_grid_figure)
+
+
+def framed_grid(
+    pixels: np.ndarray, captions: list[list[str]], colors: list[str] | list[None], *, num_columns: int
+) -> Figure:
+    """Images (uint8) row by row, each with lines of text below it, and a frame of its color where it has one."""
+    num_columns = min(num_columns, len(pixels))
+    num_lines = max((len(lines) for lines in captions), default=0)
+    width, height = TILE + GAP, TILE + GAP + LINE * num_lines
+    figure = new_figure(num_columns * width + GAP, -(-len(pixels) // num_columns) * height + GAP, layout=None)
+    for number, (image, color) in enumerate(zip(pixels, colors, strict=True)):
+        left, top = GAP + number % num_columns * width, GAP + number // num_columns * height
+        axes = image_axes(figure, left, top, TILE)
+        axes.imshow(as_image(image), interpolation="nearest")
+        axes.spines[:].set(visible=color is not None, color=color or BLACK, linewidth=3)
         if captions:
-            draw.text((x + 1, y + _TILE), shortened(captions[number], _LONGEST_CAPTION), fill=_INK)
-    save_picture(path, grid)
+            text = "\n".join(fitted(figure, line, TILE) for line in captions[number])
+            axes.set_xlabel(text, fontsize=SMALL, color=color or BLACK, labelpad=3, linespacing=1.0)
+    return figure
+
+
+def on_lines(caption: str) -> list[str]:
+    """A caption on one line, or on two where it is too long for one.
+
+    Example:
+        >>> on_lines("square: -17"), on_lines("a rather long name: -17")
+        (['square: -17'], ['a rather long', 'name: -17'])
+    """
+    space = caption.rfind(" ", 0, _MAX_CAPTION + 1)
+    if len(caption) <= _MAX_CAPTION or space < 1:
+        return [caption]
+    return [caption[:space], caption[space + 1 :]]
 
 
 def as_bytes(images: np.ndarray) -> np.ndarray:

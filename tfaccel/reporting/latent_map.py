@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from os import PathLike
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from tfaccel.errors import DataError
 from tfaccel.reporting.image_grid import as_bytes, as_image
-from tfaccel.reporting.picture_files import draw_text, save_picture, shortened
+from tfaccel.reporting.picture_files import CLASS_COLORS, LIGHT, new_figure, saved, shown
 
-_SIDE, _MARGIN, _TILE, _DOT = 900, 30, 22, 3  # pixels
-_MOST_IMAGES, _MOST_DOTS, _MOST_NAMES = 1000, 5000, 20
-_COLORS = (
-    (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75), (227, 119, 194),
-    (110, 110, 110), (160, 160, 20), (23, 170, 190),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SIDE, _TILE = 880, 24  # pixels
+_MARGIN = 0.03  # of what the places span
+_MAX_IMAGES, _MAX_DOTS, _MAX_NAMES = 1000, 5000, 20
 
 
-def save_latent_map(
-    path: str | PathLike[str],
-    places: np.ndarray,
-    *,
-    labels: np.ndarray,
-    class_names: tuple[str, ...],
-    images: np.ndarray | None = None,
-) -> None:
-    """Draws the examples at their places, a color for each class, and writes the picture as PNG.
+def latent_figure(
+    places: np.ndarray, *, labels: np.ndarray, class_names: tuple[str, ...], images: np.ndarray | None = None
+) -> Figure:
+    """The examples at their places, a color for each class.
 
     Arguments:
-        path: the file to write.
         places: of shape (num_examples, 2).
         labels: the class of each example, a number from 0.
         class_names: a name for each class.
@@ -40,40 +34,53 @@ def save_latent_map(
         DataError: if there are no examples, or a number of labels or images that does not fit.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_latent_map(f"{folder}/map.png", np.eye(2), labels=np.array([0, 1]), class_names=("cat", "dog"))
-        ...     with Image.open(f"{folder}/map.png") as picture:
-        ...         picture.size
-        (900, 930)
+        >>> figure = latent_figure(np.eye(2), labels=np.array([0, 1]), class_names=("cat", "dog"))
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['cat', 'dog']
     """
+    from matplotlib.lines import Line2D
+
     if len(places) == 0 or len(places) != len(labels) or (images is not None and len(images) != len(places)):
         raise DataError(
             f"A map needs a label, and an image or none, for each place. Received: {len(places)} places, "
             f"{len(labels)} labels, {'no' if images is None else len(images)} images."
         )
+    figure = new_figure(_SIDE + 120, _SIDE)
+    axes = figure.add_subplot()
+    colors = [CLASS_COLORS[int(label) % len(CLASS_COLORS)] for label in labels]
     low, high = places.min(axis=0), places.max(axis=0)
-    on_paper = _MARGIN + (places - low) / np.where(high > low, high - low, 1) * (_SIDE - 2 * _MARGIN)
-    paper = Image.new("RGB", (_SIDE, _SIDE + _MARGIN), "white")
+    margin = _MARGIN * np.where(high > low, high - low, 1.0)
+    (left, bottom), (right, top) = low - margin, high + margin
+    axes.set(xlim=(left, right), ylim=(bottom, top), xlabel="first direction", ylabel="second direction")
+    axes.grid(color=LIGHT)
+    axes.set_axisbelow(True)
     if images is not None:
-        _draw_images(paper, on_paper, as_bytes(images), labels)
+        paper = _paper(places[:_MAX_IMAGES], as_bytes(images[:_MAX_IMAGES]), colors, (low - margin, high + margin))
+        axes.imshow(paper, extent=(left, right, bottom, top), aspect="auto")
     else:
-        draw = ImageDraw.Draw(paper)
-        for (x, y), label in zip(on_paper[:_MOST_DOTS], labels[:_MOST_DOTS], strict=True):
-            draw.ellipse((x - _DOT, y - _DOT, x + _DOT, y + _DOT), fill=_COLORS[int(label) % len(_COLORS)])
-    draw, width = ImageDraw.Draw(paper), (_SIDE - 2 * _MARGIN) // min(max(len(class_names), 6), _MOST_NAMES)
-    for number, name in enumerate(class_names[:_MOST_NAMES]):
-        place = (_MARGIN + number * width, _SIDE + 8)
-        draw_text(draw, place, shortened(name, max(4, width // 8)), color=_COLORS[number % len(_COLORS)])
-    save_picture(path, paper)
+        axes.scatter(*places[:_MAX_DOTS].T, c=colors[:_MAX_DOTS], s=14)
+    dots = [Line2D([], [], marker="o", linestyle="", color=color)
+            for color in (CLASS_COLORS * 2)[: min(len(class_names), _MAX_NAMES)]]  # fmt: skip
+    names = [shown(name, 18) for name in class_names[:_MAX_NAMES]]
+    figure.legend(dots, names, loc="outside right upper", frameon=False)
+    return figure
 
 
-def _draw_images(paper: Image.Image, places: np.ndarray, images: np.ndarray, labels: np.ndarray) -> None:
-    """Small images, the bright parts in the color of the class."""
-    for place, pixels, label in list(zip(places, images, labels, strict=True))[:_MOST_IMAGES]:
+save_latent_map = saved(latent_figure)
+
+
+def _paper(
+    places: np.ndarray, images: np.ndarray, colors: list[str], bounds: tuple[np.ndarray, np.ndarray]
+) -> Image.Image:
+    """Small images on transparent paper that spans the bounds, the bright parts in the color of the class."""
+    paper = Image.new("RGBA", (_SIDE, _SIDE))
+    across = (places - bounds[0]) / (bounds[1] - bounds[0]) * _SIDE
+    for (x, y), pixels, color in zip(across.tolist(), images, colors, strict=False):
         grey = as_image(pixels).convert("L").resize((_TILE, _TILE), Image.Resampling.BILINEAR)
-        corner = (int(place[0]) - _TILE // 2, int(place[1]) - _TILE // 2)
-        paper.paste(Image.new("RGB", grey.size, _COLORS[int(label) % len(_COLORS)]), corner, mask=grey)
+        tile = Image.new("RGBA", grey.size, color)
+        tile.putalpha(grey)
+        paper.alpha_composite(tile, (max(0, int(x) - _TILE // 2), max(0, int(_SIDE - y) - _TILE // 2)))
+    return paper
 
 
 def two_main_directions(points: np.ndarray) -> np.ndarray:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any
-
-from PIL import Image, ImageDraw
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import DataError
-from tfaccel.reporting.picture_files import BLUE, GREY, ORANGE, WHITE, draw_text, font, save_picture, shortened
+from tfaccel.reporting.picture_files import GREY, ORANGE, SMALL, new_figure, saved, shown
 
-_GAP, _HEIGHT = 150, 320  # between axes, and of them, in pixels
-_LEFT, _TOP, _BOTTOM, _RIGHT = 80, 70, 40, 80
-_PALE = (205, 212, 222)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PITCH, _HEIGHT = 150, 430  # between axes, and of the picture, in pixels
+_PALEST = 0.25  # of the color map
+_CLOSE = 0.05  # labels would cover each other
 _FEW = 4  # values of a number, which then all stand beside the axis
 
 
@@ -25,12 +24,11 @@ class _Axis:
     """One hyperparameter: places from 0 (below) to 1 (above), and what is written at some of them."""
 
     name: str
-    places: tuple[float | None, ...]
+    places: tuple[float, ...]
     labels: tuple[tuple[float, str], ...]
 
 
-def save_parallel_coordinates(
-    path: str | PathLike[str],
+def parallel_coordinates_figure(
     values: Sequence[Mapping[str, Any]],
     scores: Sequence[float],
     *,
@@ -38,13 +36,12 @@ def save_parallel_coordinates(
     objective: str,
     rising: bool,
     logarithmic: Collection[str] = (),
-) -> None:
-    """Draws a line for each trial through its hyperparameters to its score, and writes it as PNG.
+) -> Figure:
+    """A line for each trial through its hyperparameters to its score.
 
     The best trial is orange; the better a trial, the darker its line.
 
     Arguments:
-        path: the file to write.
         values: for each trial its hyperparameters.
         scores: one for each trial.
         names: the hyperparameters, in the order of the axes.
@@ -56,38 +53,42 @@ def save_parallel_coordinates(
         DataError: without trials, or with another number of scores.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = f"{folder}/trials.png"
-        ...     trials = [{"rate": 0.1, "model": "a"}, {"rate": 0.001, "model": "b"}]
-        ...     save_parallel_coordinates(path, trials, [0.5, 0.9], names=["rate", "model"], objective="accuracy",
-        ...                               rising=True, logarithmic=["rate"])
-        ...     with Image.open(path) as picture:
-        ...         picture.size
-        (460, 430)
+        >>> trials = [{"rate": 0.1, "model": "a"}, {"rate": 0.001, "model": "b"}]
+        >>> figure = parallel_coordinates_figure(trials, [0.5, 0.9], names=["rate", "model"], objective="accuracy",
+        ...                                      rising=True, logarithmic=["rate"])
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['rate', 'model', 'accuracy']
     """
+    from matplotlib import colormaps
+
     if not values or len(values) != len(scores):
         raise DataError(
             f"A picture of trials needs a score for each. Received: {len(values)} trials, {len(scores)} scores."
         )
-    axes = [_axis(name, [trial.get(name) for trial in values], name in logarithmic) for name in names]
-    axes.append(_axis(objective, list(scores), False))
-    picture = Image.new("RGB", (_LEFT + _GAP * (len(axes) - 1) + _RIGHT, _TOP + _HEIGHT + _BOTTOM), WHITE)
-    draw = ImageDraw.Draw(picture)
+    all_axes = [_axis(name, [trial.get(name) for trial in values], name in logarithmic) for name in names]
+    all_axes.append(_axis(objective, list(scores), False))
+    figure = new_figure(_PITCH * (len(all_axes) - 1) + 190, _HEIGHT)
+    axes = figure.add_subplot()
     order = sorted(range(len(scores)), key=lambda trial: scores[trial], reverse=not rising)
     for rank, trial in enumerate(order):
-        points = [_pixel(index, axis.places[trial]) for index, axis in enumerate(axes)]
-        best = rank == len(order) - 1
-        color = ORANGE if best else _mixed(rank / max(1, len(order) - 1))
-        for start, end in itertools.pairwise(points):
-            if start is not None and end is not None:
-                draw.line([start, end], fill=color, width=3 if best else 1)
-        for point in points:
-            if point is not None:
-                draw.ellipse([point[0] - 2, point[1] - 2, point[0] + 2, point[1] + 2], fill=color)
-    for index, axis in enumerate(axes):
-        _draw_axis(draw, index, axis)
-    save_picture(path, picture)
+        is_best = rank == len(order) - 1
+        color = ORANGE if is_best else colormaps["Blues"](_PALEST + (1 - _PALEST) * rank / len(order))
+        points = [axis.places[trial] for axis in all_axes]
+        axes.plot(points, color=color, marker="o", markersize=3, linewidth=2.5 if is_best else 1)
+    for index, axis in enumerate(all_axes):
+        axes.axvline(index, color=GREY, linewidth=1)
+        for place, label in axis.labels:
+            axes.annotate(shown(label, 14), (index, place), xytext=(4, 0), textcoords="offset points", va="center",
+                          fontsize=SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    axes.set_xticks(range(len(all_axes)), [shown(axis.name, 19) for axis in all_axes], fontsize=SMALL + 1)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set(yticks=[], xlim=(-0.1, len(all_axes) - 1 + 0.7), ylim=(-0.05, 1.05))
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+save_parallel_coordinates = saved(parallel_coordinates_figure)
 
 
 def _axis(name: str, values: list[Any], logarithmic: bool) -> _Axis:
@@ -95,36 +96,16 @@ def _axis(name: str, values: list[Any], logarithmic: bool) -> _Axis:
     if any(isinstance(value, str | bool) for value in known) or len(set(known)) == 1:
         kinds = sorted({str(value) for value in known})
         spots = {kind: 0.5 if len(kinds) == 1 else place / (len(kinds) - 1) for place, kind in enumerate(kinds)}
-        places = tuple(None if value is None else spots[str(value)] for value in values)
+        places = tuple(math.nan if value is None else spots[str(value)] for value in values)
         return _Axis(name, places, tuple((place, kind) for kind, place in spots.items()))
     finite = [value for value in known if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     scale = math.log if logarithmic and low > 0 else float
     width = (scale(high) - scale(low)) or 1.0
     places = tuple(
-        None if value is None or not math.isfinite(value) else (scale(value) - scale(low)) / width for value in values
+        math.nan if value is None or not math.isfinite(value) else (scale(value) - scale(low)) / width
+        for value in values
     )
-    shown = dict(zip(places, values, strict=True)) if len(set(finite)) <= _FEW else {}
-    middle = [(place, f"{value:.4g}") for place, value in shown.items() if place is not None and 0.0 < place < 1.0]
+    several = dict(zip(places, values, strict=True)) if len(set(finite)) <= _FEW else {}
+    middle = [(place, f"{value:.4g}") for place, value in several.items() if _CLOSE < place < 1.0 - _CLOSE]
     return _Axis(name, places, ((0.0, f"{low:.4g}"), *middle, (1.0, f"{high:.4g}")))
-
-
-def _pixel(index: int, place: float | None) -> tuple[float, float] | None:
-    return None if place is None else (_LEFT + _GAP * index, _TOP + _HEIGHT * (1 - place))
-
-
-def _mixed(part: float) -> tuple[int, int, int]:
-    """From pale to blue."""
-    red, green, blue = (round(pale + part * (dark - pale)) for pale, dark in zip(_PALE, BLUE, strict=True))
-    return red, green, blue
-
-
-def _draw_axis(draw: ImageDraw.ImageDraw, index: int, axis: _Axis) -> None:
-    x = _LEFT + _GAP * index
-    draw.line([x, _TOP, x, _TOP + _HEIGHT], fill=GREY)
-    draw_text(draw, (x, _TOP - 22 - 16 * (index % 2)), shortened(axis.name, 24), anchor="mb")
-    for place, label in axis.labels:
-        start, text = (x + 6, _TOP + _HEIGHT * (1 - place)), shortened(label, 16)
-        left, top, right, bottom = draw.textbbox(start, text, font=font(11), anchor="lm")
-        draw.rectangle([left - 2, top - 1, right + 2, bottom + 1], fill=WHITE)  # lines may pass behind
-        draw_text(draw, start, text, anchor="lm", size=11)

@@ -1,59 +1,180 @@
-"""Pictures written whole or not at all, and texts that Pillow's own font can draw."""
+"""Pictures drawn with matplotlib: figures without global state, texts that fit, files whole or not at all."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from PIL import Image, ImageDraw, ImageFont
+from tfaccel.training.files import whole_file
 
-BLACK, GREY, LIGHT, WHITE = (30, 30, 30), (130, 130, 130), (225, 225, 225), (255, 255, 255)
-BLUE, ORANGE = (32, 92, 170), (215, 105, 20)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+BLACK, GREY, LIGHT = "#1e1e1e", "#828282", "#e1e1e1"
+BLUE, ORANGE, GREEN, RED = "#205caa", "#d76914", "#28823c", "#c81e1e"
+CLASS_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#6e6e6e", "#a0a014",
+                "#17becf")  # fmt: skip
+DPI = 100  # sizes are in pixels at this resolution
+SMALL = 8  # points
+
+P = ParamSpec("P")
+logger = logging.getLogger("tfaccel")
 
 
-def save_picture(path: str | PathLike[str], picture: Image.Image) -> None:
-    """Writes a picture as PNG, under a temporary name first.
+def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str], P], None]:
+    """A function that writes what `draw` returns: `saved(draw)(path, ...)` writes `draw(...)` as PNG.
+
+    The file appears whole or not at all. Where matplotlib is not installed, a warning says so and nothing is written.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_picture(Path(folder, "dot.png"), Image.new("RGB", (1, 1)))
+        ...     saved(new_figure)(Path(folder, "blank.png"), 60, 40)
         ...     [file.name for file in Path(folder).iterdir()]
-        ['dot.png']
+        ['blank.png']
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.stem}.partial.png")
-    try:
-        picture.save(temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    @functools.wraps(draw)
+    def save(path: str | PathLike[str], *args: P.args, **kwargs: P.kwargs) -> None:
+        if importlib.util.find_spec("matplotlib") is None:
+            logger.warning("%s is not drawn, because matplotlib is missing: pip install matplotlib", Path(path).name)
+            return
+        figure = draw(*args, **kwargs)
+        with whole_file(Path(path)) as temporary:
+            figure.savefig(temporary, format="png")
+
+    return save
 
 
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font, in pixels of height."""
-    return ImageFont.load_default(size)
-
-
-def shortened(text: str, num_characters: int) -> str:
-    """A text of at most so many characters, all of which Pillow's own font has.
+def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
+    """An empty figure of a size in pixels, which no global state knows of.
 
     Example:
-        >>> shortened("a rather long name", 10)
-        'a rathe...'
+        >>> new_figure(300, 200).bbox.size.tolist()
+        [300.0, 200.0]
     """
-    text = text if len(text) <= num_characters else f"{text[: num_characters - 3]}..."
-    return text.encode("latin-1", "replace").decode("latin-1")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
 
 
-def draw_text(
-    draw: ImageDraw.ImageDraw,
-    place: tuple[float, float],
-    text: str,
+def image_axes(figure: Figure, left: float, top: float, side: float) -> Axes:
+    """Square axes for an image, without ticks, at a place in pixels from the upper left corner."""
+    width, height = figure.bbox.size
+    axes = figure.add_axes((left / width, 1 - (top + side) / height, side / width, side / height))
+    axes.set(xticks=[], yticks=[])
+    return axes
+
+
+def shown(text: str, num_characters: int) -> str:
+    """A text of at most so many characters, cut in its middle, that matplotlib draws as it is written.
+
+    Characters that matplotlib's own font lacks become question marks, and dollars no formula.
+
+    Example:
+        >>> shown("a rather long name: -17", 12)
+        'a rat…e: -17'
+        >>> shown("cost in $, 猫", 20)
+        'cost in \\\\$, ?'
+    """
+    if len(text) > num_characters:
+        begin = (num_characters - 1) // 2
+        text = f"{text[:begin]}…{text[len(text) - (num_characters - 1 - begin) :]}"
+    return "".join(one if _has_glyph(one) else "?" for one in " ".join(text.split())).replace("$", r"\$")
+
+
+def fitted(figure: Figure, text: str, width: float, *, size: float = SMALL) -> str:
+    """A text cut in its middle to so many pixels.
+
+    Example:
+        >>> fitted(new_figure(100, 100), "a rather long name", 60)
+        'a r…name'
+    """
+    from matplotlib.font_manager import FontProperties
+
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    font = FontProperties(family="DejaVu Sans", size=size)
+    for num_characters in range(len(text), 3, -1):
+        cut = shown(text, num_characters)
+        if renderer.get_text_width_height_descent(cut, font, ismath=False)[0] <= width:
+            return cut
+    return shown(text, 3)
+
+
+@functools.cache
+def _has_glyph(character: str) -> bool:
+    from matplotlib.font_manager import findfont, get_font
+
+    return bool(get_font(findfont("DejaVu Sans")).get_char_index(ord(character)))
+
+
+def place_labels(
+    axes: Axes,
+    labels: Iterable[tuple[str, tuple[float, float, float, float], str]],
     *,
-    anchor: str = "la",
-    size: int = 13,
-    color: tuple[int, int, int] = BLACK,
-) -> None:
-    """Draws one line of text; `anchor` is Pillow's: "la" left and above, "mm" the middle, "rs" right and below."""
-    draw.text(place, shortened(text, 200), fill=color, font=font(size), anchor=anchor)
+    pad: float = 0.0,
+    keep_all: bool = False,
+) -> list[Annotation]:
+    """Writes a text beside each of a few boxes, inside the axes and not over another text.
+
+    Arguments:
+        axes: at their final place in the figure.
+        labels: (text, (left, bottom, right, top) of what it belongs to, in data, color), the most important first.
+        pad: pixels around each box.
+        keep_all: write a text even where there is no free place for it; False: leave it out.
+    """
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    room, written = axes.get_window_extent(renderer), []
+    labels = [(text, _in_pixels(axes, box, pad), color) for text, box, color in labels]
+    taken = [box for _, box, _ in labels] if pad else []  # No text covers a dot.
+    for text, owner, color in labels:
+        note = axes.annotate(text, (0, 0), xycoords="figure pixels", fontsize=SMALL, color=color, annotation_clip=False,
+                             bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1})  # fmt: skip
+        note.set_in_layout(False)
+        size = note.get_window_extent(renderer)
+        boxes = [size.translated(x - size.x0, y - size.y0) for x, y in _corners(owner, size.width, size.height)]
+        inside = [box for box in boxes if _contains(room, box)]
+        free = [box for box in inside if not any(box.overlaps(other) for other in taken)]
+        if not free and not keep_all:
+            note.remove()
+            continue
+        box = (free or inside or boxes)[0]
+        note.set_position((note.get_position()[0] + box.x0 - size.x0, note.get_position()[1] + box.y0 - size.y0))
+        taken.append(box)
+        written.append(note)
+    return written
+
+
+def _in_pixels(axes: Axes, box: tuple[float, float, float, float], pad: float) -> Bbox:
+    """Where a box in data is drawn, with a margin."""
+    from matplotlib.transforms import Bbox
+
+    corners = axes.transData.transform([box[:2], box[2:]])
+    return Bbox([corners.min(axis=0) - pad, corners.max(axis=0) + pad])
+
+
+def _corners(box: Bbox, width: float, height: float) -> list[tuple[float, float]]:
+    """Places for the lower left corner of a text beside a box: above and below it first, then further away."""
+    line = height + 2
+    near = [box.y1 + 1, box.y0 - height - 1]
+    far = [y for number in (1, 2, 3) for y in (box.y1 + 1 + number * line, box.y0 - 1 - number * line - height)]
+    columns = (box.x0, box.x1 - width, box.x0 - width, box.x1)
+    sides = [(x, y) for y in ((box.y0 + box.y1 - height) / 2, box.y1 - height, box.y0)
+             for x in (box.x1 + 1, box.x0 - width - 1)]  # fmt: skip
+    inside = [(x, y) for y in (box.y1 - height - 1, box.y0 + 1) for x in (box.x0 + 1, box.x1 - width - 1)]
+    return [*((x, y) for y in near for x in columns), *sides, *inside, *((x, y) for y in far for x in columns)]
+
+
+def _contains(room: Bbox, box: Bbox) -> bool:
+    return bool(room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1)

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-OVER_FITTING, UNDER_FITTING, UNSTABLE, SOUND, UNKNOWN = KINDS = (
-    "over-fitting", "under-fitting", "unstable", "sound", "unknown",
-)  # fmt: skip
+from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.curve_findings import MIN_EPOCHS, LossCurves
 
-_FEWEST_EPOCHS = 3
-# An epoch jumps where its training loss is higher than the one before by this part of all that was learnt.
-_JUMP, _MANY_JUMPS = 0.25, 0.2  # the second: as a part of the epochs
-_WORSE_THAN_BEST = 0.1  # the last validation loss over the best, as a part of all that was learnt
-_EPOCHS_SINCE_BEST = 3
-_FAR_BELOW = 0.5  # the training loss over the validation loss
-_STILL_FALLING = 0.03  # part of all that was learnt that the last fifth of the epochs brought
-_HARDLY_LEARNT = 0.1  # part of the first loss that was learnt
+OVER_FITTING, UNDER_FITTING, UNSTABLE = "over-fitting", "under-fitting", "unstable"
+WORSE, SOUND, UNKNOWN = "worse than a baseline", "sound", "unknown"
 
+_MORE_DATA = "train for at least three epochs, with validation data"
 _ADVICE = {
     OVER_FITTING: (
-        "stop early (--early_stopping)", "more dropout, weight decay or augmentation", "more data, or a smaller model",
+        "stop early (--early_stopping)",
+        "more dropout, weight decay or augmentation",
+        "more data, or a smaller model",
+        "check that validation inputs are scaled as the training inputs are",
     ),
     UNDER_FITTING: (
-        "train for more epochs", "a higher learning rate", "a larger model, or less dropout and weight decay",
+        "train for more epochs",
+        "a higher learning rate",
+        "a larger model, or less dropout and weight decay",
     ),
     UNSTABLE: (
-        "a third of the learning rate", "a longer warm-up (--warm_up)", "clip gradients (--global_clipnorm=1)",
+        "a third of the learning rate",
+        "a longer warm-up (--warm_up)",
+        "clip gradients (--global_clipnorm=1)",
         "a larger batch",
     ),
+    WORSE: ("search for better settings (tfaccel tune)", "use the baseline"),
     SOUND: (),
-    UNKNOWN: ("train for at least three epochs, with validation data",),
-}  # fmt: skip
+    UNKNOWN: (_MORE_DATA,),
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class FitVerdict:
     """What a training history says of the fit.
 
     Arguments:
-        kind: "over-fitting", "under-fitting", "unstable", "sound", or "unknown" where the history is too short.
-        evidence: what in the history says so, with figures.
+        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" where there is
+            too little to tell.
+        evidence: what says so, with figures.
         advice: what to try, the most likely first; empty for a sound fit.
     """
 
@@ -63,100 +65,125 @@ class FitVerdict:
             'The fit is sound: validation loss 0.21 at the end, its lowest.'
         """
         advice = f" Try: {'; '.join(self.advice)}." if self.advice else ""
-        is_noun = self.kind.endswith("fitting")
-        opening = f"There is {self.kind}" if is_noun else f"The fit is {self.kind}"
+        opening = f"There is {self.kind}" if self.kind in (OVER_FITTING, UNDER_FITTING) else f"The fit is {self.kind}"
+        if self.kind == UNKNOWN:
+            opening = "Whether the fit is sound cannot be told"
         return f"{opening}: {'; '.join(self.evidence)}.{advice}"
 
 
-def verdict(history: Mapping[str, Sequence[float | None]]) -> FitVerdict:
-    """What a training history says of the fit.
+def verdict(
+    history: Mapping[str, Sequence[float | None]],
+    *,
+    baselines: BaselineScores | None = None,
+    final_loss: float | None = None,
+) -> FitVerdict:
+    """What a training history, and baselines where there are some, say of the fit.
 
-    It looks at `loss` and, where there is one, `val_loss`. How far a loss has fallen from the first epoch to its lowest
-    is "all that was learnt", and differences are taken as parts of it, so that the scale of the loss does not matter.
+    It looks at `loss` and, where there is one, `val_loss`. Differences are fractions of what was learnt, so that the
+    scale of the loss does not matter; a huge first value is left out of that.
 
-    * Unstable: losses that are not finite, or jump up in many epochs.
+    * Unstable: losses that are not finite, jump up in many epochs, or end far above their lowest.
     * Over-fitting: the validation loss has risen since its lowest, or stays far above the training loss.
-    * Under-fitting: losses still fall at the end, or hardly fell at all.
+    * Under-fitting: losses still fall at the end, or hardly fell at all, or the score is hardly better than what knows
+      the targets' frequencies or mean only.
+    * Worse than a baseline: none of these, but a baseline's score is better by more than chance allows.
+    * Unknown: too few epochs, no validation loss, or too few examples to tell the score from the trivial one.
 
     Arguments:
         history: metric -> one value an epoch, as in `TrainResult.history` or Keras's `History.history`; None or NaN
             where a value was not finite.
+        baselines: what the model and simple predictors reach on the same examples; None: only the curves are judged.
+        final_loss: the validation loss of the model as it was saved. Where that is the lowest of an earlier epoch (best
+            weights restored), what came after is left out.
 
     Example:
         >>> verdict({"loss": [1.0, 0.5, 0.2, 0.1, 0.05, 0.02], "val_loss": [1.0, 0.6, 0.5, 0.6, 0.7, 0.8]}).kind
         'over-fitting'
-    """
-    losses, val_losses = _values(history.get("loss", ())), _values(history.get("val_loss", ()))
-    found = _unstable(losses, val_losses)
-    if found:
-        return FitVerdict(UNSTABLE, tuple(found), _ADVICE[UNSTABLE])
-    if len(losses) < _FEWEST_EPOCHS:
-        return FitVerdict(UNKNOWN, (f"the history has {len(losses)} epochs",), _ADVICE[UNKNOWN])
-    found = _over_fitting(losses, val_losses)
-    if found:
-        return FitVerdict(OVER_FITTING, tuple(found), _ADVICE[OVER_FITTING])
-    found = _under_fitting(losses, val_losses)
-    if found:
-        return FitVerdict(UNDER_FITTING, tuple(found), _ADVICE[UNDER_FITTING])
-    if not val_losses:
-        return FitVerdict(UNKNOWN, ("the training loss has settled, but there is no validation loss",),
-                          _ADVICE[UNKNOWN])  # fmt: skip
+        >>> scores = BaselineScores(metric="accuracy", score=0.502, baselines={"gradient boosting": 0.601},
+        ...                         is_fraction=True)
+        >>> history = {"loss": [1.0, 0.5, 0.3, 0.25, 0.25], "val_loss": [1.0, 0.55, 0.35, 0.3, 0.3]}
+        >>> verdict(history, baselines=scores).text()
+        'The fit is worse than a baseline: accuracy 50.2 % beside 60.1 % (gradient boosting). Try: search for better settings (tfaccel tune); use the baseline.'
+    """  # noqa: E501
+    losses, val_losses = (_values(history.get(name, ())) for name in ("loss", "val_loss"))
+    for name, values in (("training", losses), ("validation", val_losses)):
+        broken = [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]
+        if broken:
+            return _found(UNSTABLE, [f"the {name} loss is not finite in epoch {broken[0]}"])
+    losses, val_losses, is_best = _as_saved(losses, val_losses, final_loss)
+    missing = _missing(losses, val_losses, history)
+    found: dict[str, list[str]] = {}
+    if not missing:
+        curves = LossCurves(tuple(losses), tuple(val_losses))
+        # What was good from the first epoch on, such as a pretrained model, has no more to learn.
+        hardly_learnt = [] if baselines is not None and baselines.is_good else curves.hardly_learnt()
+        found = {UNSTABLE: curves.instabilities(), OVER_FITTING: curves.over_fitting(),
+                 UNDER_FITTING: hardly_learnt or ([] if is_best else curves.still_falling())}  # fmt: skip
+        if not val_losses:
+            missing = "the training loss has settled, but there is no validation loss"
+    return _weighed(found, baselines, missing) or _sound(losses, val_losses, baselines)
+
+
+def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, missing: str) -> FitVerdict | None:
+    """The verdict on what was found in the curves and beside baselines; None if nothing is wrong."""
+    beside: list[str] = []
+    if baselines is not None and baselines.worse_than:
+        beside = [baselines.beside(*baselines.worse_than)]
+    elif baselines is not None and baselines.is_hardly_better_than_trivial:
+        beside = [f"the score is hardly better than the trivial one: {baselines.beside()}"]
+        found = {**found, UNDER_FITTING: [*found.get(UNDER_FITTING, ()), *beside]}
+    kinds = [kind for kind, evidence in found.items() if evidence]
+    if UNSTABLE in kinds:
+        return _found(UNSTABLE, [*found[UNSTABLE], *beside])
+    if kinds:
+        # A validation loss that is far above and still falls wants more epochs first.
+        both = [text for kind in kinds for text in found[kind]]
+        is_unfinished = UNDER_FITTING in kinds and "still falls" in found[UNDER_FITTING][0]
+        return _found(UNDER_FITTING if is_unfinished else kinds[0], list(dict.fromkeys([*both, *beside])))
+    if beside:
+        return _found(WORSE, beside)
+    if missing:
+        return _found(UNKNOWN, [missing])
+    if baselines is not None and baselines.has_too_few_examples:
+        few = f"{baselines.num_examples} examples are too few to tell {baselines.beside(*baselines.trivial)}"
+        return FitVerdict(UNKNOWN, (few,), ("more validation data",))
+    return None
+
+
+def _found(kind: str, evidence: Sequence[str]) -> FitVerdict:
+    return FitVerdict(kind, tuple(evidence), _ADVICE[kind])
+
+
+def _sound(losses: list[float], val_losses: list[float], baselines: BaselineScores | None) -> FitVerdict:
     evidence = f"validation loss {val_losses[-1]:.4g} at the end, lowest {min(val_losses):.4g}, training loss "
-    return FitVerdict(SOUND, (f"{evidence}{losses[-1]:.4g}",), ())
+    beside = "no baseline to compare with" if baselines is None else baselines.beside()
+    return _found(SOUND, [f"{evidence}{losses[-1]:.4g}", beside])
 
 
 def _values(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _unstable(losses: list[float], val_losses: list[float]) -> list[str]:
-    for name, values in (("training", losses), ("validation", val_losses)):
-        broken = [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]
-        if broken:
-            return [f"the {name} loss is not finite in epoch {broken[0]}"]
-    if len(losses) < _FEWEST_EPOCHS:
-        return []
-    if losses[-1] > losses[0] and min(losses[1:]) >= losses[0]:
-        return [f"the training loss rose from {losses[0]:.4g} to {losses[-1]:.4g}"]
-    learnt = max(losses[0] - min(losses), 1e-12)
-    jumps = [
-        epoch for epoch, (before, after) in enumerate(itertools.pairwise(losses), 2) if after - before > _JUMP * learnt
-    ]
-    if len(jumps) > max(1, _MANY_JUMPS * len(losses)):
-        return [f"the training loss jumped up in {len(jumps)} of {len(losses)} epochs (first in epoch {jumps[0]})"]
-    return []
+def _missing(losses: list[float], val_losses: list[float], history: Mapping[str, Any]) -> str:
+    """What is missing to judge the curves, or nothing."""
+    if history and "loss" not in history:
+        return f"there is no `loss` in the history, which has {', '.join(map(repr, history))}"
+    with_validation = " with a validation loss" if val_losses else ""
+    return f"the history has {len(losses)} epochs{with_validation}" if len(losses) < MIN_EPOCHS else ""
 
 
-def _over_fitting(losses: list[float], val_losses: list[float]) -> list[str]:
-    if len(val_losses) != len(losses):
-        return []
-    found = []
+def _as_saved(
+    losses: list[float], val_losses: list[float], final_loss: float | None
+) -> tuple[list[float], list[float], bool]:
+    """Both curves where there is a validation loss, up to the saved weights, and whether later epochs were worse."""
+    if val_losses and len(val_losses) < len(losses):  # validation every few epochs
+        every = len(losses) / len(val_losses)
+        losses = [losses[math.ceil(every * (number + 1)) - 1] for number in range(len(val_losses))]
+    elif len(val_losses) > len(losses):
+        val_losses = []
+    if not val_losses or final_loss is None or not math.isfinite(final_loss):
+        return losses, val_losses, False
+    last = len(val_losses) - 1
     best = min(range(len(val_losses)), key=val_losses.__getitem__)
-    learnt = max(val_losses[0] - val_losses[best], losses[0] - min(losses))
-    recent = sorted(val_losses[-_EPOCHS_SINCE_BEST:])[len(val_losses[-_EPOCHS_SINCE_BEST:]) // 2]
-    since = len(val_losses) - 1 - best
-    has_risen = recent - val_losses[best] > _WORSE_THAN_BEST * learnt and since >= min(_EPOCHS_SINCE_BEST, best + 1)
-    if has_risen and losses[-1] < losses[best]:
-        found.append(
-            f"the validation loss was lowest in epoch {best + 1} ({val_losses[best]:.4g}) and is {val_losses[-1]:.4g} "
-            f"at the end, while the training loss fell from {losses[best]:.4g} to {losses[-1]:.4g}"
-        )
-    gap = val_losses[-1] - losses[-1]
-    if gap > 2 * _WORSE_THAN_BEST * learnt and 0 <= losses[-1] < _FAR_BELOW * val_losses[-1]:
-        found.append(f"the training loss ({losses[-1]:.4g}) is far below the validation loss ({val_losses[-1]:.4g})")
-    return found
-
-
-def _under_fitting(losses: list[float], val_losses: list[float]) -> list[str]:
-    values, name = (val_losses, "validation") if len(val_losses) == len(losses) else (losses, "training")
-    learnt = values[0] - min(values)
-    if learnt < _HARDLY_LEARNT * abs(values[0]) and losses[0] - min(losses) < _HARDLY_LEARNT * abs(losses[0]):
-        return [f"the {name} loss hardly fell, from {values[0]:.4g} to {min(values):.4g}"]
-    num_last = max(1, len(values) // 5)
-    lately = min(values[:-num_last]) - min(values[-num_last:])
-    if len(values) >= 2 * _FEWEST_EPOCHS - 1 and lately > _STILL_FALLING * learnt:
-        return [
-            f"the {name} loss still falls: the last {num_last} of {len(values)} epochs brought "
-            f"{100 * lately / learnt:.0f} % of all that was learnt"
-        ]
-    return []
+    saved = min((last, best), key=lambda epoch: abs(val_losses[epoch] - final_loss))
+    return losses[: saved + 1], val_losses[: saved + 1], saved < last

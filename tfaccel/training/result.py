@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.fit_verdict import FitVerdict, verdict
 
 _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
@@ -30,6 +31,7 @@ class TrainResult:
         hardware: what the machine is, as data.
         versions: package -> version.
         run_dir: where everything stands.
+        baselines: what the finished model and simple predictors reach on the validation data; None if it is not known.
     """
 
     recipe: str
@@ -43,20 +45,24 @@ class TrainResult:
     hardware: dict[str, Any]
     versions: dict[str, str]
     run_dir: str
+    baselines: BaselineScores | None = None
 
     @property
     def verdict(self) -> FitVerdict:
-        """What the history says of the fit, and what to try."""
-        return verdict(self.history)
+        """What the history and the baselines say of the fit, and what to try."""
+        return verdict(self.history, baselines=self.baselines, final_loss=self.final.get("loss"))
 
     def to_json(self) -> dict[str, Any]:
         """The result, and its verdict, as JSON-serialisable data."""
-        return {**asdict(self), "plan": self.plan.to_json(), "verdict": self.verdict.to_json()}
+        baselines = None if self.baselines is None else self.baselines.to_json()
+        return {**asdict(self), "plan": self.plan.to_json(), "baselines": baselines, "verdict": self.verdict.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The result that `to_json` wrote."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        baselines = data.get("baselines")
+        known["baselines"] = None if baselines is None else BaselineScores.from_json(baselines)
         return cls(**{**known, "plan": Plan.from_json(data["plan"])})
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
 from tfaccel.training.train import train
+
+ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
 
 _OF_TRAIN = ("seed", "resume", "checkpoint_interval", "callbacks", "verbose")
 
 
 def run_recipe(
     make_workload: Callable[..., Workload],
-    show_result: Callable[[Any, TrainResult], None],
+    show_result: ShowResult,
     *,
     run_dir: str | os.PathLike[str],
     plan: Plan | None = None,
@@ -27,7 +33,8 @@ def run_recipe(
 
     Args:
         make_workload: the recipe's `workload`; a parameter `epochs` of it has a default.
-        show_result: the recipe's `show_result(workload, result)`, which writes into `result.run_dir`.
+        show_result: the recipe's `show_result(workload, result)`, which writes into `result.run_dir`, and returns the
+            `BaselineScores` that the verdict takes; None where it compares nothing.
         run_dir, plan: as in `tfaccel.train`; the workload is made for the plan's global batch size.
         options: `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`; the others are
             the workload's.
@@ -38,12 +45,21 @@ def run_recipe(
     epochs = options.get("epochs", inspect.signature(make_workload).parameters["epochs"].default)
     workload = make_workload(**options)
     result = train(workload, plan, run_dir=run_dir, epochs=epochs, **of_train)
-    show_on_chief(show_result, workload, result)
-    return result
+    return show_on_chief(show_result, workload, result)
 
 
-def show_on_chief(show_result: Callable[[Any, TrainResult], None], workload: Workload, result: TrainResult) -> None:
-    """Calls `show_result(workload, result)` in the process that writes files, where several workers train."""
+def show_on_chief(show_result: ShowResult, workload: Workload, result: TrainResult) -> TrainResult:
+    """Calls `show_result(workload, result)` in the process that writes files, where several workers train.
+
+    Returns:
+        The result with the baselines that `show_result` returned; `result.json` holds them too.
+    """
     cluster = result.hardware["cluster"]
-    if result.plan.num_workers == 1 or cluster is None or cluster["task_index"] == 0:
-        show_result(workload, result)
+    if result.plan.num_workers > 1 and cluster is not None and cluster["task_index"] != 0:
+        return result
+    baselines = show_result(workload, result)
+    if baselines is None:
+        return result
+    result = replace(result, baselines=baselines)
+    write_json(Path(result.run_dir) / "result.json", result.to_json())
+    return result

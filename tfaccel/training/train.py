@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
@@ -16,6 +17,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult, installed_versions
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.trivial_scores import trivial_scores
 
 logger = logging.getLogger("tfaccel")
 
@@ -95,7 +97,11 @@ def train(
         session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
+        baselines = None
+        if workload.validation_data is not None and directory.writes:
+            baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
     result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
+    result = replace(result, baselines=baselines)
     directory.write_raw_input(workload.raw_input)
     directory.write_result(result.to_json())
     return result

@@ -1,14 +1,12 @@
-"""Scores of detections by pycocotools, and the picture of boxes."""
+"""Scores of detections by pycocotools."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tfaccel.errors import DataError, VersionError
 from tfaccel.reporting import coco_scores as scores_module
-from tfaccel.reporting.box_picture import save_box_picture
 from tfaccel.reporting.coco_scores import coco_scores
 
 BOXES = np.array([[[0.0, 0, 10, 10], [20, 20, 30, 30]], [[5, 5, 15, 15], [0, 0, 0, 0]]])
@@ -45,21 +43,3 @@ def test_the_missing_library_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(scores_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(VersionError, match=r"pip install 'tfaccel\[detection\]'"):
         scores_module.check_coco_library()
-
-
-def test_boxes_are_drawn_where_they_are(tmp_path):
-    images = np.zeros((2, 40, 40, 1), np.uint8)
-    detections = [found([[0, 0, 10, 10]], [0], [0.9]), found([[5, 5, 15, 15]], [0], [0.1])]
-    save_box_picture(
-        tmp_path / "boxes.png", images, boxes=BOXES, labels=LABELS, detections=detections, class_names=("cat", "dog")
-    )
-    with Image.open(tmp_path / "boxes.png") as picture:
-        assert picture.size == (2 * 246, 246)
-        assert picture.getpixel((59, 30)) == (255, 140, 20)  # found
-        assert picture.getpixel((120, 150)) == (60, 200, 90)  # missed
-        assert picture.getpixel((246 + 30, 60)) == (60, 200, 90)  # too unsure to be drawn
-    assert len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(DataError, match="2 images, 2 boxes, 2 labels, 1 detections"):
-        save_box_picture(
-            tmp_path / "no.png", images, boxes=BOXES, labels=LABELS, detections=detections[:1], class_names=("a", "b")
-        )

@@ -1,0 +1,134 @@
+"""The noun `BaselineScores`: what a trained model reaches beside predictors that cost less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from tfaccel.errors import WorkloadError
+
+_MIN_EXAMPLES = 10  # with fewer, a score that is no fraction is not compared
+_MIN_SKILL = 0.2  # of the way from the trivial predictor to a perfect one
+_CLOSE = 0.01  # scores that differ by less than this fraction of them are equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineScores:
+    """What a trained model reaches beside predictors that cost less, on the same examples.
+
+    A recipe's `show_result` returns it, and `verdict` takes it.
+
+    Args:
+        metric: what the scores are.
+        score: the trained model's.
+        baselines: name -> score on the same examples, of the strongest simple predictors.
+        trivial: name -> score of what has looked at the targets only: the most frequent class, the mean, the class
+            frequencies.
+        higher_is_better: whether a higher score is better.
+        perfect: the best score that there can be; None where there is no such score.
+        is_fraction: whether the scores are fractions of the examples, such as accuracy; chance is then allowed for.
+        num_examples: examples that the scores are of; None if unknown.
+
+    Raises:
+        WorkloadError: if a score is not a finite number, or a fraction is not from 0 to 1.
+
+    Example:
+        >>> scores = BaselineScores(metric="accuracy", score=0.502, baselines={"gradient boosting": 0.601},
+        ...                         trivial={"most frequent class": 0.35}, is_fraction=True, num_examples=2000)
+        >>> scores.worse_than
+        ('gradient boosting',)
+    """
+
+    metric: str
+    score: float
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    trivial: Mapping[str, float] = field(default_factory=dict)
+    higher_is_better: bool = True
+    perfect: float | None = None
+    is_fraction: bool = False
+    num_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in {"the model": self.score, **self.baselines, **self.trivial}.items():
+            if not math.isfinite(value) or (self.is_fraction and not 0 <= value <= 1):
+                wanted = "a number from 0 to 1" if self.is_fraction else "a finite number"
+                raise WorkloadError(f"`{self.metric}` of {name} must be {wanted}. Received: {value!r}.")
+        if self.is_fraction and self.perfect is None:
+            object.__setattr__(self, "perfect", 1.0 if self.higher_is_better else 0.0)
+
+    @property
+    def worse_than(self) -> tuple[str, ...]:
+        """Trivial predictors that are not beaten, and baselines that are better by more than chance allows."""
+        trivial = [name for name, value in self.trivial.items() if not self._leads(self.score, value)]
+        better = [name for name, value in self.baselines.items() if self._leads(value, self.score, surely=True)]
+        return (*better, *trivial)
+
+    @property
+    def has_too_few_examples(self) -> bool:
+        """Whether trivial predictors are beaten, but one of them by no more than chance allows."""
+        leads = [(self._leads(self.score, value), self._leads(self.score, value, surely=True))
+                 for value in self.trivial.values()]  # fmt: skip
+        return all(lead for lead, _ in leads) and not all(surely for _, surely in leads)
+
+    @property
+    def is_hardly_better_than_trivial(self) -> bool:
+        """Whether less than a fifth of the way to perfect was gone, and no baseline shows that there is no more."""
+        if self._skill is None or (self.baselines and not self.worse_than):
+            return False
+        return self._skill < _MIN_SKILL
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the model is known to be far better than the trivial predictors, and not worse than baselines."""
+        return self._skill is not None and self._skill >= 0.5 and not self.worse_than
+
+    @property
+    def _skill(self) -> float | None:
+        """The part of the way from the best trivial predictor to perfect; None if it is not known."""
+        if self.perfect is None or not self.trivial:
+            return None
+        start = max(self.trivial.values()) if self.higher_is_better else min(self.trivial.values())
+        whole = self.perfect - start
+        return (self.score - start) / whole if abs(whole) > 1e-9 else None
+
+    def beside(self, *names: str) -> str:
+        """The model's score beside those of the named baselines, or of all.
+
+        Example:
+            >>> BaselineScores(metric="error", score=0.2, baselines={"ridge": 0.3}, higher_is_better=False).beside()
+            'error 0.2 beside 0.3 (ridge)'
+        """
+        found = {**self.baselines, **self.trivial}
+        found = {name: value for name, value in found.items() if not names or name in names}
+        return f"{self.metric} {self._text(self.score)} beside " + ", ".join(
+            f"{self._text(value)} ({name})" for name, value in found.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The scores as JSON-serialisable data."""
+        return {**asdict(self), "baselines": dict(self.baselines), "trivial": dict(self.trivial)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The scores that `to_json` wrote."""
+        return cls(**data)
+
+    def _text(self, value: float) -> str:
+        return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"
+
+    def _leads(self, one: float, other: float, *, surely: bool = False) -> bool:
+        """Whether one score is better than another: by more than nothing, or by more than chance allows."""
+        distance = one - other if self.higher_is_better else other - one
+        least = self._error(one, other) if surely else 0.0
+        return distance > max(_CLOSE * max(abs(one), abs(other)), least)
+
+    def _error(self, one: float, other: float) -> float:
+        """The standard error of a difference of two scores; 0 where it is not known, infinite with too few examples."""
+        if self.num_examples is None:
+            return 0.0
+        if not self.is_fraction:
+            return math.inf if self.num_examples < _MIN_EXAMPLES else 0.0
+        smoothed = [(value * self.num_examples + 1) / (self.num_examples + 2) for value in (one, other)]
+        return math.sqrt(sum(value * (1 - value) for value in smoothed) / max(1, self.num_examples))
