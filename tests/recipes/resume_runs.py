@@ -36,11 +36,12 @@ def run_case(folder: Path, case: dict) -> list:
     recipe, kind = import_module(f"tfaccel.recipes.{case['recipe']}"), case["kind"]
     replicas = int(kind.split()[0]) if "replicas" in kind else 1
     devices = tuple(f"CPU:{device}" for device in range(replicas))
+    size, epochs = case.get("batch", 8), case.get("epochs", 2)
     strategy = "mirrored" if replicas > 1 else "none"
-    plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=8)
-    work = recipe.workload(data_dir=folder / case["data"], global_batch_size=8, epochs=2, **case["options"])
+    plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=size)
+    work = recipe.workload(data_dir=folder / case["data"], global_batch_size=size, epochs=epochs, **case["options"])
     run_dir = folder / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
-    result = train(work, plan, run_dir=run_dir, epochs=2, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
+    result = train(work, plan, run_dir=run_dir, epochs=epochs, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
                    callbacks=[death()] if kind == "killed" else [])  # fmt: skip
     import keras
 
