@@ -248,12 +248,12 @@ def show_result(work: AutoencoderWorkload, result: TrainResult) -> BaselineScore
     elbos = {part: measure(values[part]) for part in PARTS}
     summary = compared(examples, values, elbos, measure(spliced(values[TEST])))
     write_json(run_dir / "elbo.json", summary)
-    scores = BaselineScores(
+    baselines = BaselineScores(
         metric="log-likelihood of a test example, in nats", score=summary["elbo"],
         baselines={"mixture": summary["mixture"]}, trivial={"independent values": summary["independent"]},
         num_examples=len(values[TEST]),
     )  # fmt: skip
-    logger.info("%s", scores.beside())
+    logger.info("%s", baselines.beside())
 
     names = [name for part in PARTS for name in examples.names(part)]
     labels = {part: examples.labels(part) for part in PARTS}
@@ -273,7 +273,7 @@ def show_result(work: AutoencoderWorkload, result: TrainResult) -> BaselineScore
         run_dir / "latent_map.png", two_main_directions(means), labels=labels[TEST], class_names=examples.class_names,
         images=values[TEST] if examples.is_image else None,
     )  # fmt: skip
-    return scores
+    return baselines
 
 
 def compared(
