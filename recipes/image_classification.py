@@ -16,7 +16,8 @@ Command:
 
 Expected result on the digits (scikit-learn's 1,797 images; 360 of them, stratified, are kept for testing):
     99.7 % test accuracy, the median of seeds 0 to 4 (100.0, 99.7, 99.4, 99.7 and 100.0 %), after 10 s on two cores of
-    an AMD EPYC with AVX512_BF16, in mixed_bfloat16, from the import of TensorFlow to the saved model.
+    an AMD EPYC with AVX512_BF16, in mixed_bfloat16, from the import of TensorFlow to the saved model. A support vector
+    machine on pixels has 99.4 %.
 """
 
 import functools
@@ -38,6 +39,7 @@ from tfaccel.data.image_set import ImageSet
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.classifier_compile_args import classifier_compile_args
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
@@ -279,10 +281,11 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     return run_recipe(workload, show_result, run_dir=run_dir, **options)
 
 
-def show_result(work: ImageWorkload, result: TrainResult) -> None:
+def show_result(work: ImageWorkload, result: TrainResult) -> BaselineScores:
     """Writes the classes' names, and a picture of test images with what the model takes them for."""
     import keras
 
+    from tfaccel.reporting.class_baselines import image_class_scores
     from tfaccel.reporting.prediction_grid import save_prediction_grid
 
     run_dir = Path(result.run_dir)
@@ -292,4 +295,6 @@ def show_result(work: ImageWorkload, result: TrainResult) -> None:
     picture, labels = run_dir / "predictions.png", labels.argmax(axis=1)
     save_prediction_grid(picture, images, labels=labels, predictions=predictions, class_names=work.class_names)
     write_json(run_dir / "classes.json", list(work.class_names))
-    logger.info("Predictions for test images are in %s", picture)
+    scores = image_class_scores(predictions, (images, labels), work.train_data, work.num_train_examples)
+    logger.info("Predictions for test images are in %s: %s", picture, scores.beside())
+    return scores

@@ -19,10 +19,10 @@ Expected result on the documentation of CPython 3.11 (695 entries without their 
 topics to test with):
     ROUGE-L of 0.123, the median of seeds 0 to 4 (0.131, 0.113, 0.128, 0.123 and 0.108), in mixed_bfloat16, which the
     plan chooses on an AMD EPYC with AVX512_BF16; in float32 (`--dtype_policy=float32`) 0.138, the median of seeds 0 to
-    2 (0.130, 0.138 and 0.138). Lead-1 has 0.123. So few texts teach the model which words belong into a summary, not
-    how to write one. A run takes 50 s of processor time on two cores in float32.
-    The epochs were chosen by these test scores. On a fifth of the training topics, kept aside, 5, 10, 16, 24 and 36
-    epochs gave 0.114, 0.141, 0.151, 0.098 and 0.117 (one seed), where lead-1 has 0.153: do not expect to beat it.
+    2 (0.130, 0.138 and 0.138). Lead-1 has 0.123, TextRank's sentence 0.146. So few texts teach the model which words
+    belong into a summary, not how to write one. A run takes 50 s of processor time on two cores in float32. The epochs
+    were chosen by these test scores. On a fifth of the training topics, kept aside, 5, 10, 16, 24 and 36 epochs gave
+    0.114, 0.141, 0.151, 0.098 and 0.117 (one seed), where lead-1 has 0.153: do not expect to beat it.
 """
 
 import functools
@@ -51,6 +51,7 @@ from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
 from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
@@ -198,26 +199,34 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     return run_recipe(workload, show_result, run_dir=run_dir, **options)
 
 
-def show_result(work: SummaryWorkload, result: TrainResult) -> None:
-    """Writes what is needed to use the model, and shows summaries, and ROUGE-L beside that of lead-1."""
+def show_result(work: SummaryWorkload, result: TrainResult) -> BaselineScores | None:
+    """Writes what is needed to use the model, and shows summaries, and ROUGE-L beside that of sentences."""
     from tfaccel.reporting.comparison_table import comparison_lines
     from tfaccel.reporting.result_table import show_text
+    from tfaccel.reporting.text_baselines import central_sentence
 
     run_dir = Path(result.run_dir)
     write_json(run_dir / "vocabulary.json", work.vocabulary.to_json())
     documents, wanted = (list(texts) for texts in zip(*work.pairs.test, strict=True))
-    written = {"this model": summarize(run_dir, documents), "lead-1": [first_sentence(text)[0] for text in documents]}
+    baselines = {
+        "lead-1": [first_sentence(text)[0] for text in documents],
+        "TextRank": [central_sentence(text) for text in documents],
+    }
+    written = {"this model": summarize(run_dir, documents), **baselines}
     scores: dict[str, dict[str, float | None]] = {}
     if find_spec("rouge_score") is not None:
         scores = {name: {"ROUGE-L": rouge_l(texts, wanted)} for name, texts in written.items()}
     rows = [list(row) for row in zip(documents, *written.values(), wanted, strict=True)]
-    write_json(run_dir / "summaries.json", {"scores": scores, "document, model, lead-1, wanted": rows})
-    for document, summary, _, reference in rows[:NUM_SHOWN]:
+    write_json(run_dir / "summaries.json", {"scores": scores, "document, model, lead-1, TextRank, wanted": rows})
+    for document, summary, *_, reference in rows[:NUM_SHOWN]:
         show_text(f"document  {document[:200]} ...\nsummary   {summary}\nwanted    {reference}\n")
-    if scores:
-        show_text("\n".join([f"{len(documents)} test documents", *comparison_lines(scores)]))
-    else:
+    if not scores:
         show_text('For ROUGE-L: pip install "tfaccel[text]"')
+        return None
+    show_text("\n".join([f"{len(documents)} test documents", *comparison_lines(scores)]))
+    found = {name: float(score["ROUGE-L"] or 0.0) for name, score in scores.items()}
+    return BaselineScores(metric="ROUGE-L", score=found.pop("this model"), baselines=found,
+                          num_examples=len(documents))  # fmt: skip
 
 
 def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:

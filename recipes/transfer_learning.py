@@ -27,7 +27,7 @@ Expected result on the digits 5 to 9 with 20 training images each, and a network
         60    300  98.3  (99.4, 99.4, 98.3, 97.8, 97.8)  98.3  (100., 97.8, 98.3, 98.3, 98.3)  at 0.006
 
     What was learned before saves steps here: after 100 the other network is as good, since these digits are easy. Rates
-    were chosen by training images that neither network is trained on. On two cores, in mixed_bfloat16.
+    were chosen by training images that neither network is trained on. An SVM on pixels has 96.7 %. In mixed_bfloat16.
 
 To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` before.
 """
@@ -55,6 +55,7 @@ from tfaccel.models.low_rank import with_lora
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.comparison_table import comparison_lines
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
@@ -85,6 +86,7 @@ class TransferWorkload(Workload):
     class_names: tuple[str, ...]
     validation_data: Callable[[int], Any]
     from_scratch: Callable[[], Workload] | None
+    train_images: tuple[Callable[..., Any], int]  # `ImageBatches.train`, and how many there are
 
 
 def workload(
@@ -177,6 +179,7 @@ def workload(
         build_model=build_model,
         compile_args=compile_args,
         train_data=train_data_of(batches, several_epochs=True),
+        train_images=(lambda *size, **options: batches().train(*size, **options), images.num_train_images),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=ImageInput.of(images),
@@ -262,10 +265,11 @@ def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
     return run_recipe(workload, show_result, run_dir=run_dir, **options)
 
 
-def show_result(work: TransferWorkload, result: TrainResult) -> None:
+def show_result(work: TransferWorkload, result: TrainResult) -> BaselineScores:
     """Trains the same network from scratch, and writes both accuracies, their curves and a picture of predictions."""
     import keras
 
+    from tfaccel.reporting.class_baselines import image_class_scores
     from tfaccel.reporting.curve_picture import save_curve_picture
     from tfaccel.reporting.prediction_grid import save_prediction_grid
 
@@ -275,7 +279,6 @@ def show_result(work: TransferWorkload, result: TrainResult) -> None:
     shown = {"labels": labels.argmax(axis=1), "predictions": model.predict(images, verbose=0).argmax(axis=1)}
     save_prediction_grid(run_dir / "predictions.png", images, **shown, class_names=work.class_names)
     write_json(run_dir / "classes.json", list(work.class_names))
-
     ways = {"fine-tuned" if work.options["pretrained"] else "from scratch": result}
     if work.from_scratch is not None and result.plan.num_workers > 1:
         logger.warning(
@@ -292,4 +295,6 @@ def show_result(work: TransferWorkload, result: TrainResult) -> None:
     curves = {way: [value or 0.0 for value in one.history["val_accuracy"]] for way, one in ways.items()}
     write_json(run_dir / "comparison.json", {way: {**compared[way], "by_epoch": curves[way]} for way in ways})
     save_curve_picture(run_dir / "curves.png", curves, name="accuracy on the test images")
-    logger.info("On the test images:\n%s", "\n".join(comparison_lines(compared)))
+    scores = image_class_scores(shown["predictions"], (images, shown["labels"]), *work.train_images)
+    logger.info("On the test images:\n%s\n%s", "\n".join(comparison_lines(compared)), scores.beside())
+    return scores

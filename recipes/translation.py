@@ -17,7 +17,8 @@ Use: `translate("runs/mine", ["A text."])` in this module translates texts.
 Expected result on the dates (10,000 of them to train on; 1,000 other ones, each in one of 19 forms, to test with):
     99.9 % exact match, the median of seeds 0 to 4 (99.6, 99.9, 99.9, 99.8 and 99.9 %), after 105 s of processor time on
     two cores of an AMD EPYC with AVX512_BF16, in float32, imports and translations included; in mixed_bfloat16, which
-    the plan chooses there, 99.8 % (seed 0). The number of epochs was chosen by these test dates.
+    the plan chooses there, 99.8 % (seed 0). The number of epochs was chosen by these test dates. A date parser that is
+    told the names of months has 100 %; the most similar training text has 0 %.
 """
 
 import functools
@@ -38,6 +39,7 @@ from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
+from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
 from tfaccel.training.option_defaults import options_with_defaults
 from tfaccel.training.result import TrainResult
@@ -171,17 +173,18 @@ def build_model(
 
 
 def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `source_vocabulary.json`, `vocabulary.json` and
-    `translations.json`.
+    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `source_vocabulary.json`, `vocabulary.json`,
+    `translations.json` and `comparison.json`.
 
     Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
     """
     return run_recipe(workload, show_result, run_dir=run_dir, **options)
 
 
-def show_result(work: TranslationWorkload, result: TrainResult) -> None:
+def show_result(work: TranslationWorkload, result: TrainResult) -> BaselineScores:
     """Writes what is needed to use the model, and shows how many test texts it translates exactly, and some of them."""
-    from tfaccel.reporting.result_table import show_table, show_text
+    from tfaccel.reporting.result_table import show_table
+    from tfaccel.reporting.translation_baselines import exact_matches
 
     run_dir = Path(result.run_dir)
     for name, vocabulary in zip(("source_vocabulary", "vocabulary"), work.vocabularies, strict=True):
@@ -196,7 +199,13 @@ def show_result(work: TranslationWorkload, result: TrainResult) -> None:
     write_json(run_dir / "translations.json", {"exact_match": exact_match, "texts": rows})
     faults_first = sorted(range(len(rows)), key=lambda row: right[row])[:NUM_SHOWN]
     show_table("Translations, wrong ones first", ["text", "translation", "wanted"], [rows[row] for row in faults_first])
-    show_text(f"Exact match: {sum(right)} of {len(right)} test texts ({exact_match:.4f})")
+    baselines = exact_matches(work.pairs.train, work.pairs.test, are_dates=work.options["data_dir"] is None)
+    scores = {"this model": exact_match, **baselines}
+    rows = [[name, f"{score:.4f}"] for name, score in scores.items()]
+    show_table(f"Exact match on {len(right)} test texts", ["", "exact"], rows)
+    write_json(run_dir / "comparison.json", scores)
+    return BaselineScores(metric="exact match", score=exact_match, baselines=baselines, is_fraction=True,
+                          num_examples=len(right))  # fmt: skip
 
 
 def translate(

@@ -19,6 +19,7 @@ _HELP = {
     "global_batch_size": "examples per optimizer step over all replicas, or auto",
     "accumulation_steps": "micro-batches per optimizer step, or auto",
     "steps_per_execution": "optimizer steps in one call, or auto",
+    "synchronize_batch_norm": "on, off, or auto: statistics of batch normalization over the rows of all replicas",
     "num_threads": "threads for TensorFlow's operations, or auto",
 }
 

@@ -6,7 +6,9 @@
 
 Trains small models both ways, in child processes on this machine's CPU, and compares every weight, the optimizer's
 state, loss and metrics of every epoch, evaluation and predictions. Where plain Keras does wrong, the comparison is with
-what is right, and the table names the fault. Exit status 1 if a case is off by more than its tolerance.
+what is right, and the table names the fault. Dropout, and batch normalization that is not synchronized, are compared
+with one device that treats the rows of each replica by themselves. Exit status 1 if a case is off by more than its
+tolerance.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Imports point one way; nouns never import TensorFlow; private parts of other libraries stand in three files."""
+"""Imports point one way; nouns never import TensorFlow; private parts of other libraries stand in four files."""
 
 import ast
 import re
@@ -70,9 +70,8 @@ CHILD_PROGRAMS = {
     "tfaccel.tuning.worker_program",
 }
 
-PRIVATE_API_FILES = {
-    f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "random", "tensorflow")
-}
+PRIVATE_PARTS = ("api", "batch_norm", "losses", "models", "random", "tensorflow")
+PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in PRIVATE_PARTS}
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
 )

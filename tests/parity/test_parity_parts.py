@@ -126,7 +126,7 @@ def faults_of_plain_keras_are_found():
         "an uneven last batch": ParityCase(TWO, last_batch="short"),
         "sample weights": ParityCase(TWO, "two_outputs", weighting="sample_weights"),
         "clipping": ParityCase(TWO, clipping="global_clipnorm"),
-        "moving statistics": ParityCase(TWO, "batch_norm"),
+        "moving statistics": ParityCase(TWO, "batch_norm_by_replica"),
         "dropout": ParityCase(TWO, "dropout"),
         "repeated rows": ParityCase(TWO, "embedding_summed", "adam"),
     }

@@ -64,3 +64,20 @@ def test_at_most_an_epoch():
     assert steps(TWO_CORES, num_train_examples=100)[0] == 1
     assert steps(TWO_CORES, num_train_examples=10**6)[0] == 10
     assert steps(TWO_CORES, num_train_examples=1500, fixed={"steps_per_execution": 50})[0] == 50
+
+
+def test_batch_normalization_sees_the_global_batch_and_says_where_not():
+    def reason(hardware, **fixed):
+        plan = default_plan(hardware, workload(), **fixed)
+        assert plan.synchronize_batch_norm
+        return dict(plan.reasons)["synchronize_batch_norm"]
+
+    assert reason(TWO_CORES) == "Batch normalization takes its statistics over the whole batch."
+    in_parts = reason(TWO_CORES, accumulation_steps=4)
+    assert in_parts.endswith("over each of 4 micro-batches, which gives other numbers than one step.")
+    several = reason(EIGHT_H100, jit_compile=True)
+    assert "over the rows of one replica they would depend on the number of replicas" in several
+    assert several.endswith("XLA cannot compile the sums over replicas, and stays off for models that have it.")
+    assert "XLA" not in reason(EIGHT_H100, jit_compile=False)
+    plan = default_plan(EIGHT_H100, workload(), synchronize_batch_norm=False)
+    assert (plan.synchronize_batch_norm, dict(plan.reasons)["synchronize_batch_norm"]) == (False, "Set by you.")

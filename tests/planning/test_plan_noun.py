@@ -51,6 +51,7 @@ def test_every_field_survives_json():
         communication="nccl",
         bytes_per_pack=10**6,
         sum_duplicate_indices=True,
+        synchronize_batch_norm=False,
         data_threads=5,
         prefetch_batches=0,
         cache_data=True,

@@ -1,8 +1,8 @@
-"""A child process that trains text recipes: whole runs, on two replicas, up to a sudden end, or on from there.
+"""A child process that trains recipes: whole runs, on several replicas, up to a sudden end, or on from there.
 
-Arguments: the folder with the data, and cases in JSON: recipe, data, options, and kind: "whole", "mirrored", "killed"
-(the process ends with status 7 in the middle of the second epoch) or "resumed" (from what a killed one left). The last
-line of the output lists, for each case, a digest of the weights, the history and the final figures.
+Arguments: the folder with the data, and cases in JSON: recipe, data, options, and kind: "whole", "2 replicas" (or 4),
+"killed" (the process ends with status 7 in the middle of the second epoch) or "resumed" (from what a killed one left).
+The last line of the output lists, for each case, a digest of the weights, the history and the final figures.
 """
 
 import hashlib
@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 
 from tfaccel import Plan, train
-
-DEVICES = {"none": ("CPU:0",), "mirrored": ("CPU:0", "CPU:1")}
 
 
 def death() -> object:
@@ -36,11 +34,14 @@ def death() -> object:
 
 def run_case(folder: Path, case: dict) -> list:
     recipe, kind = import_module(f"tfaccel.recipes.{case['recipe']}"), case["kind"]
-    strategy = "mirrored" if kind == "mirrored" else "none"
-    plan = Plan(strategy=strategy, devices=DEVICES[strategy], num_logical_cpus=2, global_batch_size=8)
-    work = recipe.workload(data_dir=folder / case["data"], global_batch_size=8, epochs=2, **case["options"])
+    replicas = int(kind.split()[0]) if "replicas" in kind else 1
+    devices = tuple(f"CPU:{device}" for device in range(replicas))
+    size, epochs = case.get("batch", 8), case.get("epochs", 2)
+    strategy = "mirrored" if replicas > 1 else "none"
+    plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=size)
+    work = recipe.workload(data_dir=folder / case["data"], global_batch_size=size, epochs=epochs, **case["options"])
     run_dir = folder / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
-    result = train(work, plan, run_dir=run_dir, epochs=2, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
+    result = train(work, plan, run_dir=run_dir, epochs=epochs, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
                    callbacks=[death()] if kind == "killed" else [])  # fmt: skip
     import keras
 

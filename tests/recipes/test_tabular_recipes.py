@@ -165,9 +165,12 @@ def read(path):
 def test_classification_learns_and_leaves_a_comparison(runs):
     assert read(runs / "cancer" / "result.json")["final"]["accuracy"] > 0.9
     scores = read(runs / "cancer" / "comparison.json")
-    assert list(scores) == ["network", "gradient boosting"]
+    assert list(scores) == ["network", "gradient boosting", "logistic regression"]
     assert scores["network"]["accuracy"] == pytest.approx(read(runs / "cancer" / "result.json")["final"]["accuracy"])
     assert scores["gradient boosting"]["accuracy"] > 0.9
+    assert scores["logistic regression"]["accuracy"] > 0.95
+    beside = read(runs / "cancer" / "result.json")["baselines"]
+    assert beside["baselines"] == {name: scores[name]["accuracy"] for name in list(scores)[1:]}
     assert read(runs / "cancer" / "data_report.json")["num_test_rows"] == 114
     with Image.open(runs / "cancer" / "predictions.png") as picture:
         assert picture.size == (1000, 500)
@@ -175,7 +178,7 @@ def test_classification_learns_and_leaves_a_comparison(runs):
 
 def test_regression_learns_and_leaves_a_comparison(runs):
     scores = read(runs / "diabetes" / "comparison.json")
-    assert list(scores) == ["network", "ridge regression", "mean"]
+    assert list(scores) == ["network", "ridge regression", "gradient boosting", "mean"]
     assert scores["network"]["r2"] > 0.3
     assert scores["network"]["r2"] == pytest.approx(read(runs / "diabetes" / "result.json")["final"]["r2"], abs=1e-4)
     assert scores["ridge regression"]["r2"] > 0.4

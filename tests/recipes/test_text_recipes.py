@@ -10,6 +10,7 @@ from own_texts import write_own_texts
 
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import summarization, text_classification, text_generation, translation
+from tfaccel.reporting.text_baselines import text_bits, text_class_accuracies
 
 RECIPES = [text_classification, text_generation, translation, summarization]
 PROGRAM = Path(__file__).with_name("text_recipe_runs.py").read_text()
@@ -147,10 +148,11 @@ def test_folder_without_a_run_is_refused(logical_devices, tmp_path, use):
 @pytest.mark.slow
 def test_baseline_and_frequencies_are_what_they_should_be():
     texts = text_classification.documentation_passages()
-    assert 0.4 < text_classification.baseline_accuracy(texts) < 0.6
-    assert text_classification.commonest_class_accuracy(texts) == pytest.approx(0.23, abs=0.03)
-    vocabulary = text_generation.Vocabulary(unit="characters", tokens=("a", "b"))
-    assert text_generation.bits_by_frequency(vocabulary, "aabb") == 1.0
+    accuracies = text_class_accuracies((texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels))
+    assert list(accuracies.values()) == pytest.approx([0.489, 0.467, 0.228], abs=0.03)
+    bits = text_bits(*text_generation.documentation())
+    assert next(iter(bits.items())) == ("5-gram", pytest.approx(2.13, abs=0.02))
+    assert list(bits.values())[1:] == pytest.approx([1.96, 4.65], abs=0.02)
     assert summarization.rouge_l(["the red cat"], ["the cat"]) == pytest.approx(0.8)
 
 

@@ -3,7 +3,7 @@
 import datetime
 import random
 
-_MONTHS = {
+MONTHS = {
     "en": [
         "January",
         "February",
@@ -47,7 +47,7 @@ _MONTHS = {
         "décembre",
     ],
 }
-_DAYS = {
+DAYS = {
     "en": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
     "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
     "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
@@ -93,7 +93,7 @@ def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:
 def write_date(date: datetime.date, generator: random.Random) -> str:
     """A date in one of 19 forms; one in four in capital or small letters only."""
     language, form = generator.choice(_FORMS)
-    month, day = _MONTHS[language][date.month - 1], _DAYS[language][date.weekday()]
+    month, day = MONTHS[language][date.month - 1], DAYS[language][date.weekday()]
     text = form.format(d=date.day, m=date.month, y=date.year, month=month, mon=month[:3], day=day, nth=_nth(date.day))
     change = generator.randrange(8)
     return text.upper() if change == 0 else text.lower() if change == 1 else text

@@ -48,7 +48,7 @@ class LitertPredictor(Predictor):
     def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for rows of the model's own inputs."""
         rows = {name: _as_input(arrays[name], detail) for name, detail in self._input_details.items()}
-        of_rows = [self._run({name: array[row : row + 1] for name, array in rows.items()})
+        of_rows = [self._run_row({name: array[row : row + 1] for name, array in rows.items()})
                    for row in range(len(next(iter(rows.values()))))]  # fmt: skip
         return self._classified({name: np.concatenate([found[name] for found in of_rows]) for name in of_rows[0]})
 
@@ -59,7 +59,7 @@ class LitertPredictor(Predictor):
         (name,) = self.inputs
         return self.tensors({name: self._prepare(tf.constant(list(contents), tf.string)).numpy()})
 
-    def _run(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run_row(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         try:
             found = self._runner(**row)
         except (RuntimeError, ValueError) as error:

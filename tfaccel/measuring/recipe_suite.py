@@ -36,7 +36,7 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     """
     figures: list[Figure] = []
     measurements: dict[str, tuple[Measurement, ...]] = {}
-    ratios: list[tuple[float, ...]] = []
+    ratios: dict[str, list[tuple[float, ...]]] = {}
     for name in names:
         programs = _programs(name, options.scale)
         times = measure_interleaved(
@@ -46,18 +46,19 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
             progress=lambda text, name=name: options.progress(f"{name}: {text}"),  # type: ignore[misc]
         )
         measurements[name] = times
-        defaults, same = (_ratios(times[0], other) for other in times[1:])
-        ratios.append(defaults)
-        figures.append(Figure(name=name, quantity=f"time tfaccel.train / {programs[1].name}", values=defaults))
-        figures.append(Figure(name=name, quantity=f"time tfaccel.train / {programs[2].name}", values=same))
+        for program, other in zip(programs[1:], times[1:], strict=True):
+            quantity, values = f"time tfaccel.train / {program.name}", _ratios(times[0], other)
+            ratios.setdefault(quantity, []).append(values)
+            figures.append(Figure(name=name, quantity=quantity, values=values))
         for program, measurement in zip(programs, times, strict=True):
             figures += _of_program(name, program, measurement)
         options.progress(f"{name}: wait for the input")
         waits = input_waits(programs[0].workload, repetitions=options.repetitions)
         figures.append(Figure(name=name, quantity="wait for the input / step", values=waits, at_most=MOST_INPUT_WAIT))
-    means = tuple(math.exp(sum(map(math.log, values)) / len(values)) for values in zip(*ratios, strict=True))
-    figures.append(Figure(name="all", quantity="time tfaccel.train / Model.fit, defaults, geometric mean",
-                          values=means, at_most=MOST_TIME))  # fmt: skip
+    for quantity, of_recipes in ratios.items():
+        means = tuple(math.exp(sum(map(math.log, values)) / len(values)) for values in zip(*of_recipes, strict=True))
+        at_most = MOST_TIME if quantity.endswith("defaults") else None
+        figures.append(Figure(name="all", quantity=f"{quantity}, geometric mean", values=means, at_most=at_most))
     return Report(suite="recipes", machine=options.machine(), measurements=measurements, figures=tuple(figures))
 
 

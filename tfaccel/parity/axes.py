@@ -19,7 +19,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "dense",
         "penalties",
         "batch_norm",
-        "batch_norm_synchronized",
+        "batch_norm_by_replica",
         "dropout",
         *TOKEN_MODELS,
         "stateful_lstm",

@@ -116,7 +116,7 @@ def _batch_norm(case: ParityCase, normalization: keras.layers.Layer) -> keras.Mo
     return keras.Model(x, _label_head(case, hidden, x))
 
 
-def _batch_norm_unsynchronized(case: ParityCase, reference: bool) -> keras.Model:
+def _batch_norm_by_replica(case: ParityCase, reference: bool) -> keras.Model:
     options = {"momentum": 0.8, "dtype": case.layer_dtype, "name": "normalization"}
     if reference:
         return _batch_norm(case, ShareBatchNormalization(num_shares=case.placement.num_replicas, **options))
@@ -217,8 +217,9 @@ def _gan(case: ParityCase, reference: bool) -> keras.Model:
 
 _DROPOUT_FAULT = "plain Keras draws the same mask on every replica; compared with one device that draws N masks"
 _NORMALIZATION_FAULT = (
-    "plain Keras lets the replicas' moving statistics drift apart; compared with one device that normalises each "
-    "replica's rows by themselves and averages the statistics at the end of each epoch"
+    "no numbers of one device: statistics are not synchronized, and plain Keras lets the replicas' moving statistics "
+    "drift apart besides; compared with one device that normalises each replica's rows by themselves and averages the "
+    "statistics at the end of each epoch"
 )
 _EMBEDDING_FAULT = (
     "plain Keras does not sum the gradients of repeated rows; compared with a matrix product, whose gradient is dense"
@@ -227,8 +228,8 @@ _EMBEDDING_FAULT = (
 MODELS: dict[str, ParityModel] = {
     "dense": ParityModel(_dense, _label_loss),
     "penalties": ParityModel(_penalties, _label_loss),
-    "batch_norm": ParityModel(_batch_norm_unsynchronized, _label_loss, _NORMALIZATION_FAULT),
-    "batch_norm_synchronized": ParityModel(_batch_norm_synchronized, _label_loss),
+    "batch_norm": ParityModel(_batch_norm_synchronized, _label_loss),
+    "batch_norm_by_replica": ParityModel(_batch_norm_by_replica, _label_loss, _NORMALIZATION_FAULT),
     "dropout": ParityModel(_dropout, _label_loss, _DROPOUT_FAULT),
     "lstm": ParityModel(_lstm, _label_loss),
     "stateful_lstm": ParityModel(_stateful_lstm, _label_loss),

@@ -11,7 +11,11 @@ _STEPS_WITHOUT_ESTIMATE = {"CPU": 10, "GPU": 20, "TPU": 100}
 
 def accumulation_steps_rule(case: Case) -> list[Choice]:
     """One: more only save memory."""
-    return [Choice(1, "Micro-batches save memory and take time; more than one where the batch does not fit.")]
+    return [
+        Choice(
+            1, "Micro-batches only save memory, take time, and change batch normalization, which sees one at a time."
+        )
+    ]
 
 
 def global_batch_size_rule(case: Case) -> list[Choice]:
@@ -46,6 +50,20 @@ def steps_per_execution_rule(case: Case) -> list[Choice]:
         if steps > steps_per_epoch:
             return [Choice(steps_per_epoch, f"The whole epoch of {steps_per_epoch} steps in one call.")]
     return [Choice(steps, reason)]
+
+
+def synchronize_batch_norm_rule(case: Case) -> list[Choice]:
+    """On: N replicas give what one device gives. To leave it out changes results, so that it is never proposed."""
+    steps = case["accumulation_steps"]
+    batch = (
+        "the whole batch" if steps == 1 else f"each of {steps} micro-batches, which gives other numbers than one step"
+    )
+    reason = f"Batch normalization takes its statistics over {batch}"
+    if case.num_replicas > 1:
+        reason += "; over the rows of one replica they would depend on the number of replicas"
+        if case["jit_compile"]:
+            reason += ". XLA cannot compile the sums over replicas, and stays off for models that have it"
+    return [Choice(True, f"{reason}.")]
 
 
 def _round_number(count: float) -> int:

@@ -15,6 +15,7 @@ OVERRIDE_FLAGS = {
     "global_batch_size": "global_batch_size",
     "accumulation_steps": "accumulation_steps",
     "steps_per_execution": "steps_per_execution",
+    "synchronize_batch_norm": "synchronize_batch_norm",
     "intra_op_threads": "num_threads",
     "inter_op_threads": "num_threads",
 }

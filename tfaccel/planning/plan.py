@@ -43,6 +43,8 @@ class Plan:
         bytes_per_pack: gradients are summed in packs of about this many bytes; 0 leaves the size to TensorFlow.
         sum_duplicate_indices: sum the gradients of repeated embedding indices before the optimizer sees them. Keras
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
+        synchronize_batch_norm: take the statistics of batch normalization over the rows of all replicas, as one device
+            does; False: over those of each replica by itself, which lets XLA compile, and gives other numbers.
         data_threads: threads of the input pipeline; None shares the operations' threads.
         prefetch_batches: global batches that the input pipeline prepares ahead; 0 for none.
         prefetch_to_device: prepare the last of them in the memory of the GPU, where there is one replica, on a GPU.
@@ -79,6 +81,7 @@ class Plan:
     communication: str = "tensorflow_default"
     bytes_per_pack: int = 0
     sum_duplicate_indices: bool = False
+    synchronize_batch_norm: bool = True
     data_threads: int | None = None
     prefetch_batches: int = 2
     prefetch_to_device: bool = False

@@ -51,7 +51,14 @@ OPTIONAL_COUNT_FIELDS = {
     "gpu_memory_limit_bytes": (1, 2**50),
     "data_threads": (1, 4_096),
 }
-SWITCH_FIELDS = ("jit_compile", "gpu_memory_growth", "sum_duplicate_indices", "prefetch_to_device", "cache_data")
+SWITCH_FIELDS = (
+    "jit_compile",
+    "gpu_memory_growth",
+    "sum_duplicate_indices",
+    "synchronize_batch_norm",
+    "prefetch_to_device",
+    "cache_data",
+)
 
 
 def check_fields(plan: "Plan") -> None:

@@ -1,8 +1,10 @@
 """Scores of forecasts beside baselines."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+
+from tfaccel.training.baseline_scores import BaselineScores
 
 
 def forecast_scores(
@@ -29,3 +31,20 @@ def forecast_scores(
         name: {"mean absolute error": float(np.abs(future - values).mean())} for name, values in baselines.items()
     }
     return {"network": network, **errors}
+
+
+def baselines_of(
+    scores: Mapping[str, Mapping[str, float]], simple: Iterable[str], *, num_examples: int
+) -> BaselineScores:  # fmt: skip
+    """The network's mean absolute error beside the others'.
+
+    Arguments:
+        scores: what `forecast_scores` returned.
+        simple: the baselines that repeat values of the past.
+        num_examples: forecasts.
+    """
+    errors = {name: values["mean absolute error"] for name, values in scores.items()}
+    return BaselineScores(
+        metric="mean absolute error", score=errors.pop("network"), trivial={name: errors.pop(name) for name in simple},
+        baselines=errors, higher_is_better=False, perfect=0.0, num_examples=num_examples,
+    )  # fmt: skip

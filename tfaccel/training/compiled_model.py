@@ -12,6 +12,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
+from tfaccel.training.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.engine import EngineOptions
 from tfaccel.training.own_methods import refuse_own_methods
 
@@ -29,6 +30,9 @@ def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
     refuse_own_methods(model, workload.name)
+    if plan.synchronize_batch_norm:
+        synchronize_batch_norm(model)
+    say_if_accumulated(model, plan.accumulation_steps)
     if model.compiled:
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a model that is not compiled. Leave out "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -109,7 +110,7 @@ def fit(
     )
     run = partial(_fit, options=options)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
-        methods = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
+        methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
         history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
         return history
     return run(model, **arguments)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfaccel.training import private_api
+from tfaccel.training.batch_statistics import synchronized_layers
 from tfaccel.training.private_random import global_seed_state
 
 
@@ -69,11 +70,6 @@ def has_own_test_step(model: keras.Model) -> bool:
     return type(model).test_step is not keras.Model.test_step
 
 
-def synchronized_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Layers that reduce over the replicas in their forward pass (`BatchNormalization(synchronized=True)`)."""
-    return [layer for layer in private_api.all_layers(model) if getattr(layer, "synchronized", False)]
-
-
 def xla_refusal(model: keras.Model) -> str | None:
     """Why XLA has to stay off for training with several replicas, or None."""
     synchronized = synchronized_layers(model)
@@ -81,7 +77,7 @@ def xla_refusal(model: keras.Model) -> str | None:
         names = ", ".join(layer.name for layer in synchronized)
         return (
             f"synchronized batch normalization ({names}) sums over the replicas inside the forward pass, which XLA "
-            "cannot compile. Pass synchronized=False to have XLA."
+            "cannot compile. For XLA, set synchronize_batch_norm=False in the plan, or synchronized=False in the layer."
         )
     if has_own_train_step(model):
         return (

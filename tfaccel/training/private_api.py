@@ -8,7 +8,7 @@ once; a part that is gone raises `VersionError`.
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -134,16 +134,6 @@ def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight:
 def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
     """Logs as the list (or single value) that `Model.evaluate` returns."""
     return private_part(model, "_flatten_metrics_in_order")(logs)
-
-
-def moments_of(layer: keras.layers.Layer, rows: Callable[[Any], Any]) -> dict[str, Any]:
-    """Attributes that let a batch normalization take its statistics from `rows(inputs)` only."""
-    moments = private_part(layer, "_moments")
-
-    def moments_of_rows(inputs: Any, mask: Any = None) -> Any:
-        return moments(rows(inputs), None if mask is None else rows(mask))
-
-    return {"_moments": moments_of_rows}
 
 
 def loss_tracker(model: keras.Model) -> Any:

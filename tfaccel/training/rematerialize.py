@@ -60,12 +60,9 @@ def rematerialize(block: keras.Model) -> keras.Model:
 
 @contextlib.contextmanager
 def kept_statistics(normalizations: list[keras.layers.BatchNormalization]) -> Iterator[None]:
-    """Moving statistics stay as they are: a momentum of 1 keeps all of the old value."""
-    momenta = [layer.momentum for layer in normalizations]
-    try:
-        for layer in normalizations:
-            layer.momentum = 1.0
-        yield
-    finally:
-        for layer, momentum in zip(normalizations, momenta, strict=True):
-            layer.momentum = momentum
+    """Puts moving statistics back afterwards. The layers themselves stay as they are: other replicas use them, too."""
+    variables = [variable for layer in normalizations for variable in layer.non_trainable_variables]
+    before = [keras.ops.copy(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.batch_statistics import layers_alike
 from tfaccel.training.private_random import global_seed_state
 from tfaccel.training.replicas import Replicas
 
@@ -69,14 +70,12 @@ def align_seeds(model: keras.Model, replicas: Replicas) -> None:
 def drifting_variables(model: keras.Model) -> list[keras.Variable]:
     """Non-trainable weights that each replica updates from its own rows: moving statistics and the like.
 
-    Not among them: synchronized layers, whose statistics are equal already, frozen weights, and the states of recurrent
+    Not among them: what is equal on all replicas already (`layers_alike`), frozen weights, and the states of recurrent
     layers, which belong to a replica's rows.
     """
-    equal = set()
+    equal = {id(v) for layer in layers_alike(model) for v in layer.non_trainable_weights}
     for layer in private_api.all_layers(model):
         equal |= {id(v) for v in private_api.weights_made_trainable(layer)}
-        if getattr(layer, "synchronized", False):
-            equal |= {id(v) for v in layer.non_trainable_weights}
         if getattr(layer, "stateful", False):
             equal |= {id(v) for v in keras.tree.flatten(getattr(layer, "states", None) or [])}
     return [v for v in model.non_trainable_weights if id(v) not in equal and "float" in str(v.dtype)]

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.batch_statistics import replica_statistics
 from tfaccel.training.global_batch import (
     NeedsEveryReplica,
     Share,
@@ -114,7 +115,7 @@ class SeveralReplicas:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
-                    self._rows.let_synchronized_layers_see_own_rows(stack)
+                    stack.enter_context(self._statistics(weighted_later=True))
                     for update in self._updates.values():
                         apply = self._merged_apply(update)
                         attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
@@ -125,7 +126,7 @@ class SeveralReplicas:
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
-                self._rows.let_synchronized_layers_see_own_rows(stack)
+                stack.enter_context(self._statistics(weighted_later=False))
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
@@ -208,6 +209,9 @@ class SeveralReplicas:
             )
 
         return apply
+
+    def _statistics(self, *, weighted_later: bool) -> contextlib.AbstractContextManager[None]:
+        return replica_statistics(self._model, self._replicas.num_replicas, weighted_later=weighted_later)
 
     def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a pass that changes nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +10,9 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training import private_api
-from tfaccel.training.global_batch import current_share
+from tfaccel.training.batch_statistics import layers_alike
 from tfaccel.training.gradients import empty_gradient
 from tfaccel.training.merged_metrics import GATHERED, metrics_in
-from tfaccel.training.model_parts import synchronized_layers
-from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.private_random import same_generator_in_all_threads
 from tfaccel.training.replica_state import drifting_variables, kept_if
 from tfaccel.training.replicas import Replicas, split_rows
@@ -29,14 +26,14 @@ class StepOnRows:
         replicas: the replicas of the strategy that it was built in.
 
     Attributes:
-        needs_every_replica: a step reduces or gathers over the replicas, so that those without rows run it as well.
+        needs_every_replica: a step reduces or gathers over the replicas, or keeps a state alike: all run it.
         inside_branch: while tracing: not every replica runs what is being traced.
     """
 
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._model = model
         self._replicas = replicas
-        self.needs_every_replica = bool(synchronized_layers(model))
+        self.needs_every_replica = bool(layers_alike(model))
         self.inside_branch = False
 
     def run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
@@ -104,19 +101,6 @@ class StepOnRows:
         if if_empty == "borrow" or self.needs_every_replica:
             return num_replicas
         return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
-
-    def let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
-        """A borrowed row must not count in statistics over all replicas."""
-
-        def own_rows(inputs: tf.Tensor) -> tf.Tensor:
-            share = current_share()
-            if share is None:
-                return inputs
-            return inputs[: tf.where(share.row_weight > 0, tf.shape(inputs)[0], 0)]
-
-        for layer in synchronized_layers(self._model):
-            attributes = private_api.moments_of(layer, own_rows)
-            stack.enter_context(instance_attributes(layer, attributes))
 
     def _nothing_like(self, outputs: Any) -> Any:
         """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""

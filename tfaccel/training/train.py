@@ -89,6 +89,8 @@ def train(
     config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
               "checkpoint_interval": checkpoint_interval,
               "global_batch_size": plan.global_batch_size, "dtype_policy": plan.dtype_policy}  # fmt: skip
+    if not plan.synchronize_batch_norm:
+        config["synchronize_batch_norm"] = False
     directory = RunDir(run_dir, config, resume=resume)
     complete = directory.result()
     if complete is not None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfaccel.data.graph_batches import augmented_by_replicas
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training import private_api
+from tfaccel.training.batch_statistics import replica_statistics
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import build_optimizer
 from tfaccel.training.gradients import apply_as_class, applying_pairs, densify, scaled
@@ -78,6 +79,7 @@ class WholeStep:
                 if not own:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
+            stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas, weighted_later=own))
             return self._replicas.mean_of_weighted(
                 self._run(batches, batch, lambda data: self._logs(self._model.train_step(augment(data)), "train"))
             )

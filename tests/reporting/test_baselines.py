@@ -1,0 +1,57 @@
+"""What needs no network: it predicts well where there is something to be predicted, and takes what recipes give it."""
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from tfaccel.reporting.density_baselines import gaussian_samples, mixture_log_likelihood
+from tfaccel.reporting.text_baselines import central_sentence, text_bits, text_class_accuracies
+from tfaccel.reporting.translation_baselines import parsed_dates
+
+NAMES = ("density_baselines", "forecast_baselines", "recognised_samples", "text_baselines", "translation_baselines")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples(name):
+    result = doctest.testmod(importlib.import_module(f"tfaccel.reporting.{name}"))
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_examples_with_images(logical_devices):
+    result = doctest.testmod(importlib.import_module("tfaccel.reporting.class_baselines"))
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_text_is_predicted_from_what_stood_before():
+    generator = np.random.default_rng(0)
+    text = "".join(generator.choice(list("abcd"), 4000))
+    bits = text_bits(text[:3000], text[3000:])
+    assert all(1.98 < value < 2.8 for value in bits.values())  # nothing is to be learnt of it
+    words = text_bits("over and over again. " * 100, "over and over again. " * 20)
+    assert max(list(words.values())[:2]) < 1 < words["frequencies"]
+    assert text_bits("abc" * 100, "äöü" * 10)["frequencies"] == pytest.approx(np.log2(3))
+
+
+def test_texts_of_few_examples_and_of_none():
+    found = text_class_accuracies((["red", "blue"], [0, 1]), (["red", "blue"], [0, 1]))
+    assert list(found.values()) == [1.0, 1.0, 0.5]
+    assert (central_sentence(""), central_sentence("One.")) == ("", "One.")
+
+
+def test_dates_in_all_three_languages():
+    texts = ["MAR 3 2004", "dienstag, den 9. märz 1999", "le mardi 9 mars 1999", "3/4/2001", "3.4.2001", "20010304"]
+    assert parsed_dates(texts) == ["2004-03-03", "1999-03-09", "1999-03-09", "2001-03-04", "2001-04-03", "2001-03-04"]
+
+
+def test_mixtures_find_what_goes_together():
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(400, 1)) * [1.0, -1.0] + 0.1 * generator.normal(size=(400, 2))
+    known, others = rows[:300], rows[300:]
+    own = mixture_log_likelihood(known, others, is_image=False).mean()
+    assert own > mixture_log_likelihood(known, others * [1, -1], is_image=False).mean() + 2
+    samples, labels = gaussian_samples(np.concatenate([known, known + 50]), np.repeat([3, 5], 300), 200)
+    assert labels.tolist() == [3] * 200 + [5] * 200
+    assert np.corrcoef(samples[:200].T)[0, 1] < -0.9
+    assert samples[200:].mean() == pytest.approx(50, abs=1)

@@ -1,0 +1,138 @@
+"""Simple predictors of text that a trained model has to beat: n-grams, a compressor, linear classifiers, sentences."""
+
+from __future__ import annotations
+
+import lzma
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_GRAM_CHARACTERS = 6
+MAX_CHARACTERS = 2_000_000  # of training text that baselines read, its last ones
+_PENALTIES = (0.1, 0.3, 1.0, 3.0)
+_LOGISTIC_C = 3.0  # by cross-validation over the topics of Python's documentation
+_NUM_FOLDS = 4
+
+
+def text_bits(train_text: str, test_text: str) -> dict[str, float]:
+    r"""Bits per character of a test text by what knows the training text: n-grams, a compressor, and frequencies.
+
+    With $n(h)$ the times that a context $h$ was seen, $t(h)$ the different characters behind it, and $h'$ the context
+    without its first character, the n-gram model has $p(c | h) = (n(hc) + t(h) p(c | h')) / (n(h) + t(h))$. How long
+    contexts are is what does best on the last tenth of the training text. LZMA (xz) compresses the training text alone,
+    and with the test text behind it. Frequencies are those of single characters.
+
+    Arguments:
+        train_text: what models are counted on, at most its last two million characters.
+        test_text: what they predict; characters that the training text lacks share one symbol.
+
+    Source: Witten and Bell, The zero-frequency problem, 1991.
+
+    Example:
+        >>> text_bits("ababababab" * 20, "abababab" * 5)["frequencies"]
+        1.0
+    """
+    train_text = train_text[-MAX_CHARACTERS:]
+    border = len(train_text) * 9 // 10
+    held_out = _bits_by_length(train_text[:border], train_text[border:], MAX_GRAM_CHARACTERS)
+    length = held_out.index(min(held_out)) + 1
+    sizes = [len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+             for text in (train_text, train_text + test_text)]  # fmt: skip
+    counts = np.array(list(Counter(test_text).values()))
+    return {
+        f"{length}-gram": _bits_by_length(train_text, test_text, length)[-1],
+        "LZMA behind the training text": 8 * (sizes[1] - sizes[0]) / len(test_text),
+        "frequencies": float(-(counts / counts.sum() * np.log2(counts / counts.sum())).sum()),
+    }
+
+
+def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> list[float]:
+    """Bits per character of unigrams, bigrams and so on, each interpolated with those before it."""
+    known = set(train_text)
+    test_text = "".join(c if c in known else "\0" for c in test_text)
+    p = np.full(len(test_text), 1 / (len(known) + 1))
+    bits = []
+    for length in range(num_characters):
+        grams = Counter(train_text[i : i + length + 1] for i in range(len(train_text) - length))
+        seen: Counter[str] = Counter()
+        different: Counter[str] = Counter()
+        for gram, count in grams.items():
+            seen[gram[:-1]] += count
+            different[gram[:-1]] += 1
+        for i in range(length, len(test_text)):
+            context = test_text[i - length : i]
+            if context in seen:
+                found = grams.get(test_text[i - length : i + 1], 0) + different[context] * p[i]
+                p[i] = found / (seen[context] + different[context])
+        bits.append(float(-np.log2(p).sum() / max(1, len(p))))
+    return bits
+
+
+def text_class_accuracies(
+    train: tuple[Sequence[str], Sequence[int]], test: tuple[Sequence[str], Sequence[int]]
+) -> dict[str, float]:
+    """Test accuracy of linear classifiers of TF-IDF (words and pairs of words), and of the most frequent class.
+
+    The penalty of the SVM is chosen by cross-validation on the training texts.
+
+    Arguments:
+        train: texts and their classes, numbers from 0.
+        test: other texts and their classes.
+
+    Example:
+        >>> texts = ["a red apple", "a green apple", "one red car", "one blue car"] * 4, [0, 0, 1, 1] * 4
+        >>> text_class_accuracies(texts, texts)["TF-IDF with a linear SVM"]
+        1.0
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import LinearSVC
+
+    features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    rows, others = features.fit_transform(train[0]), features.transform(test[0])
+    counts, wanted = np.bincount(train[1]), np.asarray(test[1])
+    machine: Any = LinearSVC()
+    if counts[counts > 0].min() >= _NUM_FOLDS:
+        machine = GridSearchCV(machine, {"C": list(_PENALTIES)}, cv=_NUM_FOLDS)
+    classifiers = {
+        "TF-IDF with logistic regression": LogisticRegression(C=_LOGISTIC_C, max_iter=1000),
+        "TF-IDF with a linear SVM": machine,
+    }
+    found = {name: one.fit(rows, train[1]).predict(others) for name, one in classifiers.items()}
+    found["most frequent class"] = np.full(len(wanted), counts.argmax())
+    return {name: float(np.mean(predictions == wanted)) for name, predictions in found.items()}
+
+
+def central_sentence(text: str) -> str:
+    """The sentence of a text that is most like all others: TextRank, by words in common.
+
+    Source: Mihalcea and Tarau, TextRank: bringing order into texts, 2004, https://aclanthology.org/W04-3252
+
+    Example:
+        >>> central_sentence("It rains. The red car is fast. A car is red or blue. The red car is old.")
+        'The red car is fast.'
+    """
+    from tfaccel.data.text_sentences import first_sentence
+
+    sentences = []
+    while text:
+        sentence, text = first_sentence(text)
+        sentences.append(sentence)
+    words = [set(sentence.lower().strip(".:!?").split()) for sentence in sentences]
+    likeness = np.array(
+        [
+            [0.0 if a is b else len(a & b) / (math.log(len(a) + 1) + math.log(len(b) + 1) + 1e-9) for b in words]
+            for a in words
+        ]
+    )
+    if not sentences:
+        return ""
+    ranks = np.ones(len(sentences))
+    outgoing = np.maximum(likeness.sum(axis=0), 1e-9)
+    for _ in range(30):
+        ranks = 0.15 + 0.85 * likeness @ (ranks / outgoing)
+    return sentences[int(ranks.argmax())]

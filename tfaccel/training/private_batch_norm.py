@@ -1,0 +1,69 @@
+"""What tfaccel needs of the private parts of Keras's `BatchNormalization`: where it takes its statistics.
+
+There is no public way to say which rows statistics are taken over. Keras's own `synchronized=True` takes no account of
+a mask, and calculates the variance as a difference of squares, which loses digits where the mean is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private_api import private_part
+
+Sum = Callable[[tf.Tensor], tf.Tensor]
+
+
+def takes_keras_moments(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a `BatchNormalization` whose class leaves it to Keras how statistics are taken."""
+    kind = keras.layers.BatchNormalization
+    if not isinstance(layer, kind):
+        return False
+    return all(private_part(type(layer), name) is private_part(kind, name) for name in ("call", "_moments"))
+
+
+def global_moments(
+    layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum
+) -> dict[str, Any]:  # fmt: skip
+    """Attributes that let a layer take mean and variance over the rows of all replicas, as it does on one device.
+
+    Args:
+        layer: a layer that `takes_keras_moments`.
+        own_rows: leaves the rows of the replica that count.
+        sum_over_replicas: sums over the replicas; its gradient has to do so, too.
+    """
+
+    def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        axes, inputs = private_part(layer, "_reduction_axes"), own_rows(inputs)
+        shape = [1] * len(inputs.shape)
+        shape[layer.axis] = inputs.shape[layer.axis]
+        valid, smallest = None, 0.0
+        if mask is not None:
+            valid = tf.broadcast_to(tf.cast(own_rows(mask), tf.bool)[..., tf.newaxis], tf.shape(inputs))
+            smallest = keras.backend.epsilon()  # as Keras adds it
+
+        def summed(values: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(values if valid is None else tf.where(valid, values, tf.zeros_like(values)), axes)
+
+        sums = sum_over_replicas(tf.stack([summed(inputs), summed(tf.ones_like(inputs))]))
+        count = tf.stop_gradient(sums[1]) + smallest
+        mean = sums[0] / count
+        # Deviations from the mean sum to zero, so that the variance has no gradient through the mean.
+        deviations = tf.math.squared_difference(inputs, tf.stop_gradient(tf.reshape(mean, shape)))
+        return mean, sum_over_replicas(summed(deviations)) / count
+
+    return {"_moments": moments}
+
+
+def noticed_moments(layer: keras.layers.BatchNormalization, notice: Callable[[], Any]) -> dict[str, Any]:
+    """Attributes that call a function whenever a layer takes statistics of a batch."""
+    moments = private_part(layer, "_moments")
+
+    def noticed(inputs: tf.Tensor, mask: Any = None) -> Any:
+        notice()
+        return moments(inputs, mask)
+
+    return {"_moments": noticed}
