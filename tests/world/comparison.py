@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import pickle
 import re
@@ -28,7 +29,8 @@ from world import MODELS, NUM_EPOCHS, WorldModel
 
 from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
-from tfaccel.parity.training_run import PLAIN_KERAS, TFACCEL, Trainer, Values
+from tfaccel.parity.training_run import TFACCEL, Trainer, Values
+from tfaccel.training import windows
 from tfaccel.training.model_parts import optimizers_of
 
 HERE = Path(__file__).parent
@@ -36,6 +38,12 @@ NUM_REPLICAS = 2
 TOLERANCE = 1e-5
 EVALUATE_ARGUMENTS = ("x", "y", "sample_weight", "batch_size", "steps")
 PREDICT_ARGUMENTS = ("x", "batch_size", "steps")
+# What the model's own class makes of `fit`, `evaluate` and `predict`.
+PLAIN_KERAS = Trainer(
+    lambda model, **arguments: model.fit(**arguments),
+    lambda model, **arguments: model.evaluate(**arguments),
+    lambda model, **arguments: model.predict(**arguments),
+)
 # Each replica has seeds of its own, and the states of its own rows; both show in the weights.
 NOT_COMPARED = ("seed_generator_state", "rnn_state")
 
@@ -46,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     all_models()
     # Graphs this small take longer to optimise than to run, and the two sides must not be optimised differently.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    windows.LONG_STEP_SECONDS = math.inf  # a busy machine must not have more graphs
     is_worker = "TF_CONFIG" in os.environ
     if is_worker:
         strategy: tf.distribute.Strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -1,4 +1,4 @@
-"""Parts of one's own inside models: metrics, `fit` and `predict`, layers with optimizers, experts, LoRA, quantization."""
+"""Parts of one's own: metrics, `fit` and `predict`, layers with optimizers, experts, low-rank and quantized weights."""
 
 from __future__ import annotations
 

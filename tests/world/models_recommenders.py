@@ -30,10 +30,7 @@ class RecommenderNet(keras.Model):
 
     def call(self, inputs: Any) -> Any:
         user, movie = self.user_embedding(inputs[:, 0]), self.movie_embedding(inputs[:, 1])
-        if self.coupled:
-            product = ops.tensordot(user, movie, 2)
-        else:
-            product = ops.sum(user * movie, axis=1, keepdims=True)
+        product = ops.tensordot(user, movie, 2) if self.coupled else ops.sum(user * movie, axis=1, keepdims=True)
         return ops.nn.sigmoid(product + self.user_bias(inputs[:, 0]) + self.movie_bias(inputs[:, 1]))
 
 
@@ -186,7 +183,7 @@ def merged_molecules() -> dict[str, Any]:
     atoms = tf.RaggedTensor.from_row_lengths(rows(4, num_rows=int(sizes.sum())), sizes)
 
     def merged(batch: Any, labels: Any) -> Any:
-        return (batch.merge_dims(0, 1), tf.cast(batch.value_rowids(), tf.int32), labels), labels
+        return (batch.merge_dims(0, 1), tf.cast(batch.value_rowids(), tf.int32)), labels
 
     return {"x": tf.data.Dataset.from_tensor_slices((atoms, pixels(1).round())).batch(8).map(merged)}
 
@@ -197,7 +194,7 @@ class MPNN(keras.Model):
         self.atom, self.head = layers.Dense(4, activation="relu"), layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs: Any) -> Any:
-        atoms, molecule, labels = inputs
+        atoms, molecule = inputs
         return self.head(tf.math.segment_sum(self.atom(atoms), molecule))
 
 

@@ -13,8 +13,12 @@ from world import adam, batches, rows, sentences, sgd, whole_numbers, world_mode
 VOCABULARY = 12
 
 
-@world_model(lambda: {**batches(sentences(6), whole_numbers(below=2)),
-                      "validation_data": (sentences(6, seed=9), whole_numbers(below=2, seed=8))}, quick=True)  # fmt: skip
+def reviews() -> dict[str, Any]:
+    validation = sentences(6, seed=9), whole_numbers(below=2, seed=8)
+    return {**batches(sentences(6), whole_numbers(below=2)), "validation_data": validation}
+
+
+@world_model(reviews)
 def bidirectional_lstm() -> keras.Model:
     inputs = keras.Input(shape=(None,), dtype="int32")
     x = layers.Embedding(VOCABULARY, 4)(inputs)
