@@ -68,7 +68,7 @@ CHILD_PROGRAMS = {
     "tfaccel.tuning.worker_program",
 }
 
-PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "tensorflow")}
+PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "tensorflow")}
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
 )

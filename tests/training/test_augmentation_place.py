@@ -79,7 +79,7 @@ def on_device(plan):
 
 
 def weights_after_training(work, plan, *, whole_step=False):
-    from tfaccel.training import private_api
+    from tfaccel.training import private_models
     from tfaccel.training.compiled_model import compiled_model
     from tfaccel.training.engine import EngineOptions, engine_of
     from tfaccel.training.replicas import Replicas
@@ -91,7 +91,7 @@ def weights_after_training(work, plan, *, whole_step=False):
         source = WorkloadSource(work, plan, Replicas(runtime.strategy), seed=0)
         with runtime.strategy.scope():
             model = compiled_model(work, plan)
-        private_api.build_model(model, source.batch_spec)
+        private_models.build_model(model, source.batch_spec)
         engine = engine_of(model, EngineOptions(whole_step=whole_step))
         assert engine.run("train", source.feed(), 4).num_steps == 4
         source.close()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -67,7 +67,7 @@ def test_models_are_built_as_keras_builds_them(monkeypatch, make, is_traced):
     calls = []
     dense = keras.layers.Dense.call
     monkeypatch.setattr(keras.layers.Dense, "call", lambda *args, **rest: calls.append(args) or dense(*args, **rest))
-    private_api.build_model(model, rows)
+    private_models.build_model(model, rows)
     assert bool(calls) is is_traced
     assert "call" not in vars(model)
     assert model.optimizer.built
@@ -83,4 +83,4 @@ def test_models_are_built_as_keras_builds_them(monkeypatch, make, is_traced):
 def test_inputs_that_do_not_fit_are_refused_as_by_keras():
     model, rows = _sequential()
     with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 3|expected shape=\(None, 3\)"):
-        private_api.build_model(model, (np.zeros((4, 5), "float32"), *rows[1:]))
+        private_models.build_model(model, (np.zeros((4, 5), "float32"), *rows[1:]))

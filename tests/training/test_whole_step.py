@@ -8,7 +8,7 @@ CODE = """
 import contextlib, json
 import keras, numpy as np, tensorflow as tf
 from tfaccel.data.sources import ArraySource, IteratorSource
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.engine import EngineOptions, engine_of
 
 split = [tf.config.LogicalDeviceConfiguration()] * 2
@@ -58,7 +58,7 @@ def batches(parts, size=15):
     return tf.data.Dataset.from_tensor_slices(parts).batch(size, drop_remainder=True)
 
 def engine_for(model, dataset):
-    private_api.build_model(model, dataset.element_spec)
+    private_models.build_model(model, dataset.element_spec)
     return engine_of(model, EngineOptions(whole_step=True))
 
 def run(engine, kind, dataset, passes=1):
@@ -75,7 +75,7 @@ def compare(name, build, optimizer, parts, **arguments):
     # 15 rows are shares of 8 and 7.
     dataset = batches(parts)
     one = compiled(build, optimizer, contextlib.nullcontext(), **arguments)
-    private_api.build_model(one, dataset.element_spec)
+    private_models.build_model(one, dataset.element_spec)
     both = compiled(build, optimizer, strategy.scope(), **arguments)
     engine = engine_for(both, dataset)
     both.set_weights(one.get_weights())
@@ -121,7 +121,7 @@ for case, build, parts in (("weights", dense, (X, Y, W)), ("masks", masked, (IDS
     scopes = (contextlib.nullcontext(), strategy.scope())
     one, both = [compiled(build, lambda: SGD(0.1), scope, **metrics) for scope in scopes]
     one.evaluate(*parts[:2], verbose=0)
-    private_api.build_model(both, batches(parts).element_spec)
+    private_models.build_model(both, batches(parts).element_spec)
     both.set_weights(one.get_weights())
     engine = engine_of(both, EngineOptions(whole_step=True))
     for size in (11, 14):

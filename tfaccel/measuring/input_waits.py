@@ -14,7 +14,7 @@ from tfaccel.data.sources import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import Engine
 from tfaccel.training.fit import callbacks_of, run_epochs
@@ -44,7 +44,7 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
         with runtime.strategy.scope():
             model = compiled_model(work, plan)
         source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
-        private_api.build_model(model, source.batch_spec)
+        private_models.build_model(model, source.batch_spec)
         engine = Engine(model, engine_options(plan))
         source.clock = clock = _WaitClock(engine, num_epochs=repetitions + 1)
         validation = validation_of(work, plan, num_passes=epochs)

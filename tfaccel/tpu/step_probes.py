@@ -40,14 +40,14 @@ class TracedStep:
     model: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        from tfaccel.training import private_api
+        from tfaccel.training import private_models
 
         self.dataset = self.workload.train_data(self.replica_batch_size, seed=0, epoch=0)
         self.model = self.workload.build_model()
         arguments = {**self.workload.compile_args(), "jit_compile": False}
         self.runs_eagerly = bool(arguments.pop("run_eagerly", False))
         self.model.compile(**arguments)
-        private_api.build_model(self.model, self.dataset.element_spec)
+        private_models.build_model(self.model, self.dataset.element_spec)
 
     @cached_property
     def batch_specs(self) -> list[Any]:

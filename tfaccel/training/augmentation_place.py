@@ -16,7 +16,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_fields import AUGMENTATION_PLACES
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.replicas import Replicas
@@ -160,7 +160,7 @@ def _trials(workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *,
     }
     with strategy.scope():
         model = compiled_model(workload, plan)
-    private_api.build_model(model, sources["host"].batch_spec)
+    private_models.build_model(model, sources["host"].batch_spec)
     engine = engine_of(model, engine_options(plan))
     return {place: _Trial(engine, source) for place, source in sources.items()}
 

@@ -9,6 +9,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.engine import EngineOptions
+from tfaccel.training.own_methods import refuse_own_methods
 
 
 def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
@@ -22,6 +23,7 @@ def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
+    refuse_own_methods(model, workload.name)
     arguments = dict(workload.compile_args())
     optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
     if plan.accumulation_steps > 1:

@@ -7,9 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.training import private_api
+from tfaccel.training import private_api, private_models
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
+from tfaccel.training.predict import engine_predict
 from tfaccel.training.replica_state import average_drifting
 from tfaccel.training.windows import WindowLength, epoch_windows
 
@@ -48,9 +50,25 @@ def evaluate(
     >>> tfaccel.evaluate(model, np.ones((8, 4)), np.ones((8, 1)), verbose=0)
     1.0
     """
+    arguments = given_arguments(evaluate, locals())
+    if isinstance(model, keras.Model) and overrides(model, "evaluate"):
+        return call_own_method(model, "evaluate", arguments,
+                               {"evaluate": engine_evaluate, "predict": engine_predict})  # fmt: skip
+    return engine_evaluate(model, **arguments)
+
+
+def engine_evaluate(
+    model: keras.Model, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: int | str = "auto",
+    sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
+    *, held_out: Source | None = None,
+) -> Any:  # fmt: skip
+    """`keras.Model.evaluate` on the engine; `held_out` is the source to read where that stands already."""
     replicas = prepared_model(model, "evaluate")
-    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
-    private_api.build_model(model, source.batch_spec)
+    if needs_keras_loop(model, "evaluate"):
+        return keras.Model.evaluate(model, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
+    source = held_out or source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
@@ -61,7 +79,8 @@ def evaluate(
     try:
         logs = run_evaluation(engine, source, callbacks)
     finally:
-        source.close()
+        if held_out is None:
+            source.close()
     return logs if return_dict else private_api.flatten_logs(model, logs)
 
 

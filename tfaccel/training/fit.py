@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import keras
 
 from tfaccel.errors import NonFiniteLossError
-from tfaccel.training import private_api
+from tfaccel.training import private_api, private_models
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
+from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
+from tfaccel.training.predict import engine_predict
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
-from tfaccel.training.validation import Validation
+from tfaccel.training.validation import Validation, validation_of_fit
 from tfaccel.training.windows import WindowLength, epoch_windows
 
 
@@ -73,20 +77,39 @@ def fit(
     >>> sorted(history.history)
     ['loss']
     """
+    arguments = given_arguments(fit, locals())
     options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
+    run = partial(_fit, options=options)
+    if isinstance(model, keras.Model) and overrides(model, "fit"):
+        methods = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
+        history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
+        return history
+    return run(model, **arguments)
+
+
+def _fit(
+    model: keras.Model, x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1,
+    verbose: int | str = "auto", callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None,
+    shuffle: bool | str = True, class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0,
+    steps_per_epoch: int | None = None, validation_steps: int | None = None,
+    validation_batch_size: int | None = None, validation_freq: int | list[int] = 1, *, options: EngineOptions,
+) -> keras.callbacks.History:  # fmt: skip
+    """`keras.Model.fit` on the engine."""
+    replicas = prepared_model(model, "fit")
+    if needs_keras_loop(model, "fit"):
+        given = {name: value for name, value in locals().items() if name not in ("model", "options", "replicas")}
+        return keras.Model.fit(model, **given)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
     epochs = _capped_epochs(epochs)
-    replicas = prepared_model(model, "fit")
     source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps_per_epoch,
                        shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch)  # fmt: skip
-    private_api.build_model(model, source.batch_spec)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
-        val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-        held_out = source_of(val_x, val_y, val_weight, replicas=replicas, steps=validation_steps,
-                             batch_size=validation_batch_size or batch_size)  # fmt: skip
-        validation = Validation(held_out, validation_freq)
+        validation = validation_of_fit(model, replicas, validation_data, batch_size=validation_batch_size or batch_size,
+                                       steps=validation_steps, freq=validation_freq)  # fmt: skip
     engine = engine_of(model, options)
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:

@@ -8,8 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.training import private_models
 from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.replica_state import average_drifting
 
 
@@ -45,8 +47,21 @@ def predict(
     array([[4.],
            [4.]], dtype=float32)
     """
+    arguments = given_arguments(predict, locals())
+    if isinstance(model, keras.Model) and overrides(model, "predict"):
+        return call_own_method(model, "predict", arguments, {"predict": engine_predict})
+    return engine_predict(model, **arguments)
+
+
+def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, verbose: int | str = "auto",
+                   steps: int | None = None, callbacks: Any = None) -> Any:  # fmt: skip
+    """`keras.Model.predict` on the engine."""
     replicas = prepared_model(model, "predict")
+    if needs_keras_loop(model, "predict"):
+        return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
     source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps)
+    if not replicas.is_default:
+        private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(

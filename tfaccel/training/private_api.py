@@ -99,53 +99,6 @@ def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
 # --- Model --------------------------------------------------------------------------------------------------------
 
 
-def build_model(model: keras.Model, batch_spec: Any) -> None:
-    """Builds model, loss, metrics and optimizer from the specs of one batch, reading no data.
-
-    Variables must exist before the first trace under a strategy; Keras has this as `Model._symbolic_build` only. It
-    traces the whole model to learn what comes out, which is known of a functional model.
-    """
-    build = private_part(model, "_symbolic_build")
-    specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
-    outputs = _known_outputs(model, keras.utils.unpack_x_y_sample_weight(specs)[0])
-    known = {} if outputs is None else {"call": lambda *_, **__: keras.tree.map_structure(_placeholder, outputs)}
-    with model.distribute_strategy.scope(), instance_attributes(model, known):
-        build(data_batch=specs)
-
-
-def _known_outputs(model: keras.Model, x: Any) -> Any:
-    """Specs of what a built functional model gives for inputs of some specs; None where they are not known."""
-    from keras.src.models import functional
-
-    if type(model) not in (private_part(functional, "Functional"), keras.Sequential) or not model.built:
-        return None
-    given, wanted = keras.tree.flatten(x), keras.tree.flatten(model.inputs)
-    if len(given) != len(wanted) or not all(_fits(*pair) for pair in zip(given, wanted, strict=True)):
-        return None
-    outputs = model.outputs[0] if type(model) is keras.Sequential else private_part(model, "_outputs_struct")
-    if any(one.sparse or one.ragged or None in one.shape[1:] for one in keras.tree.flatten(outputs)):
-        return None
-    num_rows = given[0].shape[0]
-    return keras.tree.map_structure(lambda one: keras.KerasTensor((num_rows, *one.shape[1:]), one.dtype), outputs)
-
-
-def _fits(given: Any, wanted: Any) -> bool:
-    """Whether a batch of one spec is what an input of another one takes, rows aside."""
-    if given is None or len(given.shape) != len(wanted.shape) or len(given.shape) == 0:
-        return False
-    return all(size is None or own == size for own, size in zip(given.shape[1:], wanted.shape[1:], strict=True))
-
-
-def _placeholder(spec: Any) -> Any:
-    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
-
-
-def _as_keras_tensor(spec: Any) -> Any:
-    if spec is None or not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
-        return None
-    return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
-
-
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Every layer of the model, those inside layers included (`Model.layers` stops at the first level)."""
     return list(private_part(model, "_flatten_layers")())

@@ -9,7 +9,7 @@ import keras
 
 from tfaccel.training.private_api import private_part
 
-_patch_lock = threading.RLock()
+patch_lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., 
         "scale_loss_for_distribution": lambda value: value,
         "unscale_loss_for_distribution": lambda value: value,
     }
-    with _patch_lock:
+    with patch_lock:
         saved = {name: getattr(loss_module, name) for name in patches}
         try:
             for name, value in patches.items():

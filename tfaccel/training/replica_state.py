@@ -16,7 +16,7 @@ from tfaccel.training.replicas import Replicas
 SEED_STRIDE = 1_000_003  # a prime: the seeds of replicas do not meet those of other layers
 
 _separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_averages: weakref.WeakKeyDictionary[keras.Model, Callable[[], None]] = weakref.WeakKeyDictionary()
+_averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()
 
 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
@@ -76,11 +76,13 @@ def drifting_variables(model: keras.Model) -> list[keras.Variable]:
 
 def average_drifting(model: keras.Model, replicas: Replicas) -> None:
     """Sets moving statistics to their mean over the replicas, on every replica."""
-    if replicas.num_replicas == 1 or not model.built:  # a model that is not built has no statistics yet
+    if replicas.num_replicas == 1:
         return
-    if model not in _averages:
-        _averages[model] = _average_function(drifting_variables(model), replicas)
-    _averages[model]()
+    variables = drifting_variables(model)
+    known = [id(variable) for variable in variables]
+    if model not in _averages or _averages[model][0] != known:  # layers may be built later
+        _averages[model] = known, _average_function(variables, replicas)
+    _averages[model][1]()
 
 
 def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Callable[[], None]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.checkpoint import load_newest, write_state
 from tfaccel.training.chief import only_chief_writes
@@ -66,7 +66,7 @@ class TrainSession:
         )  # fmt: skip
         with strategy.scope():
             model = compiled_model(self._workload, self._plan)
-        private_api.build_model(model, self._source.batch_spec)
+        private_models.build_model(model, self._source.batch_spec)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self._plan, num_passes=num_passes)

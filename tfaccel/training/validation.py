@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
 from tfaccel.data.sources import IteratorSource
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training import private_models
 from tfaccel.training.engine import Engine
-from tfaccel.training.evaluate import run_evaluation
-from tfaccel.training.inputs import Source
+from tfaccel.training.evaluate import engine_evaluate, run_evaluation
+from tfaccel.training.inputs import Source, source_of
+from tfaccel.training.model_parts import has_own_train_step
+from tfaccel.training.own_methods import call_own_method, overrides
+from tfaccel.training.predict import engine_predict
+from tfaccel.training.replicas import Replicas
 from tfaccel.training.workload_source import with_plan
+
+_CACHED = "_use_cached_eval_dataset"  # what Keras's `fit` passes to `evaluate`, and overrides pop
 
 
 @dataclass
@@ -42,6 +51,44 @@ class Validation:
         logs = run_evaluation(engine, self.source, container)
         self.source.rewind()
         return {f"val_{name}": value for name, value in logs.items()}
+
+
+@dataclass
+class OwnValidation(Validation):
+    """Validation of a model whose class overrides `evaluate`, which `fit` then calls as Keras's `fit` does.
+
+    Attributes:
+        arguments: what `evaluate` is called with.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates; returns the logs with `val_` before their names."""
+
+        def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            uses_held_out = kwargs.pop(_CACHED, False)
+            return engine_evaluate(model, *args, **kwargs, held_out=self.source if uses_held_out else None)
+
+        takes = inspect.signature(engine.model.evaluate).parameters
+        cached = {_CACHED: True} if _CACHED in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()) else {}
+        arguments = {**self.arguments, "callbacks": container, "return_dict": True, **cached}
+        logs = call_own_method(engine.model, "evaluate", arguments, {"evaluate": evaluated, "predict": engine_predict})
+        self.source.rewind()
+        return {f"val_{name}": value for name, value in logs.items()}
+
+
+def validation_of_fit(model: keras.Model, replicas: Replicas, data: Any, *, batch_size: int | None,
+                      steps: int | None, freq: int | list[int]) -> Validation:  # fmt: skip
+    """The validation that the arguments of `fit` ask for."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+    if overrides(model, "evaluate"):
+        arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size, "steps": steps}
+        return OwnValidation(source, freq, arguments)
+    if not replicas.is_default and has_own_train_step(model):
+        private_models.build_model(model, source.batch_spec, "test")
+    return Validation(source, freq)
 
 
 def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:

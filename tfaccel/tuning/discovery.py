@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import keras_tuner
 
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.workload_source import WorkloadSource
@@ -47,7 +47,7 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
             model = maker.model(made[0], workload, plan)
         source = WorkloadSource(workload, plan, Replicas(runtime.strategy), seed=maker.options.seed)
         source.close()
-        private_api.build_model(model, source.batch_spec)
+        private_models.build_model(model, source.batch_spec)
         names = metric_names(model)
         judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
         found = {

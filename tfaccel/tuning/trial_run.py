@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.errors import SearchError, TfaccelError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_api
+from tfaccel.training import private_models
 from tfaccel.training.checkpoint import read_state, write_state
 from tfaccel.training.compiled_model import engine_options
 from tfaccel.training.engine import engine_of
@@ -110,7 +110,7 @@ class _Trial:
         source = WorkloadSource(self._workload, self._plan, self._replicas, seed=options.seed, epochs=self._epochs,
                                 start_epoch=self._first_epoch)  # fmt: skip
         try:
-            private_api.build_model(model, source.batch_spec)
+            private_models.build_model(model, source.batch_spec)
             extras = self._extras(model, source.batch_spec)
             if self._before is not None:
                 self._load_state(model)
