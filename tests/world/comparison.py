@@ -68,7 +68,11 @@ def main(arguments: Sequence[str]) -> None:
         if is_worker:
             write(name, "two workers", compared, model, pickle.loads(references.read_bytes())[1], strategy)
         else:
-            alone, for_replicas = one_device(model)
+            try:
+                alone, for_replicas = one_device(model)
+            except Exception as error:
+                traceback.print_exc()
+                alone, for_replicas = {}, {"plain Keras raised": np.array(repr(error)[:500])}
             references.write_bytes(pickle.dumps((alone, for_replicas)))
             write(name, "no strategy", compared, model, alone, None)
             write(name, "two replicas", compared, model, for_replicas, strategy)
@@ -162,10 +166,10 @@ def arguments_of(model: WorldModel, names: Sequence[str]) -> dict[str, Any]:
 
 def variable_values(model: keras.Model) -> Values:
     """Every weight and the state of every optimizer, on every replica of this process."""
-    named = {f"weight {index} ({v.name})": v for index, v in enumerate(model.variables)}
+    weights = [v for v in model.variables if not any(part in v.path for part in NOT_COMPARED)]
+    kept = {f"weight {index} ({v.name})": v for index, v in enumerate(weights)}
     for attribute, optimizer in optimizers_of(model).items():
-        named |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(optimizer.variables)}
-    kept = {name: v for name, v in named.items() if not any(part in name for part in NOT_COMPARED)}
+        kept |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(optimizer.variables)}
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
         return {name: v.numpy() for name, v in kept.items()}
