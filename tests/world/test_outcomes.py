@@ -1,4 +1,4 @@
-"""Rows that processes write become outcomes: the worst of the workers, and "wrong" for a model that broke its process."""
+"""Rows that processes write become outcomes: the worst of the workers, "wrong" for a model that broke its process."""
 
 import outcomes
 import pytest
