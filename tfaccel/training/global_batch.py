@@ -23,6 +23,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_losses
+from tfaccel.training.batch_dependence import depends_on
+from tfaccel.training.overrides import instance_attributes
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Share:
         counting: collect the replica's own denominators instead of reducing with global ones.
         counted: the denominators collected so far.
         gradients: what the replica's optimizer was asked to apply, where that is put off.
+        data: the replica's rows, as the step gets them.
     """
 
     row_weight: Any
@@ -44,6 +47,13 @@ class Share:
     counting: bool = False
     counted: list[tf.Tensor] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
+    data: Any = None
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the replica, where their number is known while tracing."""
+        leaves = [leaf for leaf in keras.tree.flatten(self.data) if leaf is not None and leaf.shape.rank]
+        return leaves[0].shape[0] if leaves else None
 
 
 # Each replica is traced in a thread of its own, so the share of the replica at work is thread-local.
@@ -67,13 +77,15 @@ def current_share() -> Share | None:
 
 
 @contextlib.contextmanager
-def global_losses() -> Iterator[None]:
+def global_losses(model: keras.Model) -> Iterator[None]:
     """While tracing a step of several replicas: losses and loss trackers follow the global batch.
 
-    Losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight serves
-    them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1.
+    Scalar losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight
+    serves them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1. Where a layer
+    adds a loss for each example, Keras takes their sum, and so does `sum_of_added`.
     """
-    with private_losses.loss_reduction(_reduce, _update_mean):
+    added = private_losses.added_loss_reduction(model, sum_of_added)
+    with private_losses.loss_reduction(_reduce, _update_mean), instance_attributes(model, added):
         yield
 
 
@@ -83,7 +95,7 @@ def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask:
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
-        return original(values, sample_weight, mask, reduction, dtype) / tf.cast(share.row_weight, values.dtype)
+        return _of_all_rows(original(values, sample_weight, mask, reduction, dtype), share)
     weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
     if mask is None and not weighted:
         return original(values, sample_weight, mask, reduction, dtype)
@@ -93,6 +105,25 @@ def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask:
     if denominator is None:
         return total
     return tf.math.divide_no_nan(total, denominator * tf.cast(share.row_weight, total.dtype))
+
+
+def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
+    """A loss that a layer added, as a scalar: Keras sums what is no scalar.
+
+    Where it has one value, or several, for each example, the sum over the global batch is wanted.
+    """
+    share, total = current_share(), original(loss)
+    if share is None or not len(loss.shape):
+        return total
+    is_by_row = loss.shape[0] is None or loss.shape[0] == share.num_rows
+    if not (is_by_row and depends_on(loss, share.data)):
+        return total
+    return _of_all_rows(total, share)
+
+
+def _of_all_rows(total: Any, share: Share) -> tf.Tensor:
+    """A sum over the replica's rows as a term that, weighted by its share of the rows, counts once; 0 without rows."""
+    return tf.math.divide_no_nan(total, tf.cast(share.row_weight, total.dtype))
 
 
 def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:

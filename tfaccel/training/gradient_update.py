@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
-from tfaccel.training.gradients import densify
+from tfaccel.training.batch_dependence import is_same_on_all_replicas
+from tfaccel.training.gradients import apply_as_class, densify, have_equal_indices, merged_slices
 from tfaccel.training.model_parts import inner_optimizer
 from tfaccel.training.replicas import Replicas
 
@@ -38,6 +39,8 @@ class GradientUpdate:
         self.sum_duplicate_indices = sum_duplicate_indices
         self.bytes_per_pack = bytes_per_pack
         self.saw_sparse_gradients = False
+        self._same_rows: set[int] = set()
+        self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
 
     @property
@@ -48,7 +51,18 @@ class GradientUpdate:
     def checks_finite(self) -> bool:
         return self._inner is not self.optimizer
 
-    def apply(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any = None) -> None:
+    def note_same_rows(self, gradients: list[Any], variables: list[keras.Variable], data: Any) -> None:
+        """Notes, while one replica is traced, whose `IndexedSlices` name the same rows on all of them.
+
+        Such is the gradient of an embedding of positions: its indices do not follow from the batch, so one device has
+        one slice for each of them, to which all examples contribute. An embedding of tokens has one for each token.
+        """
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if isinstance(gradient, tf.IndexedSlices) and is_same_on_all_replicas(gradient.indices, data):
+                self._same_rows.add(id(variable))
+
+    def apply(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any = None, *,
+              num_contributors: Any = None) -> None:  # fmt: skip
         """One call of `optimizer.apply` on every replica; called in the strategy's cross-replica context.
 
         Args:
@@ -56,7 +70,9 @@ class GradientUpdate:
                 replicas is the gradient of the global batch.
             variables: the trainable variables.
             overflows: per-replica count of non-finite gradients; needed while accumulating under a loss scale.
+            num_contributors: replicas whose `IndexedSlices` hold slices; None: all.
         """
+        self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]
         first = self.replicas.local_results(kept)[0]
@@ -74,7 +90,16 @@ class GradientUpdate:
 
     def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         summed = self.replicas.sum(gradients, bytes_per_pack=self.bytes_per_pack)
-        self._on_each_replica(self._keras_apply, summed, variables)
+        same = [id(variable) in self._same_rows for variable in variables]
+        if tf.executing_eagerly():  # there is no graph that tells what the indices follow from
+            same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
+        num = self._num_contributors
+
+        def apply(values: list[Any], variables: list[keras.Variable]) -> None:
+            pairs = zip(values, same, strict=True)
+            self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
+
+        self._on_each_replica(apply, summed, variables)
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
         """Adds to each replica's own accumulators; nothing travels but the overflow count of a loss scale."""
@@ -149,7 +174,7 @@ class GradientUpdate:
         if self.sum_duplicate_indices:
             gradients = densify(gradients)
         with private_api.calculated_once(self.optimizer):
-            type(self.optimizer).apply(self.optimizer, gradients, variables)
+            apply_as_class(self.optimizer, gradients, variables)
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable],

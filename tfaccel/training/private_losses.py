@@ -1,6 +1,7 @@
 """Private parts of Keras's losses: how they are reduced over a batch."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,6 +51,12 @@ def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., 
             for name, value in saved.items():
                 setattr(loss_module, name, value)
             keras.metrics.Mean.update_state = original_update
+
+
+def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:
+    """Attributes that let `sum_fn(original, loss)` make a scalar of each loss that a layer of the model has added."""
+    name = "_aggregate_additional_loss"
+    return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -98,3 +100,12 @@ def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Ca
                 component.assign(total / replicas.num_replicas)
 
     return average if variables else lambda: None
+
+
+@contextlib.contextmanager
+def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
+    """While tracing: puts the replica's values of the variables back after the block where the condition holds."""
+    before = [tf.identity(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, value, tf.identity(variable)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
-from tfaccel.training.gradients import count_overflows, empty_gradient, scaled
+from tfaccel.training.gradients import applying_pairs, count_overflows, empty_gradient, scaled
 from tfaccel.training.model_parts import (
     has_own_logs,
     has_own_test_step,
@@ -29,7 +29,7 @@ from tfaccel.training.model_parts import (
     xla_refusal,
 )
 from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.replica_state import drifting_variables
+from tfaccel.training.replica_state import drifting_variables, kept_if
 from tfaccel.training.replicas import Replicas, split_rows
 
 logger = logging.getLogger("tfaccel")
@@ -76,12 +76,13 @@ class SeveralReplicas:
 
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
-        with self._replicas.strategy.scope(), global_losses():
+        with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
                     self._let_synchronized_layers_see_own_rows(stack)
                     for update in self._updates.values():
-                        attributes = {"apply": self._merged_apply(update)}
+                        apply = self._merged_apply(update)
+                        attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
                         stack.enter_context(instance_attributes(update.optimizer, attributes))
                     return self._replicas.mean_of_weighted(
                         self._run(batches, batch, self._own_train, if_empty="borrow")
@@ -94,12 +95,13 @@ class SeveralReplicas:
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, logs = outputs
-            update.apply(gradients, self._model.trainable_variables, overflows)
+            update.apply(gradients, self._model.trainable_variables, overflows,
+                         num_contributors=self._num_contributors(batches.num_rows(batch), if_empty))  # fmt: skip
             return self._replicas.mean_of_weighted(logs)
 
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
-        with self._replicas.strategy.scope(), global_losses():
+        with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_test_step(self._model):
                 return self._replicas.mean_of_weighted(self._run(batches, batch, self._own_test, if_empty="borrow"))
             if_empty = "borrow" if has_own_logs(self._model, "test") else "skip"
@@ -120,7 +122,7 @@ class SeveralReplicas:
         """`step` as a function of (data, row_weight, denominators)."""
 
         def run(data: Any, row_weight: Any, denominators: Any) -> Any:
-            with replica_share(Share(row_weight, self._replicas.num_replicas, denominators)):
+            with replica_share(Share(row_weight, self._replicas.num_replicas, denominators, data=data)):
                 return step(data)
 
         if jit_compile:
@@ -132,6 +134,7 @@ class SeveralReplicas:
         logs = self._model.train_step(data)
         share = current_share()
         gradients = list(share.gradients) if share is not None else []
+        self._updates["optimizer"].note_same_rows(gradients, self._model.trainable_variables, data)
         return gradients, count_overflows(gradients), self._own_logs(logs, "train")
 
     def _test_logs(self, data: Any) -> Any:
@@ -150,6 +153,7 @@ class SeveralReplicas:
             weighted = [None if g is None else scaled(g, weight) for g in gradients]
             variables = list(trainable_variables or self._model.trainable_variables)
             present = [g is not None for g in weighted]
+            update.note_same_rows(weighted, variables, None if share is None else share.data)
 
             def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
                 build_optimizer(update.optimizer, variables, strategy)
@@ -173,7 +177,6 @@ class SeveralReplicas:
         TensorFlow's convolutions do not take batches without rows.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
-        enough = isinstance(num_rows, int) and num_rows >= num_replicas
         of_first: list[Any] = []
 
         def on_replica(denominators: Any) -> Any:
@@ -186,17 +189,29 @@ class SeveralReplicas:
                 of_first[:] = of_first or [outputs]
                 return outputs
 
-            if enough:
+            if isinstance(num_rows, int) and stop > start:
                 return run()
-            if if_empty == "skip" and not self._synchronized:
+            skips = if_empty == "skip" and not self._synchronized
+            if skips and not isinstance(num_rows, int):
                 return tf.cond(stop > start, run, lambda: self._nothing_like(of_first[0]))
+            if skips and of_first:
+                return self._nothing_like(of_first[0])
             is_empty = tf.equal(stop, start)
             borrowed = tf.minimum(start, num_rows - 1)
             with kept_if(is_empty, self._local_state()):
                 outputs = run(borrowed, tf.where(is_empty, borrowed + 1, stop))
+            if skips:
+                return self._nothing_like(outputs)
             return keras.tree.map_structure(lambda v: v[: stop - start], outputs) if returns_rows else outputs
 
         return self._replicas.strategy.run(on_replica, args=(denominators,))
+
+    def _num_contributors(self, num_rows: Any, if_empty: str) -> Any:
+        """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""
+        num_replicas = self._replicas.num_replicas
+        if if_empty == "borrow" or self._synchronized:
+            return num_replicas
+        return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
 
     def _let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
         """A borrowed row must not count in statistics over all replicas."""
@@ -265,19 +280,10 @@ def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[...,
         if share is not None:
             share.gradients = list(gradients)
 
-    return {"scale_loss": scale_loss, "apply": apply}
+    return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}
 
 
 def static_value(value: Any) -> Any:
     """A number as a Python int where it is known while tracing."""
     known = tf.get_static_value(value)
     return value if known is None else int(known)
-
-
-@contextlib.contextmanager
-def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
-    """While tracing: puts the replica's values of the variables back after the block where the condition holds."""
-    before = [tf.identity(variable) for variable in variables]
-    yield
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(condition, value, tf.identity(variable)))

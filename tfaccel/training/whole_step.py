@@ -25,7 +25,7 @@ from tfaccel.errors import DataError, PlanError
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import build_optimizer
-from tfaccel.training.gradients import densify, scaled
+from tfaccel.training.gradients import apply_as_class, applying_pairs, densify, scaled
 from tfaccel.training.model_parts import (
     has_own_logs,
     has_own_test_step,
@@ -34,9 +34,8 @@ from tfaccel.training.model_parts import (
     optimizers_of,
 )
 from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.replica_state import drifting_variables
+from tfaccel.training.replica_state import drifting_variables, kept_if
 from tfaccel.training.replicas import Replicas, split_rows
-from tfaccel.training.several_replicas import kept_if
 
 Step = Callable[[Any], Any]
 
@@ -68,10 +67,11 @@ class WholeStep:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
         own = has_own_train_step(self._model)
         batches, augment = augmented_by_replicas(batches)
-        with self._replicas.strategy.scope(), global_losses(), contextlib.ExitStack() as stack:
+        with self._replicas.strategy.scope(), global_losses(self._model), contextlib.ExitStack() as stack:
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(private_api.single_device_optimizer(optimizer))
-                attributes: dict[str, Any] = {"apply": self._summed_apply(optimizer, weighted=own)}
+                apply = self._summed_apply(optimizer, weighted=own)
+                attributes: dict[str, Any] = {"apply": apply, "apply_gradients": applying_pairs(apply)}
                 if not own:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
@@ -82,7 +82,7 @@ class WholeStep:
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         kind = "test"
-        with self._replicas.strategy.scope(), global_losses():
+        with self._replicas.strategy.scope(), global_losses(self._model):
             return self._replicas.mean_of_weighted(
                 self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind), borrows=True)
             )
@@ -130,7 +130,7 @@ class WholeStep:
             rest = iter(present)
             data = tf.nest.pack_sequence_as(structure, [None if leaf is None else next(rest) for leaf in leaves[0]])
             with (
-                replica_share(Share(weight, num_replicas)),
+                replica_share(Share(weight, num_replicas, data=data)),
                 kept_if(tf.equal(weight, 0.0), [private_api.tf_variable(variable) for variable in state]),
             ):
                 return step(data)
@@ -148,7 +148,7 @@ class WholeStep:
             pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
             own = [scaled(g, share.row_weight) if weighted and share else g for g, _ in pairs]
             summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own) if self._replicas.num_replicas > 1 else own
-            type(optimizer).apply(optimizer, list(summed), [v for _, v in pairs])
+            apply_as_class(optimizer, list(summed), [v for _, v in pairs])
 
         return apply
 
