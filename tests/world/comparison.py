@@ -169,7 +169,8 @@ def variable_values(model: keras.Model) -> Values:
     weights = [v for v in model.variables if not any(part in v.path for part in NOT_COMPARED)]
     kept = {f"weight {index} ({v.name})": v for index, v in enumerate(weights)}
     for attribute, optimizer in optimizers_of(model).items():
-        kept |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(optimizer.variables)}
+        used = optimizer.variables if int(optimizer.iterations) else [optimizer.iterations]
+        kept |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(used)}
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
         return {name: v.numpy() for name, v in kept.items()}

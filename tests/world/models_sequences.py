@@ -16,9 +16,9 @@ class CTCLayer(layers.Layer):
     """An endpoint: takes the labels as an input and adds one loss for each row."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        steps = ops.full((ops.shape(y_true)[0], 1), ops.shape(y_pred)[1])
-        length = ops.full((ops.shape(y_true)[0], 1), ops.shape(y_true)[1])
-        self.add_loss(keras.ops.ctc_loss(y_true, ops.log(y_pred + 1e-7), ops.squeeze(length, 1), ops.squeeze(steps, 1)))
+        steps = ops.full((ops.shape(y_true)[0],), ops.shape(y_pred)[1], dtype="int32")
+        length = ops.full((ops.shape(y_true)[0],), ops.shape(y_true)[1], dtype="int32")
+        self.add_loss(ops.ctc_loss(y_true, ops.log(y_pred + 1e-7), length, steps))
         return y_pred
 
 
@@ -42,10 +42,9 @@ def captcha_ocr() -> keras.Model:
 
 
 def ctc_of_batch(y_true: Any, y_pred: Any) -> Any:
-    rows_of_batch = ops.shape(y_true)[0]
-    lengths = ops.full((rows_of_batch,), ops.shape(y_true)[1])
-    return tf.nn.ctc_loss(y_true, y_pred, lengths, ops.full((rows_of_batch,), ops.shape(y_pred)[1]),
-                          logits_time_major=False, blank_index=-1)  # fmt: skip
+    steps = ops.full((ops.shape(y_true)[0],), ops.shape(y_pred)[1], dtype="int32")
+    length = ops.full((ops.shape(y_true)[0],), ops.shape(y_true)[1], dtype="int32")
+    return ops.ctc_loss(ops.cast(y_true, "int32"), y_pred, length, steps, mask_index=4)
 
 
 @world_model(lambda: batches(rows(12, 6), whole_numbers(3, below=4)))
