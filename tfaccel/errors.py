@@ -17,6 +17,10 @@ class DataError(TfaccelError, ValueError):
     """Data that cannot be read or used for training."""
 
 
+class CoupledRowsError(TfaccelError, ValueError):
+    """A model under several replicas that couples the rows of a batch; the message names the component that does."""
+
+
 class RunDirError(TfaccelError, ValueError):
     """A run directory that cannot be used, for example because it holds another run."""
 

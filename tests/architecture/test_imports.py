@@ -16,6 +16,7 @@ LAYERS = {
     "measuring": 3,
     "models": 3,
     "training": 3,
+    "ops": 4,
     "tuning": 4,
     "compressing": 4,
     "exporting": 4,
@@ -68,7 +69,7 @@ CHILD_PROGRAMS = {
     "tfaccel.tuning.worker_program",
 }
 
-PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "tensorflow")}
+PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "random", "tensorflow")}
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
 )

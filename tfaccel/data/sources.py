@@ -106,6 +106,11 @@ class ArrayFeed:
             return (self._source.arrays, self._full, tf.constant(self._step, tf.int64)), count
         return (self._source.arrays, self._last, tf.constant(0, tf.int64)), 1
 
+    def peek(self) -> Any:
+        """The next batch, as a nest of tensors, without using it."""
+        rows = self._full[self._step] if self._step < self._num_full else self._last[0]
+        return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), self._source.arrays)
+
     def finished(self, num_steps: int, state: Any) -> None:
         """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
         del state
@@ -231,6 +236,10 @@ class IteratorFeed:
             content = b"\0".join(values.ravel().tolist()) if values.dtype == object else values.tobytes()
             checksum = zlib.crc32(content, checksum)
         return checksum & 0x7FFFFFFF
+
+    def peek(self) -> Any:
+        """The next batch, or this worker's rows of it, as a nest of tensors, without using it."""
+        return self.batches.rows(without_optionals(self._next.get_value()))
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the next graph call and how many steps it may run."""

@@ -53,6 +53,9 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
         RunDirError: if the state is of another model.
     """
     seeds = seed_variables(model)
+    if f"seed/{len(seeds)}" in state:  # the run that was stopped had made Keras's global seed generator
+        keras.random.uniform(())
+        seeds = seed_variables(model)
     expected = {f"seed/{i}" for i in range(len(seeds))} | {name for name, _, _ in _variables(model)}
     if expected != set(state):
         odd = sorted(expected ^ set(state))[0]

@@ -6,6 +6,7 @@ The inner loop (`Engine.run`) runs a *window* of steps inside the graph; the out
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ import tensorflow as tf
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.fixed_shapes import with_fixed_shapes
+from tfaccel.training.merged_metrics import metrics_in, own_results
 from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
+from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
+from tfaccel.training.row_check import check_rows
 from tfaccel.training.several_replicas import SeveralReplicas
 from tfaccel.training.whole_step import WholeStep
 
@@ -35,12 +39,14 @@ class EngineOptions:
             Keras does not do.
         bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
+        check_rows: before the first step of several replicas, look for what couples the rows of a batch (`row_check`).
         whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
     """
 
     sum_duplicate_indices: bool = False
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
+    check_rows: bool = True
     whole_step: bool = False
 
 
@@ -64,6 +70,7 @@ class Engine:
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._steps = self._make_steps()
+        self._rows_checked = False
         self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
@@ -100,6 +107,13 @@ class Engine:
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         return WindowResult(num_done, logs, bool(finite), traced=len(self._functions) > num_graphs)
+
+    def check_rows(self, kind: str, feed: Any) -> None:
+        """Looks at the next batch of `feed`, once, for what several replicas cannot give as one device does."""
+        if self._options.check_rows and self.replicas.num_replicas > 1 and not (self._on_tpu or self._rows_checked):
+            self._rows_checked = True
+            if not feed.exhausted:
+                check_rows(self.model, self.replicas, feed.peek(), kind)
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
@@ -202,7 +216,9 @@ class Engine:
         if self.replicas.num_replicas == 1 and not self._on_tpu:
             with self.replicas.local(self.model.metrics_variables, 0):
                 return self.model.get_metrics_result()
-        with self.replicas.strategy.scope():
+        with self.replicas.strategy.scope(), contextlib.ExitStack() as stack:
+            for metric, attributes in own_results(metrics_in(self.model), self.replicas):
+                stack.enter_context(instance_attributes(metric, attributes))
             return self.model.get_metrics_result()
 
     def _loss_is_finite(self) -> tf.Tensor:

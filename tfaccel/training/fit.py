@@ -42,6 +42,7 @@ def fit(
     *,
     sum_duplicate_indices: bool = False,
     bytes_per_pack: int = 0,
+    check_rows: bool = True,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; every argument means what it means to `Model.fit`.
 
@@ -60,12 +61,16 @@ def fit(
         sum_duplicate_indices: sum the gradients of repeated embedding rows before clipping and the optimizer, so that
             they see the true gradient; plain Keras does not.
         bytes_per_pack: size in bytes of the packs in which gradients travel between replicas; 0: TensorFlow decides.
+        check_rows: with several replicas, look once, on a few rows before the first step, for losses, layers and
+            metrics that couple the rows of a batch, since every replica sees its own rows only.
 
     Returns:
         The `keras.callbacks.History`, also kept as `model.history`.
 
     Raises:
         PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy.
+        CoupledRowsError: for a model under several replicas that would give other numbers than on one device; the
+            message names what couples the rows, and what can be done (`tfaccel.ops.all_gather_rows`).
         ValueError: for a model that is not compiled, and for what `Model.fit` refuses.
 
     Example:
@@ -78,7 +83,9 @@ def fit(
     ['loss']
     """
     arguments = given_arguments(fit, locals())
-    options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
+    options = EngineOptions(
+        sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack, check_rows=check_rows
+    )
     run = partial(_fit, options=options)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
         methods = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}

@@ -39,6 +39,10 @@ class Share:
         counted: the denominators collected so far.
         gradients: what the replica's optimizer was asked to apply, where that is put off.
         data: the replica's rows, as the step gets them.
+        may_gather: all replicas run this step, outside of XLA, so that it can gather rows over them.
+        weighs_gradients: the gradients, not the loss, are weighted by the rows.
+        gathers: the step gathers rows over the replicas.
+        observe: called with each loss before its reduction, and what kind of loss it is.
     """
 
     row_weight: Any
@@ -48,6 +52,10 @@ class Share:
     counted: list[tf.Tensor] = field(default_factory=list)
     gradients: list[Any] = field(default_factory=list)
     data: Any = None
+    may_gather: bool = True
+    weighs_gradients: bool = False
+    gathers: bool = False
+    observe: Callable[[str, Any], None] | None = None
 
     @property
     def num_rows(self) -> int | None:
@@ -56,13 +64,20 @@ class Share:
         return leaves[0].shape[0] if leaves else None
 
 
+class NeedsEveryReplica(Exception):
+    """While tracing: the step gathers rows over the replicas, but not all of them run it, or XLA compiles it."""
+
+
 # Each replica is traced in a thread of its own, so the share of the replica at work is thread-local.
 _current = threading.local()
 
 
 @contextlib.contextmanager
-def replica_share(share: Share) -> Iterator[Share]:
-    """While tracing one replica's step: losses are reduced with regard to its share of the global batch."""
+def replica_share(share: Share | None) -> Iterator[Share | None]:
+    """While tracing one replica's step: losses are reduced with regard to its share of the global batch.
+
+    With None they are reduced as on one device.
+    """
     previous = getattr(_current, "share", None)
     _current.share = share
     try:
@@ -92,10 +107,17 @@ def global_losses(model: keras.Model) -> Iterator[None]:
 def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any,
             dtype: Any) -> Any:  # fmt: skip
     share = current_share()
+    if share is not None and share.observe is not None:
+        share.observe("loss", values)
+        return original(values, None, None, reduction, dtype)
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
-        return _of_all_rows(original(values, sample_weight, mask, reduction, dtype), share)
+        total = original(values, sample_weight, mask, reduction, dtype)
+        if share.gathers:  # the values may be those of all rows, and their sum then counts once already
+            is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
+            return tf.where(is_own, _of_all_rows(total, share), total)
+        return _of_all_rows(total, share)
     weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
     if mask is None and not weighted:
         return original(values, sample_weight, mask, reduction, dtype)
@@ -113,6 +135,8 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
     Where it has one value, or several, for each example, the sum over the global batch is wanted.
     """
     share, total = current_share(), original(loss)
+    if share is not None and share.observe is not None:
+        share.observe("added loss", loss)
     if share is None or not len(loss.shape):
         return total
     is_by_row = loss.shape[0] is None or loss.shape[0] == share.num_rows

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from tfaccel.training import private_api
+from tfaccel.training.private_random import global_seed_state
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """The optimizers that a model holds as attributes, by name (a GAN has two); `optimizer` is the compiled one."""
+    """The optimizers that a model or its layers hold, by name (a GAN has two); `optimizer` is the compiled one."""
     found: dict[str, keras.optimizers.Optimizer] = {}
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
         found["optimizer"] = compiled
-    for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and all(value is not other for other in found.values()):
-            found[name] = value
+    for holder in [model, *(layer for layer in private_api.all_layers(model) if layer is not model)]:
+        prefix = "" if holder is model else f"{holder.path}/"
+        for attribute, value in vars(holder).items():
+            for place, one in _optimizers_in(value):
+                if all(one is not other for other in found.values()):
+                    found[f"{prefix}{attribute}{place}"] = one
     return found
+
+
+def _optimizers_in(value: Any) -> list[tuple[str, keras.optimizers.Optimizer]]:
+    """The optimizers of an attribute, itself or a list or dict of them, each with its place in it."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        return [("", value)]
+    if isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(f"/{key}", one) for key, one in items if isinstance(one, keras.optimizers.Optimizer)]
+    return []
 
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -31,8 +47,13 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
 
 
 def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers."""
+    """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers.
+
+    Keras's global seed generator is among them, once it is made.
+    """
     found = [*model.variables, *model.metrics_variables]
+    shared = global_seed_state()
+    found += [] if shared is None else [shared]
     for optimizer in optimizers_of(model).values():
         found += optimizer.variables
     return list({id(variable): variable for variable in found}.values())

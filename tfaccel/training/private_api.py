@@ -104,6 +104,11 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(private_part(model, "_flatten_layers")())
 
 
+def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
+    """Layers that added losses when the model was last called; the public `losses` has those of inner layers too."""
+    return [f"{layer.name!r} ({type(layer).__name__})" for layer in all_layers(model) if private_part(layer, "_losses")]
+
+
 def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The layer's own weights that are trained unless they are frozen; public properties go by the present state."""
     return list(private_part(layer, "_trainable_variables"))
@@ -142,6 +147,17 @@ def loss_tracker(model: keras.Model) -> Any:
 def initial_epoch(model: keras.Model, default: int) -> int:
     """The epoch that a restored backup asks to start from (`BackupAndRestore` sets it on the model)."""
     return getattr(model, "_initial_epoch", None) or default
+
+
+def keras_mask(value: Any) -> Any:
+    """The mask that a layer has set on its output, or None."""
+    return getattr(value, "_keras_mask", None)
+
+
+def with_mask(value: Any, mask: Any) -> Any:
+    """A tensor that carries a mask as a layer's output does."""
+    value._keras_mask = mask
+    return value
 
 
 # --- Variables and optimizers of one replica ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, 
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.private_api import all_layers, private_part
 from tfaccel.training.private_losses import patch_lock
+from tfaccel.training.private_random import distribute_global_seeds
 
 
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
@@ -32,7 +33,10 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     """
     specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
     steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
-    with model.distribute_strategy.scope():
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1:
+        distribute_global_seeds(strategy)
+    with strategy.scope():
         if kind in steps and steps[kind][0](model):
             _build_by_own_step(model, steps[kind][1], specs)
         elif kind == "predict":

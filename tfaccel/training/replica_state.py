@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training import private_api
+from tfaccel.training.private_random import global_seed_state
 from tfaccel.training.replicas import Replicas
 
 SEED_STRIDE = 1_000_003  # a prime: the seeds of replicas do not meet those of other layers
@@ -22,8 +23,13 @@ _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], 
 
 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
-    """The states of the model's seed generators (uint32, shape (2,): seed and counter), in the model's order."""
-    return [v for v in model.variables if v.name == "seed_generator_state"]
+    """The states of the model's seed generators (uint32, shape (2,): seed and counter), in the model's order.
+
+    Keras's global seed generator, if there is one, comes last: a step may draw from it.
+    """
+    shared = global_seed_state()
+    own = [v for v in model.variables if v.name == "seed_generator_state" and v is not shared]
+    return own if shared is None else [*own, shared]
 
 
 def separate_seeds(model: keras.Model, replicas: Replicas) -> None:

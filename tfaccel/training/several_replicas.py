@@ -16,21 +16,28 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training import private_api
-from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
+from tfaccel.training.global_batch import (
+    NeedsEveryReplica,
+    Share,
+    current_share,
+    global_losses,
+    replica_share,
+    weighted_by_rows,
+)
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
-from tfaccel.training.gradients import applying_pairs, count_overflows, empty_gradient, scaled
+from tfaccel.training.gradients import applying_pairs, count_overflows, scaled
+from tfaccel.training.merged_metrics import gathered_updates, metrics_in
 from tfaccel.training.model_parts import (
     has_own_logs,
     has_own_test_step,
     has_own_train_step,
     optimizers_of,
-    synchronized_layers,
     variables_of,
     xla_refusal,
 )
 from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.replica_state import drifting_variables, kept_if
-from tfaccel.training.replicas import Replicas, split_rows
+from tfaccel.training.replicas import Replicas
+from tfaccel.training.step_on_rows import StepOnRows
 
 logger = logging.getLogger("tfaccel")
 
@@ -57,14 +64,19 @@ class SeveralReplicas:
             logger.warning("XLA stays off for training: %s", refusal)
         jit_compile = jit_compile and not model.run_eagerly
         self._jit_train = jit_compile and not refusal
-        self._synchronized = bool(synchronized_layers(model))
+        self._rows = StepOnRows(model, replicas)
         self._updates = {
             name: GradientUpdate(optimizer, replicas, jit_compile=self._jit_train, bytes_per_pack=bytes_per_pack,
                                  sum_duplicate_indices=sum_duplicate_indices)
             for name, optimizer in optimizers_of(model).items()
         }  # fmt: skip
+        self._make_functions(jit_compile=jit_compile)
+
+    def _make_functions(self, *, jit_compile: bool) -> None:
+        model = self._model
         self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
-        self._own_train = self._with_share(lambda data: weighted_by_rows(model.train_step(data)), jit_compile=False)
+        self._own_train = self._with_share(lambda data: weighted_by_rows(model.train_step(data)), jit_compile=False,
+                                           weighs_gradients=True)  # fmt: skip
         self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
         self._own_test = self._with_share(lambda data: weighted_by_rows(model.test_step(data)), jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
@@ -76,53 +88,78 @@ class SeveralReplicas:
 
     def train(self, batches: Any, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
+        return self._with_every_replica(self._train_all, batches, batch)
+
+    def test(self, batches: Any, batch: Any) -> Any:
+        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+        return self._with_every_replica(self._test_all, batches, batch)
+
+    def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: Any, batch: Any) -> Any:
+        """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
+        with contextlib.ExitStack() as stack:
+            for metric, attributes in gathered_updates(metrics_in(self._model)):
+                stack.enter_context(instance_attributes(metric, attributes))
+            try:
+                return step(batches, batch)
+            except NeedsEveryReplica:
+                if self._jit_train:
+                    logger.warning("XLA stays off: the step gathers rows over the replicas, which it cannot compile.")
+                self._rows.needs_every_replica, self._jit_train = True, False
+                self._make_functions(jit_compile=False)
+                return step(batches, batch)
+
+    def _train_all(self, batches: Any, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
-                    self._let_synchronized_layers_see_own_rows(stack)
+                    self._rows.let_synchronized_layers_see_own_rows(stack)
                     for update in self._updates.values():
                         apply = self._merged_apply(update)
                         attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
                         stack.enter_context(instance_attributes(update.optimizer, attributes))
                     return self._replicas.mean_of_weighted(
-                        self._run(batches, batch, self._own_train, if_empty="borrow")
+                        self._rows.run(batches, batch, self._own_train, if_empty="borrow")
                     )
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
-                self._let_synchronized_layers_see_own_rows(stack)
+                self._rows.let_synchronized_layers_see_own_rows(stack)
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
-                outputs = self._run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
+                outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, logs = outputs
             update.apply(gradients, self._model.trainable_variables, overflows,
-                         num_contributors=self._num_contributors(batches.num_rows(batch), if_empty))  # fmt: skip
+                         num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty))  # fmt: skip
             return self._replicas.mean_of_weighted(logs)
 
-    def test(self, batches: Any, batch: Any) -> Any:
-        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+    def _test_all(self, batches: Any, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_test_step(self._model):
-                return self._replicas.mean_of_weighted(self._run(batches, batch, self._own_test, if_empty="borrow"))
+                return self._replicas.mean_of_weighted(
+                    self._rows.run(batches, batch, self._own_test, if_empty="borrow")
+                )
             if_empty = "borrow" if has_own_logs(self._model, "test") else "skip"
             denominators = self._denominators(batches, batch, training=False)
             return self._replicas.mean_of_weighted(
-                self._run(batches, batch, self._test, denominators, if_empty=if_empty)
+                self._rows.run(batches, batch, self._test, denominators, if_empty=if_empty)
             )
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
-            outputs = self._run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
+            outputs = self._rows.run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
             return self._replicas.local_results(outputs)
 
     # --- What a replica runs --------------------------------------------------------------------------------------
 
-    def _with_share(self, step: Step, *, jit_compile: bool) -> Callable[..., Any]:
+    def _with_share(self, step: Step, *, jit_compile: bool, weighs_gradients: bool = False) -> Callable[..., Any]:
         """`step` as a function of (data, row_weight, denominators)."""
 
         def run(data: Any, row_weight: Any, denominators: Any) -> Any:
-            with replica_share(Share(row_weight, self._replicas.num_replicas, denominators, data=data)):
+            may_gather = not (jit_compile or self._rows.inside_branch)
+            share = Share(row_weight, self._replicas.num_replicas, denominators, data=data, may_gather=may_gather,
+                          weighs_gradients=weighs_gradients)  # fmt: skip
+            with replica_share(share):
                 return step(data)
 
         if jit_compile:
@@ -166,81 +203,6 @@ class SeveralReplicas:
 
         return apply
 
-    # --- Rows -----------------------------------------------------------------------------------------------------
-
-    def _run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
-             if_empty: str = "skip", returns_rows: bool = False) -> Any:  # fmt: skip
-        """Runs `step` on every replica with its rows of the global batch.
-
-        A replica without rows skips the step ("skip"). Where every replica has to take part, because the step reduces
-        over the replicas or returns rows, it runs on a borrowed row of weight 0 and its state is put back ("borrow");
-        TensorFlow's convolutions do not take batches without rows.
-        """
-        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
-        of_first: list[Any] = []
-
-        def on_replica(denominators: Any) -> Any:
-            replica = static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-            start, stop = split_rows(num_rows, replica, num_replicas)
-            row_weight = tf.cast(stop - start, tf.float32) / tf.cast(num_rows, tf.float32)
-
-            def run(start: Any = start, stop: Any = stop) -> Any:
-                outputs = step(batches.rows(batch, start, stop), row_weight, denominators)
-                of_first[:] = of_first or [outputs]
-                return outputs
-
-            if isinstance(num_rows, int) and stop > start:
-                return run()
-            skips = if_empty == "skip" and not self._synchronized
-            if skips and not isinstance(num_rows, int):
-                return tf.cond(stop > start, run, lambda: self._nothing_like(of_first[0]))
-            if skips and of_first:
-                return self._nothing_like(of_first[0])
-            is_empty = tf.equal(stop, start)
-            borrowed = tf.minimum(start, num_rows - 1)
-            with kept_if(is_empty, self._local_state()):
-                outputs = run(borrowed, tf.where(is_empty, borrowed + 1, stop))
-            if skips:
-                return self._nothing_like(outputs)
-            return keras.tree.map_structure(lambda v: v[: stop - start], outputs) if returns_rows else outputs
-
-        return self._replicas.strategy.run(on_replica, args=(denominators,))
-
-    def _num_contributors(self, num_rows: Any, if_empty: str) -> Any:
-        """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""
-        num_replicas = self._replicas.num_replicas
-        if if_empty == "borrow" or self._synchronized:
-            return num_replicas
-        return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
-
-    def _let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
-        """A borrowed row must not count in statistics over all replicas."""
-
-        def own_rows(inputs: tf.Tensor) -> tf.Tensor:
-            share = current_share()
-            if share is None:
-                return inputs
-            return inputs[: tf.where(share.row_weight > 0, tf.shape(inputs)[0], 0)]
-
-        for layer in synchronized_layers(self._model):
-            attributes = private_api.moments_of(layer, own_rows)
-            stack.enter_context(instance_attributes(layer, attributes))
-
-    def _nothing_like(self, outputs: Any) -> Any:
-        """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
-        if not outputs:
-            return outputs
-        gradients, overflows, _ = outputs
-        zeros = [
-            None if g is None else empty_gradient(g, v)
-            for g, v in zip(gradients, self._model.trainable_variables, strict=True)
-        ]
-        return zeros, tf.zeros_like(overflows), {}
-
-    def _local_state(self) -> list[Any]:
-        """What a replica's own rows change in its state: metrics and moving statistics."""
-        return [private_api.tf_variable(v) for v in [*self._model.metrics_variables, *drifting_variables(self._model)]]
-
     def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a pass that changes nothing.
 
@@ -259,7 +221,7 @@ class SeveralReplicas:
             counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
             return tf.where(row_weight > 0, counts, tf.zeros_like(counts))
 
-        counts = self._run(batches, batch, count, if_empty="borrow")
+        counts = self._rows.run(batches, batch, count, if_empty="borrow")
         if counted_by_first == [0]:
             return None
         (total,) = self._replicas.sum([counts])
@@ -281,9 +243,3 @@ def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[...,
             share.gradients = list(gradients)
 
     return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}
-
-
-def static_value(value: Any) -> Any:
-    """A number as a Python int where it is known while tracing."""
-    known = tf.get_static_value(value)
-    return value if known is None else int(known)

@@ -119,6 +119,7 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
         begin: called with the first step of each window before it runs.
     """
     done = 0
+    engine.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         started = time.perf_counter()

@@ -1,0 +1,125 @@
+"""One step on all replicas, each on its rows of the global batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training import private_api
+from tfaccel.training.global_batch import current_share
+from tfaccel.training.gradients import empty_gradient
+from tfaccel.training.merged_metrics import GATHERED, metrics_in
+from tfaccel.training.model_parts import synchronized_layers
+from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.private_random import same_generator_in_all_threads
+from tfaccel.training.replica_state import drifting_variables, kept_if
+from tfaccel.training.replicas import Replicas, split_rows
+
+
+class StepOnRows:
+    """Runs steps on every replica with its rows of the global batch.
+
+    Args:
+        model: a built model.
+        replicas: the replicas of the strategy that it was built in.
+
+    Attributes:
+        needs_every_replica: a step reduces or gathers over the replicas, so that those without rows run it as well.
+        inside_branch: while tracing: not every replica runs what is being traced.
+    """
+
+    def __init__(self, model: keras.Model, replicas: Replicas) -> None:
+        self._model = model
+        self._replicas = replicas
+        self.needs_every_replica = bool(synchronized_layers(model))
+        self.inside_branch = False
+
+    def run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
+            if_empty: str = "skip", returns_rows: bool = False) -> Any:  # fmt: skip
+        """Runs `step` on every replica with its rows of the global batch.
+
+        A replica without rows skips the step ("skip"). Where every replica has to take part, because the step reduces
+        over the replicas or returns rows, it runs on a borrowed row of weight 0 and its state is put back ("borrow");
+        TensorFlow's convolutions do not take batches without rows.
+        """
+        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
+        of_first: list[Any] = []
+        skips = if_empty == "skip" and not self.needs_every_replica
+
+        def on_replica(denominators: Any) -> Any:
+            replica = static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            start, stop = split_rows(num_rows, replica, num_replicas)
+            row_weight = tf.cast(stop - start, tf.float32) / tf.cast(num_rows, tf.float32)
+
+            def own(start: Any = start, stop: Any = stop) -> Any:
+                outputs = step(batches.rows(batch, start, stop), row_weight, denominators)
+                of_first[:] = of_first or [outputs]
+                return outputs
+
+            if isinstance(num_rows, int) and stop > start:
+                return own()
+            if skips and not isinstance(num_rows, int):
+                return tf.cond(stop > start, own, lambda: self._nothing_like(of_first[0]))
+            if skips and of_first:
+                return self._nothing_like(of_first[0])
+            is_empty = tf.equal(stop, start)
+            borrowed = tf.minimum(start, num_rows - 1)
+            with kept_if(is_empty, self._local_state()):
+                outputs = own(borrowed, tf.where(is_empty, borrowed + 1, stop))
+            if skips:
+                return self._nothing_like(outputs)
+            return keras.tree.map_structure(lambda v: v[: stop - start], outputs) if returns_rows else outputs
+
+        self.inside_branch = skips and not (isinstance(num_rows, int) and num_rows >= num_replicas)
+        try:
+            with same_generator_in_all_threads():
+                return self._replicas.strategy.run(on_replica, args=(denominators,))
+        finally:
+            self.inside_branch = False
+
+    def num_contributors(self, num_rows: Any, if_empty: str) -> Any:
+        """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""
+        num_replicas = self._replicas.num_replicas
+        if if_empty == "borrow" or self.needs_every_replica:
+            return num_replicas
+        return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
+
+    def let_synchronized_layers_see_own_rows(self, stack: contextlib.ExitStack) -> None:
+        """A borrowed row must not count in statistics over all replicas."""
+
+        def own_rows(inputs: tf.Tensor) -> tf.Tensor:
+            share = current_share()
+            if share is None:
+                return inputs
+            return inputs[: tf.where(share.row_weight > 0, tf.shape(inputs)[0], 0)]
+
+        for layer in synchronized_layers(self._model):
+            attributes = private_api.moments_of(layer, own_rows)
+            stack.enter_context(instance_attributes(layer, attributes))
+
+    def _nothing_like(self, outputs: Any) -> Any:
+        """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
+        if not outputs:
+            return outputs
+        gradients, overflows, _ = outputs
+        zeros = [
+            None if g is None else empty_gradient(g, v)
+            for g, v in zip(gradients, self._model.trainable_variables, strict=True)
+        ]
+        return zeros, tf.zeros_like(overflows), {}
+
+    def _local_state(self) -> list[Any]:
+        """What a replica's own rows change in its state: metrics and moving statistics."""
+        alike = {id(v) for metric in metrics_in(self._model) if metric in GATHERED for v in metric.variables}
+        changed = [v for v in self._model.metrics_variables if id(v) not in alike]
+        return [private_api.tf_variable(v) for v in [*changed, *drifting_variables(self._model)]]
+
+
+def static_value(value: Any) -> Any:
+    """A number as a Python int where it is known while tracing."""
+    known = tf.get_static_value(value)
+    return value if known is None else int(known)
