@@ -6,12 +6,15 @@ kind.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfaccel.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class ArrayBatches:
         """Whether there is another batch; the caller asks for no more than there are."""
         del state
         return tf.constant(True)
+
+    def check_rows(self, batch: Any, num_replicas: int) -> None:
+        """Nothing to do: all arrays have the same number of rows."""
 
     def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
         """The global batch of one step, and the next loop state."""
@@ -98,12 +104,18 @@ class IteratorBatches:
         """Rows of the global batch: an int where it is known while tracing."""
         if self.num_global_rows is not None:
             return self.num_global_rows
-        leaf = next(a for a in keras.tree.flatten(batch) if a is not None)
-        if isinstance(leaf, tf.RaggedTensor):
-            return tf.cast(leaf.nrows(), tf.int32)
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.cast(leaf.dense_shape[0], tf.int32)
-        return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+        return _num_rows(next(a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0))
+
+    def check_rows(self, batch: Any, num_replicas: int) -> None:
+        """Refuses batches whose components differ in their numbers of rows, since no replica could be given its own."""
+        leaves = [a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0]
+        counts = [_num_rows(leaf) for leaf in leaves]
+        if all(isinstance(count, int) for count in counts):
+            if len(set(counts)) > 1:
+                raise DataError(_uneven(counts, num_replicas))
+            return
+        for count in counts[1:]:
+            tf.debugging.assert_equal(count, counts[0], _UNEVEN_ROWS)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
         """Rows `start` to `stop` of the global batch, which the iterator has to have; without them all that it has."""
@@ -147,6 +159,34 @@ def without_optionals(batch: Any) -> Any:
     """A batch (or its specs) with None where a generator's adapter put an empty optional."""
     empty = (tf.experimental.Optional, tf.OptionalSpec)
     return keras.tree.map_structure(lambda a: None if isinstance(a, empty) else a, batch)
+
+
+_UNEVEN_ROWS = "The components of a batch have different numbers of rows"
+
+
+def _num_rows(leaf: Any) -> Any:
+    """Rows of one component: an int where it is known while tracing."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def _uneven(counts: list[int], num_replicas: int) -> str:
+    return (
+        f"{_UNEVEN_ROWS}: {', '.join(map(str, counts))}. Every component is split along its first axis over the "
+        f"{num_replicas} replicas, so all must have as many rows as the batch has examples. Train on one replica "
+        "(build the model outside of the strategy), or pass what varies from example to example as ragged tensors."
+    )
+
+
+def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
+    """Raises DataError for what `IteratorBatches.check_rows` found while the graph ran; else does nothing."""
+    text = str(error)
+    if _UNEVEN_ROWS in text:
+        counts = re.findall(r"\) = *\]? *\[?\[(\d+)\]", text) or re.findall(r"\[(\d+)\]", text)
+        raise DataError(_uneven(list(map(int, counts[:2])), num_replicas)) from None
 
 
 def _slice_rows(value: Any, start: Any, stop: Any) -> Any:

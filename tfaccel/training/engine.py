@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.fixed_shapes import with_fixed_shapes
@@ -100,7 +101,9 @@ class Engine:
             feed = with_fixed_shapes(feed)
         num_graphs = len(self._functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
-        done, state, own_logs, results, finite = self._function(kind, feed, loop)(arguments, tf.constant(count))
+        with self._clear_errors():
+            function = self._function(kind, feed, loop)
+            done, state, own_logs, results, finite = function(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
@@ -120,9 +123,23 @@ class Engine:
         if isinstance(self._steps, WholeStep):
             feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
-        outputs, state = self._function("predict", feed, False)(arguments)
+        with self._clear_errors():
+            outputs, state = self._function("predict", feed, False)(arguments)
         feed.finished(1, state)
         return outputs
+
+    @contextlib.contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Says what an error has to do with replicas, where it may have to do with them."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            raise_uneven_rows(error, self.replicas.num_replicas)
+            raise
+        except Exception as error:
+            if self.replicas.num_replicas > 1:
+                error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees its own rows of a batch only.")
+            raise
 
     def longest_window(self, feed: Any) -> int | None:
         """The most steps that one graph call may run; None: any number.
@@ -197,6 +214,9 @@ class Engine:
             if keep_logs or not loop:  # the first step tells what the logs look like
                 variables = body(*variables)
             done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
+            if keep_logs and not isinstance(self._steps, OneReplica):
+                with self.replicas.strategy.scope():
+                    logs = {**logs, **self._steps.noted_results.over_replicas(kind, self.replicas)}
             return done, state, logs, self.metric_results(), finite
 
         return window

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfaccel.training import private_api
 from tfaccel.training.gather_rows import all_gather_rows
 from tfaccel.training.global_batch import Share, replica_share
+from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
@@ -125,6 +126,58 @@ def _shallow_copy(value: Any) -> Any:
     made = object.__new__(type(value))
     made.__dict__.update(vars(value))
     return made
+
+
+class NotedResults:
+    """Which results of metrics a step of the user's returns as its logs, under whatever names.
+
+    A replica's own running result is no log of the global batch; the metric's result over all replicas is.
+
+    Attributes:
+        of_logs: kind of step -> name of a log -> the metric, and the key of the log in its result if that is a dict.
+    """
+
+    def __init__(self) -> None:
+        self.of_logs: dict[str, dict[str, tuple[keras.metrics.Metric, str | None]]] = {}
+        self._results: list[tuple[Any, keras.metrics.Metric]] = []
+
+    @contextlib.contextmanager
+    def while_tracing(self, metrics: list[keras.metrics.Metric]) -> Iterator[None]:
+        """Notes what `result` of each metric returns; around the tracing of all replicas."""
+
+        def noting(metric: keras.metrics.Metric) -> Callable[[], Any]:
+            def result() -> Any:
+                value = type(metric).result(metric)
+                self._results.append((value, metric))
+                return value
+
+            return result
+
+        with contextlib.ExitStack() as stack:
+            for metric in metrics:
+                stack.enter_context(instance_attributes(metric, {"result": noting(metric)}))
+            yield
+        self._results.clear()
+
+    def look_at(self, logs: Any, kind: str) -> Any:
+        """Finds results of metrics among the logs of a step, and returns the logs."""
+        found = self.of_logs.setdefault(kind, {})
+        for name, value in (logs or {}).items():
+            for result, metric in self._results:
+                if value is result:
+                    names = value if isinstance(value, dict) else {None: value}
+                    found.update({key or name: (metric, key) for key in names})
+        return logs
+
+    def over_replicas(self, kind: str, replicas: Replicas) -> dict[str, Any]:
+        """The noted logs, as the metrics' results over all replicas; to be called in the strategy's scope."""
+        logs = {}
+        for name, (metric, key) in self.of_logs.get(kind, {}).items():
+            attributes = [attributes for _, attributes in own_results([metric], replicas)]
+            with instance_attributes(metric, attributes[0] if attributes else {}):
+                result = metric.result()
+            logs[name] = result if key is None else result[key]
+        return logs
 
 
 def mark_gathered(updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:

@@ -16,10 +16,10 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
         found["optimizer"] = compiled
-    for holder in [model, *(layer for layer in private_api.all_layers(model) if layer is not model)]:
-        prefix = "" if holder is model else f"{holder.path}/"
+    for number, holder in enumerate(private_api.all_layers(model)):
+        prefix = "" if holder is model else f"layer_{number}/"
         for attribute, value in vars(holder).items():
-            for place, one in _optimizers_in(value):
+            for place, one in [] if attribute.startswith("_") else _optimizers_in(value):
                 if all(one is not other for other in found.values()):
                     found[f"{prefix}{attribute}{place}"] = one
     return found

@@ -31,8 +31,9 @@ logger = logging.getLogger("tfaccel")
 
 MAX_PART_ROWS = 2
 ADVICE = (
-    "Train on one replica (build the model outside of the strategy), or gather what is compared over the replicas with "
-    "tfaccel.ops.all_gather_rows. tfaccel.fit(..., check_rows=False) leaves this check out."
+    "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
+    "and gather what is compared over the replicas with tfaccel.ops.all_gather_rows. "
+    "tfaccel.fit(..., check_rows=False) leaves this check out."
 )
 
 
@@ -70,7 +71,7 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         return
     name_of_step = f"{type(model).__name__}.{kind}_step"
     try:
-        with replicas.local(variables_of(model), 0), _unchanged(model) as reset:
+        with _unchanged(model, replicas) as reset:
             runs = {}
             for name in ("AB", "BB", "A", "B", "again"):
                 reset()
@@ -114,19 +115,24 @@ def _parts(batch: Any) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _unchanged(model: keras.Model) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts all variables of the model back, and does so at the end."""
-    variables = [private_api.tf_variable(v) for v in variables_of(model)]
-    before = [tf.identity(variable) for variable in variables]
+def _unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], None]]:
+    """Lets the model stand for the first local replica's; gives a function that puts all its variables back."""
+    touched = {id(v): v for v in variables_of(model)}
+    for layer in private_api.all_layers(model):  # the states of recurrent layers are not among a model's variables
+        found = keras.tree.flatten([vars(layer).get("states", ()), list(vars(layer).values())])
+        touched |= {id(v): v for v in found if isinstance(v, keras.Variable)}
+    with replicas.local(list(touched.values()), 0):
+        variables = [private_api.tf_variable(v) for v in touched.values()]
+        before = [tf.identity(variable) for variable in variables]
 
-    def reset() -> None:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        def reset() -> None:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
 
-    try:
-        yield reset
-    finally:
-        reset()
+        try:
+            yield reset
+        finally:
+            reset()
 
 
 def _run(model: keras.Model, data: Any, kind: str) -> Run:
@@ -263,7 +269,7 @@ def _coupling_layer(model: keras.Model, replicas: Replicas, parts: dict[str, Any
     """Names the first layer inside the model whose output for one row depends on the others."""
     outputs: list[dict[str, Any]] = []
     layers = [layer for layer in private_api.all_layers(model) if layer is not model]
-    with replicas.local(variables_of(model), 0), _unchanged(model) as reset, contextlib.ExitStack() as stack:
+    with _unchanged(model, replicas) as reset, contextlib.ExitStack() as stack:
         for layer in layers:
             if not isinstance(layer, keras.layers.BatchNormalization):
                 stack.enter_context(instance_attributes(layer, {"call": _recording_call(layer, outputs)}))

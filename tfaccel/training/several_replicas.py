@@ -26,7 +26,7 @@ from tfaccel.training.global_batch import (
 )
 from tfaccel.training.gradient_update import GradientUpdate, build_optimizer
 from tfaccel.training.gradients import applying_pairs, count_overflows, scaled
-from tfaccel.training.merged_metrics import gathered_updates, metrics_in
+from tfaccel.training.merged_metrics import NotedResults, gathered_updates, metrics_in
 from tfaccel.training.model_parts import (
     has_own_logs,
     has_own_test_step,
@@ -65,6 +65,7 @@ class SeveralReplicas:
         jit_compile = jit_compile and not model.run_eagerly
         self._jit_train = jit_compile and not refusal
         self._rows = StepOnRows(model, replicas)
+        self.noted_results = NotedResults()
         self._updates = {
             name: GradientUpdate(optimizer, replicas, jit_compile=self._jit_train, bytes_per_pack=bytes_per_pack,
                                  sum_duplicate_indices=sum_duplicate_indices)
@@ -75,10 +76,9 @@ class SeveralReplicas:
     def _make_functions(self, *, jit_compile: bool) -> None:
         model = self._model
         self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
-        self._own_train = self._with_share(lambda data: weighted_by_rows(model.train_step(data)), jit_compile=False,
-                                           weighs_gradients=True)  # fmt: skip
+        self._own_train = self._with_share(self._own_step("train"), jit_compile=False, weighs_gradients=True)
         self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
-        self._own_test = self._with_share(lambda data: weighted_by_rows(model.test_step(data)), jit_compile=False)
+        self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
 
     @property
@@ -96,8 +96,10 @@ class SeveralReplicas:
 
     def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: Any, batch: Any) -> Any:
         """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
+        metrics = metrics_in(self._model)
         with contextlib.ExitStack() as stack:
-            for metric, attributes in gathered_updates(metrics_in(self._model)):
+            stack.enter_context(self.noted_results.while_tracing(metrics))
+            for metric, attributes in gathered_updates(metrics):
                 stack.enter_context(instance_attributes(metric, attributes))
             try:
                 return step(batches, batch)
@@ -165,6 +167,10 @@ class SeveralReplicas:
         if jit_compile:
             return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
         return run
+
+    def _own_step(self, kind: str) -> Step:
+        step = self._model.train_step if kind == "train" else self._model.test_step
+        return lambda data: weighted_by_rows(self.noted_results.look_at(step(data), kind))
 
     def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
         """Keras's train step up to the gradients, how many of them are not finite, and the model's own logs."""

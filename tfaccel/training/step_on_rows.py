@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import current_share
 from tfaccel.training.gradients import empty_gradient
@@ -47,6 +48,8 @@ class StepOnRows:
         TensorFlow's convolutions do not take batches without rows.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
+        batches.check_rows(batch, num_replicas)
+        self._check_fixed_rows(num_rows)
         of_first: list[Any] = []
         skips = if_empty == "skip" and not self.needs_every_replica
 
@@ -80,6 +83,20 @@ class StepOnRows:
                 return self._replicas.strategy.run(on_replica, args=(denominators,))
         finally:
             self.inside_branch = False
+
+    def _check_fixed_rows(self, num_rows: Any) -> None:
+        """Refuses a model that is built for a number of rows which is not what each replica gets."""
+        num_replicas = self._replicas.num_replicas
+        for tensor in getattr(self._model, "inputs", None) or []:
+            fixed = tensor.shape[0]
+            if fixed is not None and isinstance(num_rows, int) and num_rows != fixed * num_replicas:
+                stateful = [one.name for one in private_api.all_layers(self._model) if getattr(one, "stateful", False)]
+                raise PlanError(
+                    f"Model {self._model.name!r} is built for batches of {fixed} rows (input {tensor.name!r}"
+                    + (f", stateful layers {', '.join(stateful)}" if stateful else "")
+                    + f"), but {num_rows} rows are split over {num_replicas} replicas. Build it with "
+                    f"batch_size={num_rows // num_replicas}, the rows of one replica, or train on one replica."
+                )
 
     def num_contributors(self, num_rows: Any, if_empty: str) -> Any:
         """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""

@@ -26,6 +26,7 @@ from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
 from tfaccel.training.gradient_update import build_optimizer
 from tfaccel.training.gradients import apply_as_class, applying_pairs, densify, scaled
+from tfaccel.training.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.model_parts import (
     has_own_logs,
     has_own_test_step,
@@ -56,6 +57,7 @@ class WholeStep:
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._model = model
         self._replicas = replicas
+        self.noted_results = NotedResults()
         for name, optimizer in optimizers_of(model).items():
             if inner_optimizer(optimizer) is not optimizer:
                 raise PlanError(
@@ -68,6 +70,7 @@ class WholeStep:
         own = has_own_train_step(self._model)
         batches, augment = augmented_by_replicas(batches)
         with self._replicas.strategy.scope(), global_losses(self._model), contextlib.ExitStack() as stack:
+            stack.enter_context(self.noted_results.while_tracing(metrics_in(self._model)))
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(private_api.single_device_optimizer(optimizer))
                 apply = self._summed_apply(optimizer, weighted=own)
@@ -82,7 +85,8 @@ class WholeStep:
     def test(self, batches: Any, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         kind = "test"
-        with self._replicas.strategy.scope(), global_losses(self._model):
+        noting = self.noted_results.while_tracing(metrics_in(self._model))
+        with self._replicas.strategy.scope(), global_losses(self._model), noting:
             return self._replicas.mean_of_weighted(
                 self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind), borrows=True)
             )
@@ -101,6 +105,7 @@ class WholeStep:
 
     def _logs(self, logs: Any, kind: str) -> Any:
         own = has_own_train_step(self._model) if kind == "train" else has_own_test_step(self._model)
+        self.noted_results.look_at(logs if own else None, kind)
         return weighted_by_rows(logs) if own or has_own_logs(self._model, kind) else {}
 
     def _run(self, batches: Any, batch: Any, step: Step, *, borrows: bool = False) -> Any:
