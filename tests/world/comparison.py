@@ -169,7 +169,8 @@ def variable_values(model: keras.Model) -> Values:
     weights = [v for v in model.variables if not any(part in v.path for part in NOT_COMPARED)]
     kept = {f"weight {index} ({v.name})": v for index, v in enumerate(weights)}
     for attribute, optimizer in optimizers_of(model).items():
-        used = optimizer.variables if int(optimizer.iterations) else [optimizer.iterations]
+        iteration, *others = optimizer.variables
+        used = [iteration, *others] if iteration.numpy() else [iteration]
         kept |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(used)}
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
