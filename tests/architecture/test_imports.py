@@ -69,7 +69,9 @@ CHILD_PROGRAMS = {
     "tfaccel.tuning.worker_program",
 }
 
-PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "random", "tensorflow")}
+PRIVATE_API_FILES = {
+    f"tfaccel/training/private_{part}.py" for part in ("api", "losses", "models", "random", "tensorflow")
+}
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
 )

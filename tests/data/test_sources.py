@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfaccel.data.dataset_source import DatasetSource
+from tfaccel.data.row_orders import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, IteratorSource, repeated
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -53,7 +55,8 @@ def test_partial_batch_is_a_call_of_its_own():
 
 
 def test_shuffled_passes_differ_and_follow_from_the_seed():
-    source, same, other = (arrays(40, shuffle=True, seed=seed) for seed in (7, 7, 8))
+    orders = (random_order(40, 4, shuffle=True, seed=seed) for seed in (7, 7, 8))
+    source, same, other = (arrays(40, order=order) for order in orders)
     first, second = batches_of(source)[0], batches_of(source)[0]
     assert sorted(joined(first)) == sorted(joined(second)) == list(range(40))
     assert first != second
@@ -62,16 +65,30 @@ def test_shuffled_passes_differ_and_follow_from_the_seed():
 
 
 def test_shuffle_inside_batches():
-    found = batches_of(arrays(40, shuffle="batch", global_batch_size=8))[0]
-    assert [sorted(batch) for batch in found] == [list(range(start, start + 8)) for start in range(0, 40, 8)]
-    assert joined(found) != list(range(40))
+    for make in (random_order, order_of_keras):
+        order = make(42, 8, shuffle="batch", seed=3)
+        found = batches_of(arrays(42, order=order, global_batch_size=8))[0]
+        assert [sorted(batch) for batch in found] == [list(range(42))[start : start + 8] for start in range(0, 42, 8)]
+        assert joined(found) != list(range(42))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31 - 1, 2**32 - 1])
+def test_order_of_keras(seed):
+    tf.random.set_seed(seed)
+    try:
+        shuffled = tf.data.Dataset.range(1).map(lambda _: tf.random.shuffle(tf.range(9, dtype=tf.int64)))
+        expected = shuffled.get_single_element().numpy().tolist()
+    finally:
+        tf.random.set_seed(None)
+    order = order_of_keras(9, 4, shuffle=True, seed=seed)
+    assert order(0).tolist() == order(1).tolist() == expected
 
 
 def test_epochs_shorter_than_a_pass_go_on():
     source = arrays(steps=2)
     epochs = [batches_of(source, limit=2)[0] for _ in range(3)]
     assert epochs == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
-    source.rewind()
+    source.reset()
     assert batches_of(source, limit=1)[0] == [[0, 1, 2, 3]]
 
 
@@ -115,30 +132,79 @@ def test_number_of_batches_is_learned():
     source.close()
 
 
+class Adapter:
+    """A data adapter as Keras has them, of a data set that counts its iterators."""
+
+    def __init__(self, rows=6, num_batches=3):
+        self.num_batches = num_batches
+        self.calls = []
+        self._dataset = tf.data.Dataset.range(rows).shuffle(rows, seed=1).batch(2)
+
+    def get_tf_dataset(self):
+        return self._dataset
+
+    def on_epoch_begin(self):
+        self.calls.append("begin")
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+
+
+def epochs_of(adapter, number, **options):
+    """The batches of some epochs of a source that goes on as `Model.fit` does."""
+    source = DatasetSource(adapter, **options)
+    source.reset()
+    epochs = []
+    for _ in range(number):
+        epochs.append(batches_of(source, window=99)[0])
+        source.epoch_end(len(epochs[-1]))
+    source.close()
+    return epochs
+
+
+def passes_of(number, rows=6):
+    """What the first iterators of such a data set give, in their order."""
+    dataset = Adapter(rows).get_tf_dataset()
+    return [[batch.tolist() for batch in dataset.as_numpy_iterator()] for _ in range(number)]
+
+
+def test_an_iterator_is_made_before_and_behind_each_epoch():
+    passes = passes_of(5)
+    adapter = Adapter()
+    assert epochs_of(adapter, 3) == passes[::2]
+    assert adapter.calls == ["end", "begin", "end", "begin", "end", "begin", "end"]
+
+
 def test_iterator_goes_on_across_epochs_of_fixed_length():
-    source = dataset(steps_per_epoch=2)
-    epochs = [batches_of(source, limit=2)[0] for _ in range(3)]
-    assert epochs == [[[0, 1], [2, 3]], [[4, 5]], [[0, 1], [2, 3]]]
-    source.rewind()
-    assert batches_of(source, limit=1)[0] == [[0, 1]]
+    first, second, *_ = passes_of(2)
+    assert epochs_of(Adapter(), 4, steps_per_epoch=2) == [first[:2], first[2:], second[:2], second[2:]]
+
+
+def test_epochs_have_whole_executions():
+    first, second, third, *_ = passes_of(3)
+    epochs = epochs_of(Adapter(), 3, steps_per_epoch=1, steps_per_execution=2)
+    assert epochs == [first[:2], first[2:], second[:2]]
+    assert epochs_of(Adapter(), 2, steps_per_execution=2) == [first, third]
+
+
+def test_unknown_lengths_are_learned_with_the_execution_that_found_no_batch():
+    adapter = Adapter(num_batches=None)
+    first, second = passes_of(2)
+    source = DatasetSource(adapter)
+    source.reset()
+    assert batches_of(source)[0] == first
+    source.epoch_end(3)
+    assert source.num_batches == 4
+    assert batches_of(source)[0] == second
     source.close()
 
 
-def test_adapter_hooks_are_called():
-    class Adapter:
-        calls: list[str] = []
-
-        def on_epoch_begin(self):
-            self.calls.append("begin")
-
-        def on_epoch_end(self):
-            self.calls.append("end")
-
-    source = dataset(adapter=Adapter())
-    for _ in range(2):
-        batches_of(source)
-        source.epoch_end(3)
-    assert Adapter.calls == ["end", "begin", "end", "begin", "end"]
+def test_a_stopped_epoch_does_not_end():
+    adapter = Adapter()
+    source = DatasetSource(adapter)
+    source.feed()
+    source.epoch_end(1, stopped=True)
+    assert adapter.calls == ["begin"]
     source.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-MODULES = ("callback_cases", "input_cases", "keras_callback_cases", "model_cases")
+MODULES = ("callback_cases", "epoch_cases", "input_cases", "keras_callback_cases", "model_cases", "trace_cases")
 
 
 def cases_of(module: str) -> list[str]:

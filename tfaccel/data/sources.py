@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -20,28 +21,29 @@ from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_op
 
 
 class ArraySource:
-    """Arrays in memory, cut into batches by an order that follows from seed and pass alone.
+    """Arrays in memory, cut into batches.
 
     Args:
         arrays: nest of tensors with a common first dimension (the examples).
         global_batch_size: rows of one batch; the last may have fewer.
-        shuffle: True (all rows), "batch" (inside each batch) or False.
-        seed: decides the order; pass `p` of seed `s` is the same in every process.
+        order: gives the row numbers of a pass (from 0), int64, shape (num_rows,); None: as they are.
         steps: steps of one epoch if an epoch is not a whole pass; the next epoch then goes on in the same pass.
+        steps_per_execution: as of the compiled model; an epoch has whole executions, as with Keras.
     """
 
-    def __init__(self, arrays: Any, *, global_batch_size: int, shuffle: bool | str = False, seed: int = 0,
-                 steps: int | None = None) -> None:  # fmt: skip
+    def __init__(self, arrays: Any, *, global_batch_size: int, order: Callable[[int], np.ndarray] | None = None,
+                 steps: int | None = None, steps_per_execution: int = 1) -> None:  # fmt: skip
         self.arrays = arrays
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = steps
-        self._shuffle = shuffle
-        self._seed = seed
+        self.steps_per_execution = steps_per_execution
+        self.epoch_limit = None if steps is None else whole_executions(steps, steps_per_execution)
         self._feed: ArrayFeed | None = None
         self._passes = 0
         leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
-        self._num_rows = int(leaves[0].shape[0])
-        self.num_batches: int | None = math.ceil(self._num_rows / global_batch_size)
+        num_rows = int(leaves[0].shape[0])
+        self._order = order or (lambda _: np.arange(num_rows, dtype=np.int64))
+        self.num_batches: int | None = math.ceil(num_rows / global_batch_size)
         self.batch_spec = keras.tree.map_structure(
             lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), arrays
         )
@@ -53,26 +55,25 @@ class ArraySource:
             self._passes += 1
         return self._feed
 
-    def epoch_end(self, num_steps: int) -> None:
+    def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
         """Nothing to do."""
 
-    def rewind(self) -> None:
+    def reset(self) -> None:
         """Lets the next feed start anew."""
         self._feed = None
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _order(self, number: int) -> np.ndarray:
-        """The row numbers of one pass, int64, shape (num_rows,)."""
-        rows = np.arange(self._num_rows, dtype=np.int64)
-        if not self._shuffle:
-            return rows
-        generator = np.random.default_rng([self._seed, number])
-        if self._shuffle != "batch":
-            return generator.permutation(rows)
-        starts = range(0, self._num_rows, self.global_batch_size)
-        return np.concatenate([generator.permutation(rows[s : s + self.global_batch_size]) for s in starts])
+
+def whole_executions(num_steps: int, steps_per_execution: int) -> int:
+    """The steps of as many executions as it takes to run `num_steps`.
+
+    Example:
+        >>> whole_executions(7, 3), whole_executions(7, 1)
+        (9, 7)
+    """
+    return math.ceil(num_steps / steps_per_execution) * steps_per_execution
 
 
 class ArrayFeed:
@@ -88,15 +89,24 @@ class ArrayFeed:
             self._last = tf.constant(order[self._num_full * size :].reshape(1, -1))
         self._num_batches = self._num_full + (1 if self._last.shape[1] else 0)
         self.batches = ArrayBatches(has_partial_batch=self._num_batches > self._num_full)
+        self.spec = source.batch_spec  # of any batch
+        if not self.batches.has_partial_batch:
+            self.spec = keras.tree.map_structure(
+                lambda spec: None if spec is None else tf.TensorSpec([size, *spec.shape[1:]], spec.dtype), self.spec
+            )
 
     @property
     def exhausted(self) -> bool:
         """Whether every batch has been used."""
         return self._step >= self._num_batches
 
-    def signature(self) -> Any:
-        """Specs of the arguments that serve arrays of any length, so that one traced graph serves them all."""
-        size = self._source.global_batch_size if self._step < self._num_full else None
+    def signature(self, *, any_rows: bool = False) -> Any:
+        """Specs of the arguments that serve arrays of any length, so that one traced graph serves them all.
+
+        Args:
+            any_rows: they serve batches of any size, too.
+        """
+        size = self._source.global_batch_size if self._step < self._num_full and not any_rows else None
         return self._source.batch_spec, tf.TensorSpec([None, size], tf.int64), tf.TensorSpec([], tf.int64)
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
@@ -126,43 +136,37 @@ class IteratorSource:
     Args:
         dataset: yields `x`, `(x, y)` or `(x, y, sample_weight)` batches.
         num_batches: batches of one pass, None if unknown or infinite.
-        steps_per_epoch: steps of one epoch; the iterator then goes on across epochs, as in `Model.fit`.
         num_epochs: passes that will be asked for. They come from one repeated iterator, because the end of an
             iterator can wait seconds for tf.data's autotune thread.
-        adapter: a Keras data adapter whose `on_epoch_begin` and `on_epoch_end` must be called, or None.
+        steps_per_execution: as of the compiled model.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, steps_per_epoch: int | None = None,
-                 num_epochs: int = 1, adapter: Any = None) -> None:  # fmt: skip
+    steps_per_epoch: int | None = None
+    epoch_limit: int | None = None  # the most steps of the epoch that `feed` began
+
+    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, num_epochs: int = 1,
+                 steps_per_execution: int = 1) -> None:  # fmt: skip
         self.num_batches = num_batches
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_execution = steps_per_execution
         self.batch_spec = without_optionals(dataset.element_spec)
-        self._adapter = adapter
         self._feed: IteratorFeed | None = None
-        self._repeated = num_batches is not None and steps_per_epoch is None and adapter is None and num_epochs > 1
+        self._repeated = num_batches is not None and num_epochs > 1
         self._dataset = repeated(dataset, num_epochs) if self._repeated else dataset
-        if adapter is not None:
-            adapter.on_epoch_end()  # as `Model.fit` does before the first epoch
 
     def feed(self) -> IteratorFeed:
-        """The batches of the next epoch; the same iterator goes on where an epoch is not a whole pass."""
-        if self._adapter is not None:
-            self._adapter.on_epoch_begin()
-        keeps_iterator = self._repeated or self.steps_per_epoch is not None
-        if self._feed is None or not keeps_iterator or self._feed.ended:
+        """The batches of the next epoch."""
+        if self._feed is None or not self._repeated or self._feed.ended:
             self.close()
             self._feed = IteratorFeed(self._dataset)
         self._feed.begin(self.num_batches if self._repeated else None)
         return self._feed
 
-    def epoch_end(self, num_steps: int) -> None:
+    def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
         """To be called after the last step of an epoch, with the number of its steps."""
         if self.num_batches is None and self._feed is not None and self._feed.ended:
             self.num_batches = num_steps  # for the progress bar of the next epoch
-        if self._adapter is not None:
-            self._adapter.on_epoch_end()
 
-    def rewind(self) -> None:
+    def reset(self) -> None:
         """Lets the next feed start anew, where it would not do so anyway."""
         if not (self._repeated and self._feed is not None and self._feed.exhausted):
             self.close()
@@ -192,13 +196,14 @@ class IteratorFeed:
     """Batches from one iterator, the next one always fetched ahead.
 
     Args:
-        dataset: yields global batches, or this worker's rows of them.
+        dataset: yields global batches, or this worker's rows of them; or an iterator of it, not begun yet.
         batches: how they are seen; None for global batches.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, batches: IteratorBatches | None = None) -> None:
+    def __init__(self, dataset: Iterable[Any], batches: IteratorBatches | None = None) -> None:
         self.batches = batches or IteratorBatches()
         self._iterator: Any = iter(dataset)
+        self.spec = self._iterator.element_spec  # of any batch
         self._next: Any = self._iterator.get_next_as_optional()
         self._left: int | None = None
         self._fingerprinted = self.batches.num_global_rows is not None  # workers' own rows differ
@@ -222,7 +227,7 @@ class IteratorFeed:
         """Whether every batch of the epoch has been used."""
         return self._left == 0 or self.ended
 
-    def signature(self) -> None:
+    def signature(self, *, any_rows: bool = False) -> None:
         """None: the iterator's own type says all."""
 
     def fingerprint(self) -> int | None:

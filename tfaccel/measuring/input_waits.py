@@ -54,7 +54,7 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
         finally:
             source.close()
             if validation is not None:
-                validation.source.close()
+                validation.close()
     waited, total = (np.array_split(seconds[1:], repetitions) for seconds in (clock.waited, clock.total))
     return tuple(float(part.sum() / whole.sum()) for part, whole in zip(waited, total, strict=True))
 
@@ -78,7 +78,7 @@ class _WaitClock(keras.callbacks.Callback):
         with tf.device("/CPU:0"):
             self._in_steps = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._next_is_there: tf.Tensor | None = None
-        steps = engine._steps
+        steps = engine.steps_of("train")
         train = steps.train
 
         def timed(batches: Any, batch: Any) -> Any:

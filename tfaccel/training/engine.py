@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,11 @@ from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.fixed_shapes import with_fixed_shapes
-from tfaccel.training.merged_metrics import metrics_in, own_results
-from tfaccel.training.model_parts import has_own_logs
 from tfaccel.training.one_replica import OneReplica
-from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.row_check import check_rows
 from tfaccel.training.several_replicas import SeveralReplicas
+from tfaccel.training.step_graphs import StepGraphs, metric_results
 from tfaccel.training.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -70,11 +68,30 @@ class Engine:
         self._options = options
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._steps = self._make_steps()
         self._rows_checked = False
-        self._functions: dict[tuple[str, Any, str, bool], Callable[..., Any]] = {}
+        self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
+
+    def _kind(self, kind: str) -> StepGraphs:
+        """What was made for steps of a kind.
+
+        Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
+        or by `make_train_function(force=True)`. What the model says at that moment stays with it.
+        """
+        getattr(self.model, f"make_{kind}_function")()
+        function = getattr(self.model, f"{kind}_function")
+        known = self._kinds.get(kind)
+        if known is None or known.function_of_keras is not function:
+            watch_loss = kind == "train" and self._options.stop_at_non_finite_loss
+            known = StepGraphs(self.model, kind, self._make_steps(), self.replicas, function_of_keras=function,
+                               watch_loss=watch_loss)  # fmt: skip
+            self._kinds[kind] = known
+        return known
+
+    def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+        """The steps whose methods `train`, `test` and `predict` are traced for a kind."""
+        return self._kind(kind).steps
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         model, options = self.model, self._options
@@ -97,19 +114,20 @@ class Engine:
             loop: False: run one step, by a graph without a loop.
         """
         self._check_same_data(feed)
-        if kind == "test" and isinstance(self._steps, WholeStep):
+        made = self._kind(kind)
+        if kind == "test" and isinstance(made.steps, WholeStep):
             feed = with_fixed_shapes(feed)
-        num_graphs = len(self._functions)
+        num_graphs = len(made.functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
         with self._clear_errors():
-            function = self._function(kind, feed, loop)
+            function = made.function(feed, loop, (arguments, tf.constant(count)))
             done, state, own_logs, results, finite = function(arguments, tf.constant(count))
         num_done = int(done)
         feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self._options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
-        return WindowResult(num_done, logs, bool(finite), traced=len(self._functions) > num_graphs)
+        return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     def check_rows(self, kind: str, feed: Any) -> None:
         """Looks at the next batch of `feed`, once, for what several replicas cannot give as one device does."""
@@ -120,11 +138,12 @@ class Engine:
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
-        if isinstance(self._steps, WholeStep):
+        made = self._kind("predict")
+        if isinstance(made.steps, WholeStep):
             feed = with_fixed_shapes(feed)
         arguments, _ = feed.arguments(1)
         with self._clear_errors():
-            outputs, state = self._function("predict", feed, False)(arguments)
+            outputs, state = made.function(feed, False, (arguments,))(arguments)
         feed.finished(1, state)
         return outputs
 
@@ -148,7 +167,7 @@ class Engine:
         """
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
-        return 1 if several_workers and varying and self._steps.has_sparse_gradients else None
+        return 1 if several_workers and varying and self.steps_of("train").has_sparse_gradients else None
 
     def _check_same_data(self, feed: Any) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
@@ -174,78 +193,9 @@ class Engine:
         tracked = {name for name in results if tracker is None or name != tracker.name}
         return {name: results[name] if name in tracked else value for name, value in own.items()}
 
-    def _function(self, kind: str, feed: Any, loop: bool) -> Callable[..., Any]:
-        """The traced graph for batches of this kind, made when first asked for."""
-        specs = feed.signature()
-        key = (kind, feed.batches, str(specs), loop)
-        if key not in self._functions:
-            predicts = kind == "predict"
-            function = self._predict_graph(feed.batches) if predicts else self._window_graph(kind, feed.batches, loop)
-            if not self.model.run_eagerly:
-                function = tf.function(function, autograph=False, reduce_retracing=True)
-                if specs is not None:
-                    others = () if kind == "predict" else (tf.TensorSpec([], tf.int32),)
-                    function = function.get_concrete_function(specs, *others)
-            self._functions[key] = function
-        return self._functions[key]
-
-    def _window_graph(self, kind: str, batches: Any, loop: bool) -> Callable[..., Any]:
-        step_fn = self._steps.train if kind == "train" else self._steps.test
-        keep_logs = has_own_logs(self.model, kind)
-        # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
-        # So too where the loss is on a TPU: reading it would stop the cores at every step.
-        may_leave = self.replicas.num_workers == 1 and not self._on_tpu
-        watch_loss = kind == "train" and self._options.stop_at_non_finite_loss and may_leave
-
-        def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
-                del finite
-                batch, state = batches.fetch(arguments, state, step)
-                own_logs = step_fn(batches, batch)
-                finite = self._loss_is_finite() if watch_loss else tf.constant(True)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite
-
-            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> tf.Tensor:
-                del logs
-                more = (step < num_steps) & batches.has_next(state)
-                return more & finite if watch_loss else more
-
-            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
-            if keep_logs or not loop:  # the first step tells what the logs look like
-                variables = body(*variables)
-            done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
-            if keep_logs and not isinstance(self._steps, OneReplica):
-                with self.replicas.strategy.scope():
-                    logs = {**logs, **self._steps.noted_results.over_replicas(kind, self.replicas)}
-            return done, state, logs, self.metric_results(), finite
-
-        return window
-
-    def _predict_graph(self, batches: Any) -> Callable[..., Any]:
-        def predict(arguments: Any) -> Any:
-            batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
-            outputs = self._steps.predict(batches, batch)
-            if self.replicas.num_replicas > 1:
-                outputs = self.replicas.concatenate(outputs)
-            return outputs, state
-
-        return predict
-
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
-        if self.replicas.num_replicas == 1 and not self._on_tpu:
-            with self.replicas.local(self.model.metrics_variables, 0):
-                return self.model.get_metrics_result()
-        with self.replicas.strategy.scope(), contextlib.ExitStack() as stack:
-            for metric, attributes in own_results(metrics_in(self.model), self.replicas):
-                stack.enter_context(instance_attributes(metric, attributes))
-            return self.model.get_metrics_result()
-
-    def _loss_is_finite(self) -> tf.Tensor:
-        """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
-        total = private_api.loss_tracker(self.model).total
-        local = self.replicas.strategy.experimental_local_results(private_api.tf_variable(total))
-        return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+        return metric_results(self.model, self.replicas)
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:
@@ -256,17 +206,10 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _tensors(logs: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
-
-
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
-    """The engine of a compiled model: a new one after `compile`, or after layers were frozen or thawed."""
+    """The engine of a compiled model: a new one after `compile`."""
     options = options or EngineOptions()
-    state = (
-        private_api.loss_tracker(model), options, model.jit_compile, model.run_eagerly,
-        tuple(id(v) for v in model.trainable_variables),
-    )  # fmt: skip
+    state = (private_api.loss_tracker(model), options)
     known = vars(model).get(_ENGINE)
     if known is None or known[0] != state:
         known = (state, Engine(model, options))

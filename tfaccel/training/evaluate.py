@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfaccel.data.sources import whole_executions
 from tfaccel.training import private_api, private_models
 from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
@@ -29,7 +30,8 @@ def evaluate(
 ) -> Any:
     """Evaluates a compiled Keras 3 model; every argument means what it means to `Model.evaluate`.
 
-    Loss and metrics are those of one device on the same batches, under every strategy.
+    Loss and metrics are those of one device on the same batches, under every strategy. What `fit` says of executions
+    and of changes after `compile` holds here too.
 
     Args:
         model: a compiled `keras.Model`.
@@ -66,7 +68,8 @@ def engine_evaluate(
     replicas = prepared_model(model, "evaluate")
     if needs_keras_loop(model, "evaluate"):
         return keras.Model.evaluate(model, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
-    source = held_out or source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+    source = held_out or source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps,
+                                   steps_per_execution=model.steps_per_execution)  # fmt: skip
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
@@ -87,20 +90,22 @@ def engine_evaluate(
 def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.CallbackList) -> dict[str, float]:
     """One pass over the data; calls the test hooks of the callbacks and returns the logs as floats."""
     model = engine.model
+    source.reset()
     model.stop_evaluating = False
     container.on_test_begin()
     model.reset_metrics()
     logs: dict[str, Any] = {}
     done = 0
     length = WindowLength(engine, "test", container.callbacks)
-    windows = epoch_windows(engine, "test", source.feed(), length=length, limit=source.steps_per_epoch,
+    feed = source.feed()
+    windows = epoch_windows(engine, "test", feed, length=length, limit=source.epoch_limit,
                             begin=container.on_test_batch_begin)  # fmt: skip
     for done, result in windows:
         logs = result.logs
-        container.on_test_batch_end(done - 1, logs)
+        container.on_test_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
         if model.stop_evaluating:
             break
-    source.epoch_end(done)
+    source.epoch_end(done, stopped=model.stop_evaluating)
     values = {name: _number(value) for name, value in sorted(logs.items())}
     container.on_test_end(values)
     return values

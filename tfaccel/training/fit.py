@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
 from tfaccel.training import private_api, private_models
 from tfaccel.training.chief import only_chief_writes
@@ -52,6 +53,23 @@ def fit(
 
     Several steps run in one graph call. Callbacks that act on single batches are called for each batch, as Keras does;
     the progress bar moves once a call.
+
+    Without a strategy, histories, logs and weights are those of `Model.fit`. So every epoch has its batches: after
+    `keras.utils.set_random_seed` arrays are shuffled in its order, which is the same in each epoch, and as many
+    iterators are made of a `tf.data.Dataset`, which decides the order of `shuffle(seed=...)`. As with Keras,
+
+    * what is changed after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
+      `model.jit_compile`) takes effect with the next `compile` or `make_train_function(force=True)`, since the graph is
+      traced already; before training, and with `run_eagerly=True`, a frozen layer is frozen at once;
+    * with `compile(steps_per_execution=k)` an epoch has whole executions of `k` steps, which only the end of the data
+      cuts short: `steps_per_epoch=4` with `k=3` runs 6 steps. Hooks of batches are called once an execution, with the
+      indices of its first step and of its last, as if it were whole.
+
+    Three things differ. Where data of unknown length end, Keras calls `on_train_batch_begin` once more, without
+    `on_train_batch_end`, because it looks for a batch afterwards only, and warns that the data ran out although no
+    number was asked for; neither happens here. A new `model.steps_per_execution` takes effect at once; Keras's graph
+    goes on running as many steps as before, while its epochs count the new number. Under several workers the chief's
+    seed shuffles arrays, since all of them must have one order.
 
     Args:
         model: a compiled `keras.Model`.
@@ -110,7 +128,8 @@ def _fit(
         (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
     epochs = _capped_epochs(epochs)
     source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps_per_epoch,
-                       shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch)  # fmt: skip
+                       shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch,
+                       steps_per_execution=model.steps_per_execution)  # fmt: skip
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec)
     validation = None
@@ -118,12 +137,15 @@ def _fit(
         validation = validation_of_fit(model, replicas, validation_data, batch_size=validation_batch_size or batch_size,
                                        steps=validation_steps, freq=validation_freq)  # fmt: skip
     engine = engine_of(model, options)
+    source.reset()
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:
         with only_chief_writes(model, container.callbacks, engine.replicas):
             return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:
         source.close()
+        if validation is not None:
+            validation.close()
 
 
 def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int | str,
@@ -175,7 +197,8 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
                *, epoch: int, first_step: int) -> dict[str, Any]:  # fmt: skip
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = 0
-    windows = epoch_windows(engine, "train", source.feed(), length=length, limit=source.steps_per_epoch,
+    feed = source.feed()
+    windows = epoch_windows(engine, "train", feed, length=length, limit=source.epoch_limit,
                             begin=container.on_train_batch_begin)  # fmt: skip
     for done, result in windows:
         logs = result.logs
@@ -186,10 +209,10 @@ def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.Callba
             )
         if length.watched:
             average_drifting(engine.model, engine.replicas)
-        container.on_train_batch_end(done - 1, logs)
+        container.on_train_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
         if engine.model.stop_training:
             break
-    source.epoch_end(done)
+    source.epoch_end(done, stopped=engine.model.stop_training)
     if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
         warnings.warn(
             f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "

@@ -46,7 +46,12 @@ class FixedShapeFeed:
         self._feed = feed
         self.batches = batches
 
-    def signature(self) -> Any:
+    @property
+    def spec(self) -> Any:
+        """What its batches are like."""
+        return self._feed.spec
+
+    def signature(self, *, any_rows: bool = False) -> Any:
         """Specs of the arguments: of arrays with the rows of the next batch; None for an iterator."""
         specs = self._feed.signature()
         if specs is None:

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfaccel.training import private_losses
 from tfaccel.training.batch_dependence import depends_on
+from tfaccel.training.gradients import scaled
 from tfaccel.training.overrides import instance_attributes
 
 
@@ -100,7 +101,7 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     adds a loss for each example, Keras takes their sum, and so does `sum_of_added`.
     """
     added = private_losses.added_loss_reduction(model, sum_of_added)
-    with private_losses.loss_reduction(_reduce, _update_mean), instance_attributes(model, added):
+    with private_losses.loss_reduction(_reduce, _update_mean, _gradient), instance_attributes(model, added):
         yield
 
 
@@ -139,10 +140,33 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
         share.observe("added loss", loss)
     if share is None or not len(loss.shape):
         return total
-    is_by_row = loss.shape[0] is None or loss.shape[0] == share.num_rows
-    if not (is_by_row and depends_on(loss, share.data)):
-        return total
-    return _of_all_rows(total, share)
+    return _of_all_rows(total, share) if _is_by_row(loss, share) else total
+
+
+def _is_by_row(values: Any, share: Share) -> bool:
+    """Whether a tensor has a value, or several, for each row of the replica."""
+    return (values.shape[0] is None or values.shape[0] == share.num_rows) and depends_on(values, share.data)
+
+
+def _gradient(original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any,
+              **kwargs: Any) -> Any:  # fmt: skip
+    """The gradient of one value for each row is the gradient of their sum, which is wanted over the global batch.
+
+    It will be weighted by the replica's share of the rows, as the gradient of a mean. The gradient by anything but
+    variables (by the inputs, for a penalty) stays as it is.
+    """
+    gradients, share = original(tape, target, sources, *args, **kwargs), current_share()
+    is_sum = isinstance(target, tf.Tensor) and target.shape.rank != 0
+    if share is None or not share.weighs_gradients or not is_sum or not _is_by_row(target, share):
+        return gradients
+    rows = tf.cast(tf.shape(target)[0], tf.float32)
+    factor = tf.math.divide_no_nan(1.0, rows if share.observe is not None else share.row_weight)
+
+    def of_sum(source: Any, gradient: Any) -> Any:
+        is_variable = isinstance(source, tf.Variable | keras.Variable)
+        return scaled(gradient, factor) if is_variable and gradient is not None else gradient
+
+    return keras.tree.map_structure(of_sum, sources, gradients)
 
 
 def _of_all_rows(total: Any, share: Share) -> tf.Tensor:

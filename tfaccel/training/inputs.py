@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.data.dataset_source import DatasetSource
+from tfaccel.data.row_orders import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError
-from tfaccel.training import private_api
+from tfaccel.training import private_api, private_tensorflow
 from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.replicas import Replicas
 
 Source = ArraySource | IteratorSource
+
+_LARGEST_SEED = 2**31 - 1
 
 
 def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Replicas, batch_size: int | None = None,
@@ -25,7 +31,7 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Rep
         x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is the global one.
         replicas: the replicas that share each batch.
         steps: `steps_per_epoch` (or `validation_steps`, `steps`).
-        others: `shuffle`, `class_weight`, `num_epochs`.
+        others: `shuffle`, `class_weight`, `num_epochs`, and the model's `steps_per_execution`.
 
     Raises:
         DataError: for datasets that are distributed already: a global batch cannot be told from their shares.
@@ -36,23 +42,39 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Rep
             "gives each replica its rows."
         )
     steps = _capped(steps) or None  # Keras takes 0 for None
-    shuffle = others.get("shuffle", False)
+    shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
     adapter = private_api.data_adapter(
         x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle,
         class_weight=others.get("class_weight"),
     )  # fmt: skip
     arrays = private_api.dense_arrays(adapter)
-    if arrays is not None:
-        seed = replicas.same_on_all_workers(_draw_seed) if shuffle else 0
-        return ArraySource(arrays, global_batch_size=adapter.batch_size, shuffle=shuffle, seed=seed, steps=steps)
-    hooks = None if isinstance(x, tf.data.Dataset) else adapter
-    return IteratorSource(adapter.get_tf_dataset(), num_batches=adapter.num_batches, steps_per_epoch=steps,
-                          num_epochs=others.get("num_epochs", 1), adapter=hooks)  # fmt: skip
+    num_epochs = others.get("num_epochs", 1)
+    if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
+        dataset = adapter.get_tf_dataset()
+        if private_tensorflow.passes_are_alike(dataset):  # then the next epoch starts at once
+            return IteratorSource(dataset, num_batches=adapter.num_batches, num_epochs=num_epochs,
+                                  steps_per_execution=steps_per_execution)  # fmt: skip
+    if arrays is None:
+        return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
+    order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas) if shuffle else None
+    return ArraySource(arrays, global_batch_size=adapter.batch_size, order=order, steps=steps,
+                       steps_per_execution=steps_per_execution)  # fmt: skip
+
+
+def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas) -> Callable[[int], Any]:
+    """The order of `Model.fit` where a global seed is set, else any; the same on all workers."""
+    num_rows = int(next(array for array in keras.tree.flatten(arrays) if array is not None).shape[0])
+    global_seed = private_tensorflow.global_seed()
+    seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _LARGEST_SEED)
+    if seed >= 0:
+        return order_of_keras(num_rows, batch_size, shuffle=shuffle, seed=seed)
+    seed = replicas.same_on_all_workers(lambda: secrets.randbelow(_LARGEST_SEED))
+    return random_order(num_rows, batch_size, shuffle=shuffle, seed=seed)
 
 
 def prepared_model(model: Any, method: str) -> Replicas:
     """The replicas of a model that is fit for `method`; refuses what is no compiled Keras 3 model."""
-    if not isinstance(model, keras.Model):
+    if not private_api.has_trainer(model):
         raise TypeError(
             f"tfaccel.{method} expects a Keras 3 model (keras.Model) first. Received: {model!r} of {type(model)}."
         )
@@ -64,11 +86,6 @@ def prepared_model(model: Any, method: str) -> Replicas:
             "`model.compile(optimizer='adam', ...)`."
         )
     return Replicas(model.distribute_strategy)
-
-
-def _draw_seed() -> int:
-    """A seed that follows `keras.utils.set_random_seed`."""
-    return int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
 
 
 def _capped(steps: int | None) -> int | None:

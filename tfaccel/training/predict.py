@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.sources import whole_executions
 from tfaccel.training import private_models
 from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
@@ -26,7 +27,7 @@ def predict(
     """Predictions of a Keras 3 model; every argument means what it means to `Model.predict`.
 
     Rows come back in the order of the input. With several workers each gets all rows. Outputs move to host memory
-    batch by batch.
+    batch by batch. With `compile(steps_per_execution=k)` hooks are called once for `k` batches, as Keras does.
 
     Args:
         model: a `keras.Model`, compiled or not.
@@ -59,7 +60,8 @@ def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, ve
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
         return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
-    source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps)
+    source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps,
+                       steps_per_execution=model.steps_per_execution)  # fmt: skip
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
@@ -71,29 +73,41 @@ def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, ve
     average_drifting(model, replicas)
     model.stop_predicting = False
     callbacks.on_predict_begin()
-    batches: list[Any] = []
+    executions: list[Any] = []
+    done = 0
     feed = source.feed()
-    while not feed.exhausted and len(batches) != (source.steps_per_epoch or -1):
-        step = len(batches)
-        callbacks.on_predict_batch_begin(step)
-        outputs = keras.tree.map_structure(_to_host, engine.predict(feed))
-        batches.append(outputs)
-        callbacks.on_predict_batch_end(step, {"outputs": outputs})
+    while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
+        callbacks.on_predict_batch_begin(done)
+        batches = [_to_host(engine.predict(feed))]
+        while len(batches) < source.steps_per_execution and not feed.exhausted:
+            batches.append(_to_host(engine.predict(feed)))
+        done += len(batches)
+        executions.append(_joined(batches))
+        last = whole_executions(done, source.steps_per_execution) - 1
+        callbacks.on_predict_batch_end(last, {"outputs": executions[-1]})
         if model.stop_predicting:
             break
-    source.epoch_end(len(batches))
+    source.epoch_end(done, stopped=model.stop_predicting)
     source.close()
     callbacks.on_predict_end()
-    if not batches:
+    if not executions:
         raise ValueError("Received data without a single batch. `predict` expects at least one row.")
-    return keras.tree.map_structure(lambda *parts: _joined(parts), *batches)
+    return _joined(executions)
 
 
-def _to_host(value: Any) -> Any:
-    return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else np.asarray(value)
+def _to_host(outputs: Any) -> Any:
+    def as_array(value: Any) -> Any:
+        return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else np.asarray(value)
+
+    return keras.tree.map_structure(as_array, outputs)
 
 
-def _joined(parts: tuple[Any, ...]) -> Any:
+def _joined(batches: list[Any]) -> Any:
+    """The outputs of several batches as those of one."""
+    return keras.tree.map_structure(lambda *parts: _joined_parts(parts), *batches) if len(batches) > 1 else batches[0]
+
+
+def _joined_parts(parts: tuple[Any, ...]) -> Any:
     if isinstance(parts[0], tf.RaggedTensor):
         return tf.concat(parts, axis=0)
     if isinstance(parts[0], tf.SparseTensor):

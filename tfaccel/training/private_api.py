@@ -99,6 +99,13 @@ def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
 # --- Model --------------------------------------------------------------------------------------------------------
 
 
+def has_trainer(model: Any) -> bool:
+    """Whether Keras's trainer is in it: in a `keras.Model`, and in a layer of a class that mixes the trainer in."""
+    from keras.src.trainers import trainer
+
+    return isinstance(model, private_part(trainer, "Trainer")) and isinstance(model, keras.layers.Layer)
+
+
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Every layer of the model, those inside layers included (`Model.layers` stops at the first level)."""
     return list(private_part(model, "_flatten_layers")())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfaccel.training.private_api import private_part
 
@@ -14,12 +15,15 @@ patch_lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any]) -> Iterator[None]:
+def loss_reduction(
+    reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any], gradient_fn: Callable[..., Any]
+) -> Iterator[None]:
     """While tracing, lets `reduce_fn(original, values, sample_weight, mask, reduction, dtype)` reduce every loss.
 
     Keras reduces over the replica's rows and divides by the number of replicas; that is not the mean over the global
     batch when rows are uneven, masked or weighted. `update_mean_fn(original, metric, values, sample_weight)` replaces
-    `keras.metrics.Mean.update_state` likewise. Both receive the original function first.
+    `keras.metrics.Mean.update_state` likewise, and `gradient_fn(original, tape, target, sources, ...)` replaces
+    `tf.GradientTape.gradient`. Each receives the original function first.
     """
     from keras.src.losses import loss as loss_module
 
@@ -27,6 +31,7 @@ def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., 
     private_part(loss_module, "unscale_loss_for_distribution")
     original_reduce = private_part(loss_module, "reduce_weighted_values")
     original_update = keras.metrics.Mean.update_state
+    original_gradient = tf.GradientTape.gradient
 
     def reduce(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
                dtype: Any = None) -> Any:  # fmt: skip
@@ -46,11 +51,17 @@ def loss_reduction(reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., 
             for name, value in patches.items():
                 setattr(loss_module, name, value)
             keras.metrics.Mean.update_state = update
+            tf.GradientTape.gradient = functools.partialmethod(_calls, gradient_fn, original_gradient)
             yield
         finally:
             for name, value in saved.items():
                 setattr(loss_module, name, value)
             keras.metrics.Mean.update_state = original_update
+            tf.GradientTape.gradient = original_gradient
+
+
+def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(original, tape, *args, **kwargs)
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:

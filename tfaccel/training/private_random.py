@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tfaccel.training.private_api import private_part
 from tfaccel.training.private_losses import patch_lock
 
 _NAME = "global_seed_generator"
+_SEED_STRIDE = 1_000_003
 
 
 def global_seed_state() -> keras.Variable | None:
@@ -64,3 +66,29 @@ def same_generator_in_all_threads() -> Iterator[None]:
             yield
         finally:
             seed_generator.global_seed_generator = original
+
+
+@contextlib.contextmanager
+def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int]) -> Iterator[None]:
+    """While tracing: notes in `used` that an operation is made which keeps its random state in the graph (`tf.random`).
+
+    Args:
+        used: gets an item for each such operation.
+        replica_of_thread: the replica that is being traced; each draws other numbers.
+    """
+    from tensorflow.python.framework import random_seed
+
+    original = private_part(random_seed, "get_seed")
+
+    def get_seed(op_seed: int | None) -> tuple[Any, Any]:
+        used.append(True)
+        graph_seed, seed = original(op_seed)
+        offset = replica_of_thread() * _SEED_STRIDE
+        return graph_seed, seed if seed is None or not offset else (seed + offset) % (2**31 - 1)
+
+    with patch_lock:
+        random_seed.get_seed = get_seed
+        try:
+            yield
+        finally:
+            random_seed.get_seed = original

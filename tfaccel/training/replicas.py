@@ -156,6 +156,13 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def current_replica() -> int:
+    """The replica that is being traced in this thread; 0 outside of replicas, and where it is not known yet."""
+    context = tf.distribute.get_replica_context()
+    number = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
+    return 0 if number is None else int(number)
+
+
 def split_rows(num_rows: Any, replica: Any, num_replicas: int) -> tuple[Any, Any]:
     """First and last-plus-one row of one replica's contiguous share of a global batch.
 

@@ -136,7 +136,7 @@ def _unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], 
 
 
 def _run(model: keras.Model, data: Any, kind: str) -> Run:
-    run, share = Run(), Share(1.0, 1, data=data)
+    run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True)
     num_rows = _num_rows(data)
 
     def observe(what: str, values: Any) -> None:

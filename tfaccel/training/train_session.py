@@ -17,7 +17,6 @@ from tfaccel.training.checkpoint import load_newest, write_state
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import engine_of
-from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.replicas import Replicas
@@ -109,11 +108,11 @@ class TrainSession:
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
 
     def _final_metrics(self, engine: Any, validation: Validation | None) -> dict[str, float]:
-        if validation is None or validation.source is None:
+        if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
             return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}
         quiet = keras.callbacks.CallbackList([], model=engine.model)
         try:
-            return run_evaluation(engine, validation.source, quiet)
+            return validation.evaluate(engine, quiet)
         finally:
-            validation.source.close()
+            validation.close()

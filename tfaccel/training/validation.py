@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +30,11 @@ class Validation:
     """Validation data and the epochs that end with it.
 
     Attributes:
-        source: the batches.
+        source: the batches, or a function that gives them when they are due for the first time.
         freq: every `freq` epochs, or a list of epochs (from 1).
     """
 
-    source: Source
+    source: Source | Callable[[], Source]
     freq: int | list[int] = 1
 
     def is_due(self, epoch: int) -> bool:
@@ -48,9 +49,18 @@ class Validation:
 
     def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
         """Evaluates; returns the logs with `val_` before their names."""
-        logs = run_evaluation(engine, self.source, container)
-        self.source.rewind()
-        return {f"val_{name}": value for name, value in logs.items()}
+        return {f"val_{name}": value for name, value in self.evaluate(engine, container).items()}
+
+    def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates."""
+        if callable(self.source):
+            self.source = self.source()
+        return run_evaluation(engine, self.source, container)
+
+    def close(self) -> None:
+        """Lets go of what the batches hold."""
+        if not callable(self.source):
+            self.source.close()
 
 
 @dataclass
@@ -63,32 +73,42 @@ class OwnValidation(Validation):
 
     arguments: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
-        """Evaluates; returns the logs with `val_` before their names."""
+    def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Evaluates by the class's own method."""
+        if callable(self.source):
+            self.source = self.source()
+        source = self.source
 
         def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
             uses_held_out = kwargs.pop(_CACHED, False)
-            return engine_evaluate(model, *args, **kwargs, held_out=self.source if uses_held_out else None)
+            return engine_evaluate(model, *args, **kwargs, held_out=source if uses_held_out else None)
 
         takes = inspect.signature(engine.model.evaluate).parameters
         cached = {_CACHED: True} if _CACHED in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()) else {}
         arguments = {**self.arguments, "callbacks": container, "return_dict": True, **cached}
-        logs = call_own_method(engine.model, "evaluate", arguments, {"evaluate": evaluated, "predict": engine_predict})
-        self.source.rewind()
-        return {f"val_{name}": value for name, value in logs.items()}
+        logs: dict[str, float] = call_own_method(
+            engine.model, "evaluate", arguments, {"evaluate": evaluated, "predict": engine_predict}
+        )
+        return logs
 
 
 def validation_of_fit(model: keras.Model, replicas: Replicas, data: Any, *, batch_size: int | None,
                       steps: int | None, freq: int | list[int]) -> Validation:  # fmt: skip
-    """The validation that the arguments of `fit` ask for."""
+    """The validation that the arguments of `fit` ask for; like Keras, it begins with data that run code when due."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps)
+
+    def make() -> Source:
+        source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps,
+                           steps_per_execution=model.steps_per_execution)  # fmt: skip
+        if not replicas.is_default and has_own_train_step(model):
+            private_models.build_model(model, source.batch_spec, "test")
+        return source
+
+    runs_code = hasattr(x, "__next__") or isinstance(x, keras.utils.PyDataset)
     if overrides(model, "evaluate"):
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size, "steps": steps}
-        return OwnValidation(source, freq, arguments)
-    if not replicas.is_default and has_own_train_step(model):
-        private_models.build_model(model, source.batch_spec, "test")
-    return Validation(source, freq)
+        return OwnValidation(make, freq, arguments)
+    return Validation(make if runs_code else make(), freq)
 
 
 def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:

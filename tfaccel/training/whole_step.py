@@ -135,7 +135,7 @@ class WholeStep:
             rest = iter(present)
             data = tf.nest.pack_sequence_as(structure, [None if leaf is None else next(rest) for leaf in leaves[0]])
             with (
-                replica_share(Share(weight, num_replicas, data=data)),
+                replica_share(Share(weight, num_replicas, data=data, weighs_gradients=has_own_train_step(self._model))),
                 kept_if(tf.equal(weight, 0.0), [private_api.tf_variable(variable) for variable in state]),
             ):
                 return step(data)

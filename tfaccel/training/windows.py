@@ -79,6 +79,11 @@ class WindowLength:
         """
         return self._fixed > 1 if self._fixed is not None else self._engine.loops.get(self._kind, True)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether each window is one execution, of a length that is asked for."""
+        return self._fixed is not None
+
     def next(self, done: int, limit: int | None) -> int:
         """Steps of the next call, after `done` steps of an epoch of at most `limit`."""
         length = self._fixed
@@ -122,9 +127,14 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
     engine.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
-        started = time.perf_counter()
-        num_steps = min(length.next(done, limit), engine.longest_window(feed) or sys.maxsize)
-        result = engine.run(kind, feed, num_steps, loop=length.loops)
-        length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
-        done += result.num_steps
+        end = done + length.next(done, limit)
+        whole = False
+        while not whole:
+            started = time.perf_counter()
+            num_steps = min(end - done, engine.longest_window(feed) or sys.maxsize)
+            result = engine.run(kind, feed, num_steps, loop=length.loops)
+            length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
+            done += result.num_steps
+            # An execution that was asked for may take several graph calls: a smaller last batch has a graph of its own.
+            whole = not length.is_fixed or done >= end or feed.exhausted or not result.loss_is_finite
         yield done, result

@@ -165,7 +165,7 @@ class _Trial:
         container = callbacks_of([*own, report], engine, source, verbose=0, epochs=self._epochs)
         with ExitStack() as stack:
             if validation is not None:
-                stack.callback(validation.source.close)
+                stack.callback(validation.close)
             run_epochs(engine, source, container, validation, epochs=self._epochs, initial_epoch=self._first_epoch)
 
     def _fit(self, fit: Callable[..., Any], model: keras.Model, source: WorkloadSource,

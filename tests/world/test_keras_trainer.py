@@ -1,0 +1,71 @@
+"""Keras's own tests pass with `tfaccel.fit`, `evaluate` and `predict` in place of the methods of its models.
+
+The tests are those of Keras's wheel. What fails with Keras as it is too, in this environment, does not count; that is
+measured each time.
+"""
+
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERAS = Path(importlib.util.find_spec("keras").origin).parent
+# Of the tests of the trainer, those about epochs, executions and callbacks in a graph without XLA; others with --all.
+QUICK = {
+    "trainers/trainer_test.py": "(steps or stop or callback or eval or validation or predict or custom) and "
+    "(not jit or non_jit) and not eager and not unrolled and not sparse",
+    "callbacks/early_stopping_test.py": "",
+    "callbacks/lambda_callback_test.py": "",
+    "callbacks/terminate_on_nan_test.py": "",
+}
+GROUPS = ("callbacks", "distillation", "layers", "models", "optimizers", "trainers", "wrappers")
+
+# Tests of Keras that tfaccel fails on purpose, with the reason, which the docstring of `fit` gives too.
+DIFFERENCES: dict[str, str] = {}
+
+
+def tests_of(group: str) -> list[str]:
+    """The files of a package of Keras with tests that train, evaluate or predict."""
+    calls = (".fit(", ".evaluate(", ".predict(")
+    files = sorted((KERAS / "src" / group).rglob("*_test.py"))
+    return [str(file.relative_to(KERAS / "src")) for file in files if any(call in file.read_text() for call in calls)]
+
+
+def outcomes(run_python, tests: dict[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str], Counter[str]]:
+    """With tfaccel, and with Keras alone where it failed; reasons; how often tfaccel was called."""
+    code = "import sys; from keras_adapter import main; main(*sys.argv[1:])"
+    child = run_python(code, json.dumps(tests), cwd=HERE, timeout_seconds=580)
+    received, alone, reasons, calls = json.loads(child.stdout.splitlines()[-1])
+    return received, alone, reasons, Counter(calls)
+
+
+def failed_with_tfaccel_alone(received: dict[str, str], alone: dict[str, str], reasons: dict[str, str]) -> dict:
+    """The tests that fail and are not named above, with the reason."""
+    failed = [test for test, outcome in received.items() if outcome == "failed" and alone.get(test) != "failed"]
+    return {test: reasons[test] for test in failed if test not in DIFFERENCES}
+
+
+def test_trainer_and_callbacks_of_keras(run_python):
+    received, alone, reasons, calls = outcomes(run_python, QUICK)
+    assert failed_with_tfaccel_alone(received, alone, reasons) == {}
+    assert Counter(received.values())["passed"] >= 50
+    assert min(calls["fit"], calls["evaluate"], calls["predict"]) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_all_that_train(group, run_python):
+    tests = tests_of(group)
+    received, alone, reasons, calls = outcomes(run_python, dict.fromkeys(tests, ""))
+    assert failed_with_tfaccel_alone(received, alone, reasons) == {}
+    assert "passed" in received.values()
+    assert calls.total()
+
+
+def test_differences_are_stated():
+    import tfaccel
+
+    assert all(reason in (tfaccel.fit.__doc__ or "") for reason in DIFFERENCES.values())

@@ -1,0 +1,47 @@
+"""The orders in which the rows of arrays are gone through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+_LARGEST_SEED = 2**31 - 1  # as in `tf.random.set_seed`
+
+
+def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
+    """The order that `Model.fit` gives to arrays after `tf.random.set_seed(seed)`: the same one in every pass.
+
+    Args:
+        num_rows: rows of the arrays.
+        batch_size: rows of a batch.
+        shuffle: "batch" (inside each batch) or True (all rows).
+        seed: the global seed, as of `keras.utils.set_random_seed`.
+    """
+    size = batch_size if shuffle == "batch" else num_rows
+    seeds = (seed % _LARGEST_SEED, 0)
+    first, second = (0, _LARGEST_SEED) if seeds == (0, 0) else seeds
+
+    def shuffled(rows: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.RandomShuffle(value=rows, seed=first, seed2=second)
+
+    with tf.device("/CPU:0"):
+        rows = tf.data.Dataset.range(num_rows).batch(size).map(shuffled).rebatch(num_rows)
+        order: np.ndarray = rows.get_single_element().numpy()
+    return lambda _: order
+
+
+def random_order(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
+    """Another order in every pass, which follows from seed and pass alone; arguments as in `order_of_keras`."""
+
+    def order(number: int) -> np.ndarray:
+        rows = np.arange(num_rows, dtype=np.int64)
+        generator = np.random.default_rng([seed, number])
+        if shuffle != "batch":
+            return generator.permutation(rows)
+        return np.concatenate(
+            [generator.permutation(rows[first : first + batch_size]) for first in range(0, num_rows, batch_size)]
+        )
+
+    return order
