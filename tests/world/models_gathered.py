@@ -22,7 +22,7 @@ class GatheredContrastiveLoss(keras.losses.Loss):
         return ops.categorical_crossentropy(same / ops.sum(same, 1, keepdims=True), logits, from_logits=True)
 
 
-@world_model(lambda: image_classes(8), quick=True)
+@world_model(lambda: image_classes(8))
 def supervised_contrastive_gathered() -> keras.Model:
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(8, "relu"), layers.Dense(4)])
     model.compile(optimizer=adam(), loss=GatheredContrastiveLoss())

@@ -176,7 +176,7 @@ def ray_batches() -> dict[str, Any]:
     return {"x": tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(pixels(3)), rays)).batch(8)}
 
 
-@world_model(ray_batches, predicts=False, quick=True)
+@world_model(ray_batches, predicts=False)
 def nerf() -> keras.Model:
     inputs = keras.Input((5, 6))
     x = layers.Dense(8, activation="relu")(inputs)

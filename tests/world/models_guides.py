@@ -68,7 +68,7 @@ def priorities() -> dict[str, Any]:
     return {**batches(x, y, weights), "validation_data": (x, y)}
 
 
-@world_model(priorities, quick=True)
+@world_model(priorities)
 def several_outputs() -> keras.Model:
     """Dicts of inputs, outputs, losses, weights of losses, weights of rows, and metrics."""
     inputs = {"title": keras.Input((4,), name="title"), "tags": keras.Input((3,), name="tags")}
@@ -110,7 +110,7 @@ class Distiller(keras.Model):
         return self.student(x)
 
 
-@world_model(lambda: image_classes(8), quick=True)
+@world_model(lambda: image_classes(8))
 def distillation() -> keras.Model:
     def classifier(width: int) -> keras.Model:
         return keras.Sequential(
@@ -161,7 +161,7 @@ class CustomModel(keras.Model):
         return [self.loss_tracker, self.mae_metric]
 
 
-@world_model(lambda: batches(rows(5), rows(1, seed=3), 2 * pixels()), quick=True)
+@world_model(lambda: batches(rows(5), rows(1, seed=3), 2 * pixels()))
 def train_step_of_its_own() -> keras.Model:
     inputs = keras.Input((5,))
     model = CustomModel(inputs, layers.Dense(1)(layers.Dense(6, activation="tanh")(inputs)))

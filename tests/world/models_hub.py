@@ -31,7 +31,7 @@ def bert_backbone() -> Any:
 
 
 @world_model(lambda: {**batches(np.array(texts()), whole_numbers(below=2)),
-                      "validation_data": (np.array(texts()[:5]), whole_numbers(below=2)[:5])}, quick=True)  # fmt: skip
+                      "validation_data": (np.array(texts()[:5]), whole_numbers(below=2)[:5])})  # fmt: skip
 def hub_text_classifier() -> keras.Model:
     preprocessor = keras_hub.models.BertTextClassifierPreprocessor(bert_tokenizer(), sequence_length=8)
     model = keras_hub.models.BertTextClassifier(bert_backbone(), num_classes=2, preprocessor=preprocessor, dropout=0.0)

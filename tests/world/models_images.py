@@ -11,7 +11,7 @@ from keras import layers, ops
 from world import adam, batches, image_classes, pixels, rows, whole_numbers, world_model
 
 
-@world_model(image_classes, quick=True)
+@world_model(image_classes)
 def convolutional() -> keras.Model:
     model = keras.Sequential(
         [
@@ -97,7 +97,7 @@ def vision_transformer(rate: float) -> keras.Model:
     return model
 
 
-@world_model(lambda: image_classes(12, 3, 5), for_replicas=lambda: vision_transformer(0.0), quick=True)
+@world_model(lambda: image_classes(12, 3, 5), for_replicas=lambda: vision_transformer(0.0))
 def vit() -> keras.Model:
     return vision_transformer(0.1)
 

@@ -45,7 +45,7 @@ def collaborative_filtering() -> keras.Model:
     return recommender(coupled=True)
 
 
-@world_model(ratings, quick=True)
+@world_model(ratings)
 def collaborative_filtering_by_rows() -> keras.Model:
     return recommender(coupled=False)
 

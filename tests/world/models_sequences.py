@@ -27,7 +27,7 @@ def captchas() -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensor_slices(data).batch(8).prefetch(1)}
 
 
-@world_model(captchas, quick=True)
+@world_model(captchas)
 def captcha_ocr() -> keras.Model:
     input_img = layers.Input(shape=(10, 8, 1), name="image")
     labels = layers.Input(name="label", shape=(None,), dtype="int32")

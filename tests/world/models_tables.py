@@ -75,7 +75,7 @@ def table_inputs() -> dict[str, Any]:
     return {name: layers.Input(name=name, shape=(), dtype=dtype) for name, dtype in dtypes.items()}
 
 
-@world_model(lambda: {"x": table_batches()}, quick=True)
+@world_model(lambda: {"x": table_batches()})
 def wide_and_deep() -> keras.Model:
     inputs = table_inputs()
     encoded = encode_inputs(inputs, 4)

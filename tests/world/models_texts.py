@@ -188,8 +188,12 @@ def masked_language_model() -> keras.Model:
     return model
 
 
-@world_model(lambda: {"x": tf.data.Dataset.from_tensor_slices((sentences(7)[:, :-1], sentences(7)[:, 1:])).batch(8)},
-             quick=True)  # fmt: skip
+def next_tokens() -> dict[str, Any]:
+    texts = sentences(7)
+    return {"x": tf.data.Dataset.from_tensor_slices((texts[:, :-1], texts[:, 1:])).batch(8)}
+
+
+@world_model(next_tokens)
 def causal_language_model() -> keras.Model:
     """A miniature GPT with two outputs, of which one has no loss."""
     inputs = layers.Input(shape=(6,), dtype="int32")

@@ -87,7 +87,7 @@ def boxes_and_classes() -> dict[str, Any]:
     return batches(pixels(8, 8, 3), labels.astype("float32"))
 
 
-@world_model(boxes_and_classes, quick=True)
+@world_model(boxes_and_classes)
 def retina_net() -> keras.Model:
     model = RetinaNet(3)
     optimizer = keras.optimizers.SGD(learning_rate=0.01, momentum=0.9, clipnorm=10.0)
@@ -109,7 +109,9 @@ class MILAttentionLayer(layers.Layer):
         return [stack[i] for i in range(len(inputs))]
 
 
-@world_model(lambda: {"x": [pixels(6, 6, seed=s) for s in range(3)], "y": whole_numbers(below=2), "batch_size": 1})
+@world_model(
+    lambda: {"x": [pixels(6, 6, seed=s) for s in range(3)], "y": whole_numbers(below=2), "batch_size": 1}, quick=True
+)
 def attention_mil() -> keras.Model:
     """Bags of three instances, one bag a batch: fewer rows than replicas."""
     shared = layers.Dense(8, activation="relu")
@@ -198,8 +200,8 @@ def triplets() -> dict[str, Any]:
     return {"x": tf.data.Dataset.zip(three).batch(8).map(lambda *images: (images,))}
 
 
-# The loss of a step is a vector here, whose gradient is that of a sum over the rows of the batch.
-@world_model(triplets, refused="SiameseModel")
+# The loss of a step is a vector here: its gradient is that of a sum over the rows of the batch.
+@world_model(triplets)
 def siamese_triplets() -> keras.Model:
     embedding = keras.Sequential([layers.Flatten(), layers.Dense(6, activation="relu"), layers.Dense(4)])
     names = ("anchor", "positive", "negative")
@@ -214,7 +216,7 @@ def contrastive_loss(y_true: Any, y_pred: Any) -> Any:
     return ops.mean((1 - y_true) * ops.square(y_pred) + y_true * ops.square(ops.maximum(1 - y_pred, 0)))
 
 
-@world_model(lambda: batches([pixels(6, 6, 1, seed=s) for s in (0, 1)], pixels(1, seed=5).round()), quick=True)
+@world_model(lambda: batches([pixels(6, 6, 1, seed=s) for s in (0, 1)], pixels(1, seed=5).round()))
 def siamese_contrastive() -> keras.Model:
     """Pairs of images; the loss function takes the mean of the batch by itself."""
     embedding = keras.Sequential([layers.Flatten(), layers.Dense(6, activation="tanh"), layers.Dense(4)])
