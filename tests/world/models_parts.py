@@ -164,7 +164,7 @@ class SwitchRouter(layers.Layer):
         return ops.sum(outputs * (chosen * probabilities)[:, :, None], axis=1)
 
 
-@world_model(lambda: batches(rows(5), rows(1, seed=3)), refused="SwitchRouter|switch_router", quick=True)
+@world_model(lambda: batches(rows(5), rows(1, seed=3)), refused="SwitchRouter|switch_router")
 def switch_transformer() -> keras.Model:
     model = keras.Sequential([keras.Input((5,)), SwitchRouter(3), layers.Dense(1)])
     model.compile(optimizer=sgd(), loss="mse")

@@ -115,7 +115,7 @@ def anomaly_autoencoder() -> keras.Model:
 
 
 @world_model(lambda: {"x": rows(5, 3, num_rows=16), "y": rows(1, num_rows=16), "batch_size": 8},
-             refused="(?s)stateful.*replica")  # fmt: skip
+             refused="(?s)stateful.*replica", quick=True)  # fmt: skip
 def stateful_rnn() -> keras.Model:
     model = keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), layers.LSTM(4, stateful=True), layers.Dense(1)])
     model.compile(optimizer=sgd(), loss="mse")
