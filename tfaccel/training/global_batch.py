@@ -110,7 +110,7 @@ def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask:
     share = current_share()
     if share is not None and share.observe is not None:
         share.observe("loss", values)
-        return original(values, None, None, reduction, dtype)
+        return original(values, None, None, "sum_over_batch_size", dtype)
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
@@ -138,6 +138,8 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
     share, total = current_share(), original(loss)
     if share is not None and share.observe is not None:
         share.observe("added loss", loss)
+        if len(loss.shape) and _is_by_row(loss, share):
+            return total / tf.cast(tf.shape(loss)[0], total.dtype)
     if share is None or not len(loss.shape):
         return total
     return _of_all_rows(total, share) if _is_by_row(loss, share) else total

@@ -3,8 +3,8 @@
 The rule of several replicas is that a loss is a mean over the rows (or a sum that Keras reduces), and that layers treat
 each row by itself. With `A`, `B` two parts of the first batch, of m rows each, a step is run on `A`, on `B`, on `A` and
 `B` together, and on `B` twice, from the same seeds and with nothing kept. Values by row must be the same in `A` alone
-and in the first half of `A, B`; of a mean `q` over the rows must hold `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`. The
-second halves see the same random numbers in both, and drop out.
+and in the first half of `A, B`; of a mean `q` over the rows must hold `q(A, B) = (q(A) + q(B)) / 2`. Where a step draws
+random numbers, `B` gets others behind `A` than alone, and what must hold is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tfaccel.training.global_batch import Share, global_losses, replica_share
 from tfaccel.training.merged_metrics import are_close, mark_gathered, metrics_in, tolerance_of
 from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
 from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.replica_state import seed_variables
 from tfaccel.training.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
 
-MAX_PART_ROWS = 2
+MAX_PART_ROWS = 4
 ADVICE = (
     "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
     "and gather what is compared over the replicas with tfaccel.ops.all_gather_rows. "
@@ -73,9 +74,12 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
     try:
         with _unchanged(model, replicas) as reset:
             runs = {}
-            for name in ("AB", "BB", "A", "B", "again"):
+            for name in ("AB", "BB", "A", "B", "again", "reseeded"):
                 reset()
-                runs[name] = _run(model, parts["AB" if name == "again" else name], kind)
+                if name == "reseeded":
+                    for state in seed_variables(model):
+                        state.assign(tf.convert_to_tensor(state) + 1)
+                runs[name] = _run(model, parts.get(name, parts["AB"]), kind)
             reset()
             problem = _problem(model, runs)
             with global_losses(model):
@@ -83,7 +87,8 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
     except CoupledRowsError:
         raise
     except Exception as error:  # what a step cannot do with so few rows, the first real step will say
-        logger.debug("%s was not checked for coupled rows: %s: %s", name_of_step, type(error).__name__, error)
+        logger.warning("%s could not be checked for what couples the rows of a batch: %s: %s", name_of_step,
+                       type(error).__name__, error)  # fmt: skip
         return
     if problem is not None:
         what = _coupling_layer(model, replicas, parts, kind) or problem
@@ -119,7 +124,7 @@ def _unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], 
     """Lets the model stand for the first local replica's; gives a function that puts all its variables back."""
     touched = {id(v): v for v in variables_of(model)}
     for layer in private_api.all_layers(model):  # the states of recurrent layers are not among a model's variables
-        found = keras.tree.flatten([vars(layer).get("states", ()), list(vars(layer).values())])
+        found = [*keras.tree.flatten(getattr(layer, "states", None) or []), *vars(layer).values()]
         touched |= {id(v): v for v in found if isinstance(v, keras.Variable)}
     with replicas.local(list(touched.values()), 0):
         variables = [private_api.tf_variable(v) for v in touched.values()]
@@ -172,8 +177,8 @@ def _default_step(model: keras.Model, data: Any, run: Run, *, training: bool) ->
         if isinstance(output, tf.Tensor) and output.shape.rank and output.shape[0] == num_rows:
             run.by_row[f"output {place}"] = output
     loss = private_api.compute_loss(model, x, y, y_pred, sample_weight, training=training)
-    if type(model).compute_loss is not keras.Model.compute_loss and loss is not None:
-        run.means["compute_loss"] = loss
+    if loss is not None:
+        run.means["compute_loss all"] = loss
     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
@@ -231,7 +236,10 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
         if not _repeats(value, runs["again"].means.get(name)):
             continue
         others = [runs[which].means.get(name) for which in ("BB", "A", "B")]
-        if all(other is not None and other.shape == value.shape for other in others) and not _is_mean(value, *others):
+        if any(other is None or other.shape != value.shape for other in others):
+            continue
+        draws = not _repeats(value, runs["reseeded"].means.get(name))
+        if not _is_mean(value, *others, draws=draws):
             return _named(model, name)
     return None
 
@@ -239,14 +247,19 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
 def _named(model: keras.Model, name: str) -> str:
     kind, detail = name.rsplit(" ", 1)
     losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
+    compiled = (
+        f"The loss ({', '.join(map(str, losses))}) is no mean over the rows: it compares the examples of a batch, sums "
+        "them, or divides by something of its own"
+    )
+    own_loss = f"{type(model).__name__}.compute_loss is no mean over the rows of the batch"
+    overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
     adding = private_api.names_of_layers_that_add_losses(model)
     return {
         "output": f"The output of {type(model).__name__} for one row depends on the other rows of the batch",
-        "loss": f"The loss ({', '.join(map(str, losses))}) is no mean over the rows: it compares the examples of a "
-        "batch, sums them, or divides by something of its own",
+        "loss": compiled,
         "added loss": f"A loss that is added by layer {', '.join(adding)} is neither a mean over the rows nor a value "
         "for each",
-        "compute_loss": f"{type(model).__name__}.compute_loss is no mean over the rows of the batch",
+        "compute_loss": own_loss if overrides_loss else compiled,
         "metric": f"Metric {detail!r} is updated with a number that is no mean over the rows of the batch",
     }.get(kind, "The gradients that {step} applies are no means over the rows of the batch")
 
@@ -255,14 +268,15 @@ def _repeats(value: Any, again: Any) -> bool:
     return again is not None and again.shape == value.shape and are_close(value, again)
 
 
-def _is_mean(both: Any, seconds: Any, first: Any, second: Any) -> bool:
+def _is_mean(both: Any, seconds: Any, first: Any, second: Any, *, draws: bool) -> bool:
     whole, repeated, one, other = (np.asarray(tf.cast(v, tf.float64)).ravel() for v in (both, seconds, first, second))
     if not all(np.isfinite(v).all() for v in (whole, repeated, one, other)):
         return True
-    norm = np.linalg.norm
-    off = norm((whole - repeated) - (one - other) / 2)
-    tolerance = tolerance_of(both)
-    return bool(off <= 4 * tolerance * max(norm(whole - repeated), norm(one - other)) + tolerance**2 * norm(whole))
+    norm, tolerance = np.linalg.norm, tolerance_of(both)
+    by_difference = norm((whole - repeated) - (one - other) / 2)
+    if by_difference > 4 * tolerance * max(norm(whole - repeated), norm(one - other)) + tolerance**2 * norm(whole):
+        return False
+    return draws or bool(norm(whole - (one + other) / 2) <= tolerance * max(norm(one), norm(other)) + 1e-6)
 
 
 def _coupling_layer(model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str) -> str | None:
