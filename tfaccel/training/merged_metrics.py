@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfaccel.training import private_api
 from tfaccel.training.gather_rows import all_gather_rows
 from tfaccel.training.global_batch import Share, replica_share
+from tfaccel.training.numbers_alike import are_close
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
 
@@ -224,16 +224,3 @@ def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
     return all(are_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b)) for a, b in zip(merged, whole, strict=True))
-
-
-def tolerance_of(value: Any) -> float:
-    """By how much, relatively, two calculations of one value may differ."""
-    return 0.1 if value.dtype in (tf.float16, tf.bfloat16) or keras.config.dtype_policy().name != "float32" else 0.01
-
-
-def are_close(value: Any, other: Any) -> bool:
-    """Whether two tensors of one shape are equal up to rounding; shapes that differ and NaN cannot be compared."""
-    a, b = np.asarray(tf.cast(value, tf.float64)), np.asarray(tf.cast(other, tf.float64))
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return True
-    return bool(np.abs(a - b).max(initial=0.0) <= tolerance_of(value) * np.abs(b).max(initial=0.0) + 1e-6)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, global_losses, replica_share
-from tfaccel.training.merged_metrics import are_close, mark_gathered, metrics_in, tolerance_of
+from tfaccel.training.merged_metrics import mark_gathered, metrics_in
 from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
+from tfaccel.training.numbers_alike import are_close, is_mean, repeats
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replica_state import seed_variables
 from tfaccel.training.replicas import Replicas
@@ -228,18 +228,18 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
     if any(run.gathers for run in runs.values()):
         return None
     for name, values in both.by_row.items():
-        if name in first.by_row and _repeats(values, runs["again"].by_row.get(name)):
+        if name in first.by_row and repeats(values, runs["again"].by_row.get(name)):
             part = first.by_row[name]
             if not are_close(values[: part.shape[0]], part):
                 return _named(model, name)
     for name, value in both.means.items():
-        if not _repeats(value, runs["again"].means.get(name)):
+        if not repeats(value, runs["again"].means.get(name)):
             continue
         others = [runs[which].means.get(name) for which in ("BB", "A", "B")]
         if any(other is None or other.shape != value.shape for other in others):
             continue
-        draws = not _repeats(value, runs["reseeded"].means.get(name))
-        if not _is_mean(value, *others, draws=draws):
+        draws = not repeats(value, runs["reseeded"].means.get(name))
+        if not is_mean(value, *others, draws=draws):
             return _named(model, name)
     return None
 
@@ -262,21 +262,6 @@ def _named(model: keras.Model, name: str) -> str:
         "compute_loss": own_loss if overrides_loss else compiled,
         "metric": f"Metric {detail!r} is updated with a number that is no mean over the rows of the batch",
     }.get(kind, "The gradients that {step} applies are no means over the rows of the batch")
-
-
-def _repeats(value: Any, again: Any) -> bool:
-    return again is not None and again.shape == value.shape and are_close(value, again)
-
-
-def _is_mean(both: Any, seconds: Any, first: Any, second: Any, *, draws: bool) -> bool:
-    whole, repeated, one, other = (np.asarray(tf.cast(v, tf.float64)).ravel() for v in (both, seconds, first, second))
-    if not all(np.isfinite(v).all() for v in (whole, repeated, one, other)):
-        return True
-    norm, tolerance = np.linalg.norm, tolerance_of(both)
-    by_difference = norm((whole - repeated) - (one - other) / 2)
-    if by_difference > 4 * tolerance * max(norm(whole - repeated), norm(one - other)) + tolerance**2 * norm(whole):
-        return False
-    return draws or bool(norm(whole - (one + other) / 2) <= tolerance * max(norm(one), norm(other)) + 1e-6)
 
 
 def _coupling_layer(model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str) -> str | None:
