@@ -4,6 +4,7 @@
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
     tfaccel benchmark recipes --figures=image_classification
     tfaccel benchmark search --repetitions=1
+    tfaccel benchmark samplers --out=benchmarks/samplers.json
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
@@ -12,6 +13,8 @@ Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and bes
 minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
 `Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
 `search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes a repetition),
+`samplers` (30 trials of an MLP by Optuna's own loop and by `tfaccel.search`, TPE and Bayesian; a repetition is a seed
+and takes three minutes; needs the extra `optuna`),
 `compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32, two minutes; and
 what part of int8's loss on a network with uneven channels QAT wins back, half a minute a repetition) and `serve`
 (throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot reload;
@@ -31,6 +34,7 @@ from rich.text import Text
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.measuring.search_suite import SEARCHES, run_search_suite
 from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.measuring.suite_options import SuiteOptions
@@ -38,7 +42,7 @@ from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, show_progress, table_console
 
-SUITES = ("engine", "recipes", "search", "compress", "serve")
+SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
@@ -104,6 +108,8 @@ def _measure(suite: str, names: list[str]) -> Report:
             return run_serve_suite(names, options)
         if suite == "search":
             return run_search_suite(names, options)
+        if suite == "samplers":
+            return run_sampler_suite(names, options)
         from tfaccel.measuring.engine_suite import run_engine_suite
 
         return run_engine_suite(names, options)
@@ -116,6 +122,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
     by_suite = {
         "engine": ENGINE_FIGURE_NAMES,
         "search": tuple(SEARCHES),
+        "samplers": SAMPLER_FIGURES,
         "compress": COMPRESS_FIGURE_NAMES,
         "serve": SERVE_FIGURES,
     }

@@ -3,6 +3,10 @@
     tfaccel tune --recipe=image_classification --algorithm=random --max_trials=16 --parallel=2 --run_dir=runs/search
     tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # goes on after a stop
     tfaccel tune --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
+    tfaccel tune --recipe=image_classification --algorithm=tpe --pruning=median --max_trials=30 --run_dir=runs/tpe
+
+Algorithms: random, grid, bayesian and hyperband are Keras Tuner's; tpe, cmaes and nsga2 are Optuna's, with its pruners
+(pip install 'tfaccel[optuna]').
 
 Without --space it searches what the recipe offers: architecture, optimizer, learning rate, schedule, batch size,
 regularisation and augmentation, as far as the recipe has them; parameters that are set by flags are not searched. Exit
@@ -60,17 +64,19 @@ def _main() -> int:
     return 0 if result.best is not None else 1
 
 
-def _workload() -> str:
-    """The recipe or import path that --recipe or --workload names."""
+def _workload() -> str | None:
+    """The recipe or import path that --recipe or --workload names; None where a tuner needs no data."""
     recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if recipe is None and import_path is None and flags.FLAGS["tuner"].value is not None:
+        return None
     if (recipe is None) == (import_path is None):
         names = ", ".join(entry.name for entry in list_recipes())
         raise WorkloadError(
             "Give --recipe=NAME or --workload=package.module:function. "
             f"Received: {'neither' if recipe is None else 'both'}. Recipes: {names}."
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     if import_path is not None and ":" not in import_path:
         raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
     return str(recipe or import_path)

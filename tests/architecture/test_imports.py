@@ -67,6 +67,7 @@ CHILD_PROGRAMS = {
     "tfaccel.tuning.chief_program",
     "tfaccel.tuning.nursery_program",
     "tfaccel.tuning.plain_program",
+    "tfaccel.tuning.sampler_program",
     "tfaccel.tuning.worker_program",
 }
 

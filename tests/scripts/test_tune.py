@@ -10,7 +10,8 @@ from absl import flags
 from tfaccel.scripts import tune as tune_command
 
 RECIPE = "--recipe=tabular_classification"
-OWN = ("recipe", "workload", "run_dir", "plan", "space", "objective", "max_trials", "parallel", "trial_seconds")
+OWN = ("recipe", "workload", "run_dir", "plan", "space", "objective", "max_trials", "parallel", "trial_seconds",
+       "tuner", "num_initial_points", "algorithm_options", "pruning_options", "executions_per_trial")  # fmt: skip
 
 
 @pytest.fixture
@@ -53,6 +54,14 @@ def tune(tmp_path, monkeypatch, capsys):
         ),
         ([RECIPE, "--run_dir=a", "--dtype_policy=float61"], "Did you mean"),
         ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband ends trials by itself."),
+        ([RECIPE, "--run_dir=a", "--pruning=percentile"], "pruning='percentile' needs an algorithm of Optuna"),
+        ([RECIPE, "--run_dir=a", "--num_initial_points=3"], "algorithm='random' has no random beginning"),
+        ([RECIPE, "--run_dir=a", "--num_initial_points=0"], "flag --num_initial_points=0"),
+        ([RECIPE, "--run_dir=a", "--executions_per_trial=0"], "flag --executions_per_trial=0"),
+        ([RECIPE, "--run_dir=a", "--algorithm_options={"], "--algorithm_options must be a JSON object"),
+        ([RECIPE, "--run_dir=a", "--pruning_options=[1]"], "--pruning_options must be a JSON object. Received: '[1]'"),
+        ([RECIPE, "--run_dir=a", "--algorithm=cmaes", "--objective=a:min,b:min"], "CMA-ES betters one objective"),
+        (["--run_dir=a", "--tuner=mine"], "A tuner is written package.module:name. Received: 'mine'."),
         ([RECIPE, "--run_dir=a", "--trials=9"], "Unknown command line flag 'trials'"),
         ([RECIPE, "--run_dir=other"], "The run directory other is not empty and holds no run of tfaccel."),
         (

@@ -86,9 +86,9 @@ def test_all_that_keras_tuner_takes_from_a_fit_is_taken(logical_devices):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda: None, "A HyperModel's fit must return a History, .* Received: NoneType"),
+        (lambda: None, "must return a History, .* Received: NoneType"),
         (lambda: True, "Received: bool"),
-        (lambda: {"loss": 1.0}, "fit returned nothing called 'val_loss', which is to be bettered. It returned: loss"),
+        (lambda: {"loss": 1.0}, "returned nothing called 'val_loss', which is to be bettered. It returned: loss"),
         (lambda: history(loss=[1.0]), "It returned: loss"),
         (lambda: history(), "It returned: nothing"),
         (lambda: types.SimpleNamespace(), "Received: SimpleNamespace"),
@@ -101,10 +101,10 @@ def test_what_a_fit_cannot_return_is_said(logical_devices, returned, message):
         own_fit_metrics(returned(), LOSS)
 
 
-def test_a_trial_trains_as_long_as_all_its_epochs_but_the_first_do(logical_devices, monkeypatch, tmp_path):
+def test_a_trial_trains_as_long_as_all_its_epochs_but_the_first_do(logical_devices, monkeypatch):
     from tfaccel.tuning import trial_callbacks
 
-    report = trial_callbacks.TrialReport(tmp_path, LOSS, {})
+    report = trial_callbacks.TrialReport(LOSS, {})
     assert report.train_seconds is None
     for now in (7.0, 8.0, 10.0):
         monkeypatch.setattr(trial_callbacks.time, "perf_counter", lambda now=now: now)

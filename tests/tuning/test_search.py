@@ -152,7 +152,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian", "hyperband"])
+@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian", "hyperband", "tpe"])
 def test_a_search_killed_again_and_again_loses_and_repeats_nothing(tmp_path, algorithm):
     program, run_dir = tmp_path / "program.py", tmp_path / "run"
     program.write_text(PROGRAM)

@@ -262,8 +262,8 @@ def test_metrics_that_were_not_finite_are_left_out():
     assert [found.trial_id for found in pareto_front(with_both, Objective((("a", "max"), ("b", "min"))))] == ["1"]
 
 
-def test_an_objective_of_an_own_fit_must_be_named():
+def test_without_an_objective_what_a_fit_of_ones_own_returns_is_kept_low():
     found = {"space": space_of(("Boolean", {})), "metrics": None}
-    with pytest.raises(SearchError, match=r"Give objective=NAME:max"):
-        _checked(found, SearchOptions())
+    assert _checked(found, SearchOptions()).parts == (("default_objective", "min"),)
     assert _checked(found, SearchOptions(objective="mine:max")).parts == (("mine", "max"),)
+    assert _checked({**found, "space": space_of()}, SearchOptions()).name == "default_objective"  # it finds some

@@ -1,1 +1,1 @@
-"""Searches of hyperparameters: Keras Tuner's algorithms, trials side by side in processes of their own."""
+"""Searches of hyperparameters: Keras Tuner's algorithms or Optuna's, trials side by side in their own processes."""

@@ -49,7 +49,8 @@ def main(folder: Path, name: str, arguments: list[str]) -> int:
         show(write_session, row)
 
     oracle = make_oracle(task["space"], SearchOptions.from_json(task["options"]), objective, run_dir=run_dir,
-                         epochs=task["epochs"], on_row=on_row)  # fmt: skip
+                         epochs=task["epochs"], on_row=on_row,
+                         on_end=lambda message: line.send("fatal", message=message))  # fmt: skip
     (run_dir / "tuner" / "chief.json").unlink(missing_ok=True)  # Keras Tuner's, and empty; see `go_on`
     tuner = Chief(oracle, directory=str(run_dir), project_name="tuner")
     oracle.go_on()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import keras_tuner
 
+from tfaccel.errors import SearchError
 from tfaccel.training import private_models
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import Runtime
@@ -20,43 +22,75 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
 
     Returns:
         "space": Keras Tuner's config of all hyperparameters; "builds_models"; "metrics": the names of all metrics, or
-        None where a HyperModel's own `fit` decides; "num_parameters" of the default model.
+        None where a `fit` or `run_trial` of one's own decides, which may ask for further hyperparameters too.
 
     Raises:
-        SearchError: if the space returns something else than a compiled model or arguments.
+        SearchError: if the space returns something else than a compiled model or arguments, or the sampler or pruner
+            cannot be made.
         WorkloadError: if the workload's function does not take those arguments.
     """
+    options = maker.options
+    if options.by_optuna:
+        from tfaccel.tuning.optuna_study import make_pruner, make_sampler
+
+        make_sampler(options)
+        make_pruner(options, epochs=maker.epochs)
+    if maker.space is None:
+        known = options.hyperparameters or {"space": [], "values": {}}
+        return {"space": dict(known), "builds_models": True, "metrics": None}
     workload = maker.workload()
     plan = maker.plan(workload)
     keras.backend.clear_session()
-    with Runtime(plan, seed=maker.options.seed) as runtime, tempfile.TemporaryDirectory() as folder:
-        made: list[Any] = []
-
-        def build(hp: Any) -> Any:
-            made[:] = [*made[:1], maker.space(hp)]  # the first is the default
-            return made[-1]
-
+    with Runtime(plan, seed=options.seed) as runtime:
         with runtime.strategy.scope():
-            # A local oracle, which Keras Tuner fills; the tuner itself is of no further use.
-            oracle = keras_tuner.oracles.RandomSearchOracle(objective=keras_tuner.Objective("loss", "min"))
-            keras_tuner.Tuner(oracle, hypermodel=build, directory=folder)
-            builds_models = is_model_space(made[0], maker.source.space.name)
-        if not builds_models:
-            workload = maker.workload(made[0])
-        with runtime.strategy.scope():
-            model = maker.model(made[0], workload, plan)
-        source = WorkloadSource(workload, plan, Replicas(runtime.strategy), seed=maker.options.seed)
-        source.close()
-        private_models.build_model(model, source.batch_spec)
-        names = metric_names(model)
-        judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
-        found = {
-            "space": oracle.get_space().get_config(), "builds_models": builds_models,
-            "metrics": None if maker.own_fit else names + _held_out(names, workload) + judged,
-            "num_parameters": model.count_params(),
-        }  # fmt: skip
+            space, made = _explored(maker, maker.space)
+            builds_models = made is None or is_model_space(
+                made, maker.source.space.name, compiled=not maker.trains_itself and not maker.compiles_again
+            )
+        found = {"space": space, "builds_models": builds_models, "metrics": None}
+        if not maker.trains_itself:
+            found["metrics"] = _metrics(maker, made, builds_models, Replicas(runtime.strategy))
     keras.backend.clear_session()
     return found
+
+
+def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
+    """The config of all hyperparameters, and what the space makes of the defaults; None where a Tuner builds."""
+    options = maker.options
+    made: list[Any] = []
+
+    def build(hp: Any) -> Any:
+        made[:] = [*made[:1], space(hp)]  # the first is the default
+        return made[-1]
+
+    known = options.hyperparameters and keras_tuner.HyperParameters.from_config(options.hyperparameters)
+    # A local oracle, which Keras Tuner fills; the tuner itself is of no further use.
+    oracle = keras_tuner.oracles.RandomSearchOracle(
+        objective=keras_tuner.Objective("loss", "min"), hyperparameters=known or None,
+        tune_new_entries=options.tune_new_entries, allow_new_entries=options.allow_new_entries,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        keras_tuner.Tuner(oracle, hypermodel=build, directory=folder)
+    return oracle.get_space().get_config(), None if maker.tuner is not None else made[0]
+
+
+def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replicas) -> list[str]:
+    """The names of the metrics of a trial."""
+    if not builds_models and maker.compiles_again:
+        raise SearchError(
+            "optimizer, loss and metrics take the place of what build(hp) compiled a model with. The space "
+            f"{maker.source.space.name or 'of the workload'} gives arguments for the workload's function instead."
+        )
+    workload = maker.workload(None if builds_models else made)
+    plan = maker.plan(workload)
+    with replicas.strategy.scope():
+        model = maker.model(made, workload, plan)
+    source = WorkloadSource(workload, plan, replicas, seed=maker.options.seed)
+    source.close()
+    private_models.build_model(model, source.batch_spec)
+    names = metric_names(model)
+    judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
+    return names + _held_out(names, workload) + judged
 
 
 def metric_names(model: keras.Model) -> list[str]:

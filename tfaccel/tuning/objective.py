@@ -17,6 +17,8 @@ _RISING = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "psnr",
            "positives", "similarity", "recognised")  # fmt: skip
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy", "entropy", "perplexity", "pinball",
             "divergence", "distance", "hinge", "poisson", "negatives", "nats", "bits")  # fmt: skip
+# What Keras Tuner calls the number that a `fit` or `run_trial` of one's own returns where no objective is named.
+DEFAULT_NAME = "default_objective"
 _WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric
 
 
@@ -24,8 +26,9 @@ _WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so mu
 class Objective:
     """The metrics that a search betters.
 
-    Several are made into one number to be kept low, for the algorithm: the sum of those that fall and of those that
-    rise with the sign turned; of seconds and bytes a tenth of the logarithm. The Pareto front takes them one by one.
+    Several are made into one number to be kept low, for Keras Tuner's algorithms and to name a best trial: the sum of
+    those that fall and of those that rise with the sign turned; of seconds and bytes a tenth of the logarithm. Optuna's
+    algorithms and the Pareto front take them one by one.
 
     Arguments:
         parts: pairs of a metric's name and "max" or "min".
@@ -91,6 +94,12 @@ class Objective:
                 value = _WEIGHT_OF_TEN_TIMES * math.log10(max(value, 1e-12))
             total += value if direction == "min" else -value
         return round(total, 9)
+
+    def check_finite(self, value: float) -> float:
+        """The value; SearchError where it is NaN or infinite."""
+        if not math.isfinite(value):
+            raise SearchError(f"The objective {self.name!r} became {value}.")
+        return value
 
     def better(self, value: float, other: float) -> bool:
         """Whether a value is better than another."""
@@ -163,3 +172,33 @@ def _default_objective(names: Collection[str]) -> Objective:
             except SearchError:
                 continue
     raise SearchError(f"Say what to better: --objective=NAME:max or NAME:min. Metrics: {', '.join(names) or 'none'}.")
+
+
+def written_objective(given: Any) -> Any:
+    """An objective as text: Keras Tuner's objects become "NAME:max" or "NAME:min".
+
+    Raises:
+        SearchError: for anything else than texts, Keras Tuner's objectives, and sequences of these.
+
+    Example:
+        >>> written_objective(("val_loss", "size"))
+        ('val_loss', 'size')
+    """
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, list | tuple):
+        return tuple(_one_objective(part) for part in given)
+    several = getattr(given, "objectives", None)
+    return tuple(map(_one_objective, several)) if several else _one_objective(given)
+
+
+def _one_objective(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    name, direction = getattr(given, "name", None), getattr(given, "direction", None)
+    if isinstance(name, str) and isinstance(direction, str):
+        return f"{name}:{direction}"
+    raise SearchError(
+        "An objective is the name of a metric, NAME:max or NAME:min, a keras_tuner.Objective, or several of these. "
+        f"Received: {given!r:.200}."
+    )

@@ -1,8 +1,8 @@
-"""Keras Tuner's oracles, whose state survives a kill at any moment, and which keep `trials.jsonl`.
+"""Keras Tuner's oracles, or Optuna in their place: their state survives any kill, and they keep `trials.jsonl`.
 
 Made for Keras Tuner 1.4.8, whose own files are written in place, whose grid search forgets where it was, and
-whose trials are lost if it ends between two writes. `_save_trial`, `_get_oracle_fname`, `_retry_queue`, `_ordered_ids`,
-`_populate_next` and `_compare` are its private parts used here.
+whose trials are lost if it ends between two writes. `_save_trial`, `_get_oracle_fname`, `_retry_queue`, `_run_times`,
+`_record_values`, `_ordered_ids`, `_populate_next` and `_compare` are its private parts used here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any
 
 import keras_tuner
 from keras_tuner import oracles
+from threadpoolctl import threadpool_limits
 
 from tfaccel.training.files import whole_file
 from tfaccel.tuning.hyperband import HyperbandOracle
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.trial_row import TrialRow, TrialRows, read_outcome, trial_folder
+from tfaccel.tuning.trial_row import OUTCOME_FILE, TrialRow, TrialRows, read_outcome, trial_folder
 
 OnRow = Callable[[TrialRow], None]
+FOR_GOOD = "FailedTrialError"  # a trial with this cause is not begun anew: it would fail again
 
 
 class KeptOracle(keras_tuner.Oracle):
@@ -33,6 +35,9 @@ class KeptOracle(keras_tuner.Oracle):
     run_dir: Path
     rows: TrialRows
     on_row: OnRow
+    tell: OnRow
+    on_end: Callable[[str], None]
+    most_failed_in_a_row: int | None
     max_trials: int | None
     _retry_queue: list[str]
 
@@ -47,13 +52,47 @@ class KeptOracle(keras_tuner.Oracle):
         with whole_file(folder / "trial.json") as temporary:
             temporary.write_text(json.dumps(trial.get_state()))
 
+    def populate_space(self, trial_id: str) -> dict[str, Any]:
+        """The values of the next trial, found on one thread: the matrices are small, and the cores are the trials'."""
+        if not self.hyperparameters.space and self.ongoing_trials:
+            return {"status": "IDLE"}  # the first trial finds out what there is to search
+        with threadpool_limits(limits=1, user_api="blas"):
+            found: dict[str, Any] = super().populate_space(trial_id)
+        return found
+
+    def _record_values(self, trial: Any) -> None:
+        """Keeps the value of a name that stands under several conditions, where Keras Tuner drops it."""
+        hyperparameters = trial.hyperparameters
+        before = dict(hyperparameters.values)
+        super()._record_values(trial)
+        for entry in hyperparameters.space:
+            if hyperparameters.is_active(entry) and entry.name in before:
+                hyperparameters.values[entry.name] = before[entry.name]
+
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Adds the trial's line to `trials.jsonl`, then does what Keras Tuner does."""
+        """Adds the trial's line to `trials.jsonl`, unless it is to begin anew, then does what Keras Tuner does."""
         row = read_outcome(self.run_dir, trial.trial_id)
-        if row is not None and self.rows.add(row):
-            self.on_row(row)
+        if trial.status == "INVALID" and self._run_times[trial.trial_id] < self.max_retries_per_trial:
+            (trial_folder(self.run_dir, trial.trial_id) / OUTCOME_FILE).unlink(missing_ok=True)
+        elif row is not None:
+            self.tell(row)
+            if self.rows.add(row):
+                self.on_row(row)
         super().end_trial(trial)
+        self._count_failures()
+
+    def _count_failures(self) -> None:
+        """Ends the search where too many trials have failed, one after the other."""
+        most = self.most_failed_in_a_row
+        last = [self.trials[trial_id] for trial_id in self.end_order[-(most or 0) :]]
+        if most is not None and len(last) == most and all(trial.status == "FAILED" for trial in last):
+            row = read_outcome(self.run_dir, last[-1].trial_id)
+            self.stop()
+            self.on_end(
+                f"{most} trials in a row have failed (max_consecutive_failed_trials), the last one with: "
+                f"{row.cause if row is not None else 'no cause'}"
+            )
 
     @keras_tuner.synchronized
     def finish(self, trial_id: str) -> None:
@@ -62,7 +101,8 @@ class KeptOracle(keras_tuner.Oracle):
         if row is None or trial_id in self.end_order or trial_id not in self.trials:
             return
         trial = self.trials[trial_id]
-        trial.status, trial.message = ("COMPLETED", None) if row.has_score else ("FAILED", row.cause)
+        failed = "FAILED" if (row.cause or "").startswith(FOR_GOOD) else "INVALID"
+        trial.status, trial.message = ("COMPLETED", None) if row.has_score else (failed, row.cause)
         if row.has_score and not trial.metrics.exists(self.objective.name):
             self.update_trial(trial_id, {**row.finite_metrics, self.objective.name: row.score})
         self.end_trial(trial)
@@ -83,6 +123,7 @@ class KeptOracle(keras_tuner.Oracle):
         for trial_id in sorted(set(self.trials) - set(self.start_order)):  # no worker has heard of it
             del self.trials[trial_id]
             shutil.rmtree(trial_folder(self.run_dir, trial_id))
+        self.forget_others()
         waiting = [trial_id for trial_id in self.start_order if trial_id not in self.end_order]
         self._retry_queue = []
         if isinstance(self, oracles.GridSearchOracle):
@@ -94,6 +135,11 @@ class KeptOracle(keras_tuner.Oracle):
             row = read_outcome(self.run_dir, trial_id)
             if row is not None:
                 self.rows.add(row)
+
+    def forget_others(self) -> None:
+        """Forgets trials that were begun and are none; Keras Tuner has none such."""
+        if hasattr(super(), "forget_others"):
+            super().forget_others()
 
     @staticmethod
     def _find_place(grid: Any) -> None:
@@ -117,8 +163,9 @@ _KINDS: dict[str, type[keras_tuner.Oracle]] = {
 
 
 def make_oracle(
-    space: dict[str, Any], options: SearchOptions, objective: Objective, *, run_dir: Path, epochs: int, on_row: OnRow
-) -> KeptOracle:
+    space: dict[str, Any], options: SearchOptions, objective: Objective, *, run_dir: Path, epochs: int, on_row: OnRow,
+    on_end: Callable[[str], None] = lambda message: None,
+) -> KeptOracle:  # fmt: skip
     """The oracle of a search, with the state that its run directory holds.
 
     Args:
@@ -127,16 +174,44 @@ def make_oracle(
         run_dir: its run directory.
         epochs: of Hyperband's longest trials.
         on_row: called with each trial that has finished.
+        on_end: called where the search has to end, with the reason.
     """
-    kind = _KINDS[options.algorithm]
+    kind = _KINDS.get(options.algorithm) or _optuna_oracle()
     kept: Any = type(f"Kept{kind.__name__}", (KeptOracle, kind), {})
-    own = {"max_epochs": epochs} if options.algorithm == "hyperband" else {"max_trials": options.trial_limit}
+    own: dict[str, Any] = {"max_trials": options.trial_limit}
+    if options.algorithm == "hyperband":
+        own = {"max_epochs": epochs}
+    elif options.algorithm == "bayesian":
+        own["num_initial_points"] = options.num_initial_points
+    if not options.by_optuna:
+        own |= options.algorithm_options
     oracle: KeptOracle = kept(
         objective=keras_tuner.Objective(objective.name, objective.direction), seed=options.seed,
-        hyperparameters=keras_tuner.HyperParameters.from_config(space),
+        hyperparameters=keras_tuner.HyperParameters.from_config(space), tune_new_entries=options.tune_new_entries,
+        allow_new_entries=options.allow_new_entries, max_retries_per_trial=options.max_retries_per_trial,
         max_consecutive_failed_trials=sys.maxsize, **own,
     )  # fmt: skip
     oracle.max_trials = options.trial_limit
+    oracle.most_failed_in_a_row = options.max_consecutive_failed_trials
     oracle.verbose = 0
     oracle.run_dir, oracle.rows, oracle.on_row = run_dir, TrialRows(run_dir / "trials.jsonl"), on_row
+    oracle.tell, oracle.on_end = lambda row: None, on_end
+    if options.by_optuna:
+        _open_study(oracle, options, objective, run_dir, epochs)
     return oracle
+
+
+def _optuna_oracle() -> type[keras_tuner.Oracle]:
+    from tfaccel.tuning.optuna_oracle import OptunaOracle
+
+    return OptunaOracle
+
+
+def _open_study(oracle: Any, options: SearchOptions, objective: Objective, run_dir: Path, epochs: int) -> None:
+    from tfaccel.tuning.optuna_study import mend_storage, open_study
+
+    (run_dir / "tuner").mkdir(exist_ok=True)
+    mend_storage(run_dir)
+    oracle.study = open_study(run_dir, options, objective, epochs=epochs)
+    oracle.metrics = objective
+    oracle.tell = oracle.told

@@ -7,10 +7,11 @@ from numbers import Real
 from typing import Any
 
 import keras
+import keras_tuner
 import numpy as np
 
 from tfaccel.errors import SearchError
-from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.objective import DEFAULT_NAME, Objective
 
 
 def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -40,17 +41,34 @@ def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, fl
         found = {objective.name: float(result)}
     else:
         raise SearchError(
-            "A HyperModel's fit must return a History, a dictionary of metrics, a number, or a list of these. "
-            f"Received: {type(result).__name__}."
+            "A fit or run_trial of your own must return a History, a dictionary of metrics, a number, or a list of "
+            f"these. Received: {type(result).__name__}."
         )
     found = {**found, **(measured or {})}
     missing = [name for name in objective.names if name not in found]
+    if missing == [DEFAULT_NAME]:
+        raise SearchError(
+            "A fit or run_trial of your own that does not return a number, to be kept low, needs objective=NAME:min or "
+            f"NAME:max. It returned: {', '.join(found) or 'nothing'}."
+        )
     if missing:
         raise SearchError(
-            f"The HyperModel's fit returned nothing called {missing[0]!r}, which is to be bettered. It returned: "
-            f"{', '.join(found) or 'nothing'}."
+            f"A fit or run_trial of your own returned nothing called {missing[0]!r}, which is to be bettered. It "
+            f"returned: {', '.join(found) or 'nothing'}."
         )
     return found
+
+
+def fatal_unless_metrics(result: Any, objective: Objective, measured: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a `fit` or `run_trial` returned.
+
+    Raises:
+        keras_tuner.errors.FatalError: where they are none: each trial would end so.
+    """
+    try:
+        return own_fit_metrics(result, objective, measured)
+    except SearchError as error:
+        raise keras_tuner.errors.FatalError(str(error)) from error
 
 
 def _best_epoch(

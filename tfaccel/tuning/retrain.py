@@ -36,8 +36,9 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
     hp = keras_tuner.HyperParameters.from_config(config)
     for name in [name for name in hp.values if name.startswith("tuner/")]:
         del hp.values[name]  # Hyperband's: now all epochs are trained, from the start
-    if not runner.builds_models:
-        workload = runner.maker.workload(runner.maker.space(hp))
+    space = runner.maker.space
+    if not runner.builds_models and space is not None:
+        workload = runner.maker.workload(space(hp))
         seed = runner.maker.options.seed
         result = train(workload, runner.maker.plan(workload), run_dir=folder, epochs=runner.maker.epochs, seed=seed,
                        resume="auto", verbose=0)  # fmt: skip

@@ -23,10 +23,10 @@ from tfaccel.training.run_dir import RunDir
 from tfaccel.tuning.device_groups import device_groups
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
-from tfaccel.tuning.objective import Objective, checked_objective
+from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.source import TRAINING, SearchSource
 from tfaccel.tuning.supervisor import Supervisor
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_rows
 
@@ -44,7 +44,7 @@ def search(
     on_row: OnRow = lambda row: None,
     **options: Any,
 ) -> SearchResult:
-    """Searches for the best hyperparameters, with Keras Tuner's algorithms, trials side by side.
+    """Searches for the best hyperparameters, with Keras Tuner's algorithms or Optuna's, trials side by side.
 
     Each trial runs in one of `parallel` worker processes, each with its own GPUs or its share of the cores, inside the
     runtime: its strategy, dtype policy and XLA are the plan's. A trial that fails, crashes, hangs, runs out of memory
@@ -52,24 +52,34 @@ def search(
     `resume="auto"`; no finished trial is lost or done again.
 
     With one seed, a random or grid search has the trials that Keras Tuner has with that seed, in the same order,
-    however many run side by side. What Bayesian optimization and Hyperband try next depends on what has finished by
-    then, and so on timing where several run side by side.
+    however many run side by side. What the other algorithms try next depends on what has finished by then, and so on
+    timing where several run side by side.
+
+    Spaces are written as for Keras Tuner, whichever algorithm chooses. A HyperModel with a `fit` of its own, or a Tuner
+    with a `run_trial` of its own, trains itself, on one device unless `plan_fields` say otherwise. Its arguments have
+    the names of `Model.fit`: where it has `y` or `*args` it gets arrays, else `x` is a `tf.data.Dataset`; `epochs`,
+    `batch_size`, `callbacks`, `validation_data` and `verbose` are given as far as it takes them. A
+    `keras_tuner.errors.FatalError` ends the search, a `FailedTrialError` the trial.
 
     The directory holds `trials.jsonl` (one line for each finished trial), `search.json` (the result), `config.json`,
     `space.json`, `parallel_coordinates.png`, `importance.png`, `tensorboard/` with the view of hyperparameters,
-    `tuner/` (what Keras Tuner keeps), `logs/`, and with `retrain=True` `best/`.
+    `tuner/` (what Keras Tuner keeps, or Optuna: `optuna.journal`), `logs/`, and with `retrain=True` `best/`.
 
     Args:
         workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
-            or such a function, defined at the top level of a module.
+            or such a function, defined at the top level of a module. None where a `tuner` needs no data.
         space: what is searched, as a function or its import path: `build(hp)` that returns a compiled model, a
             `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: what the
-            workload's function takes itself; see `tfaccel.tuning.recipe_space`. Data come from the workload.
+            workload's function takes itself; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
+            subclass of `keras_tuner.Tuner` is a `tuner` without a space.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very search.
         resume: "never" or "auto". `max_trials`, `parallel` and limits on time may differ from before.
         on_row: called with each trial that has finished.
         **options: the fields of `tfaccel.tuning.options.SearchOptions`: `algorithm`, `max_trials`, `objective`,
-            `parallel`, `seed`, `epochs`, `pruning`, `early_stopping`, limits, and more.
+            `parallel`, `seed`, `epochs`, `pruning`, `early_stopping`, limits, and more. Besides, as in Keras Tuner:
+            `tuner`, a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials, or its import path;
+            `callbacks`, a list of Keras callbacks, of which each trial gets a copy, or a function that returns one;
+            `optimizer`, `loss` and `metrics`, which take the place of those that `build(hp)` compiled a model with.
 
     Returns:
         The `SearchResult`, which is also in `search.json`.
@@ -77,7 +87,8 @@ def search(
     Raises:
         VersionError: if Keras Tuner is not installed (the extra `tune`).
         SearchError: for an option that does not exist, a space without a free parameter, or an objective that no metric
-            has; nothing has been written then. Also if the processes of the search cannot run.
+            has; nothing has been written then. Also if the processes of the search cannot run, a trial raised a
+            `FatalError`, or `max_consecutive_failed_trials` have failed.
         RunDirError: if the directory holds something else.
 
     Example:
@@ -89,11 +100,16 @@ def search(
     """
     started = time.perf_counter()
     check_keras_tuner()
-    chosen = SearchOptions.of(options)
+    _check_alone()
+    tuner = options.pop("tuner", None)
+    training = {name: options.pop(name, None) for name in TRAINING}
+    training = {name: given for name, given in training.items() if given is not None}
+    source = SearchSource.of(workload, space, tuner=tuner, training=training)
+    chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **options})
     if isinstance(workload, str) and ":" not in workload:
         load_recipe(workload, **chosen.workload_options)  # a wrong name or value is told of at once
-    source = SearchSource.of(workload, space)
-    config = {"search": source.workload.name, "space": source.space.name, **chosen.identity()}
+    config = {"search": source.workload.name, "space": source.space.name, "tuner": source.tuner.name,
+              **{name: _written(given) for name, given in training.items()}, **chosen.identity()}  # fmt: skip
     directory = RunDir(run_dir, _flat(config), resume=resume)
     groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
     with Supervisor(source, chosen, groups, on_row) as supervisor:
@@ -109,8 +125,36 @@ def search(
                 best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
                 result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
     write_json(directory.path / "search.json", result.to_json())
-    _draw(directory.path, result, found)
+    _draw(directory.path, result)
     return result
+
+
+def _check_alone() -> None:
+    """Refuses to be one of several processes that search together, as Keras Tuner's chief and workers do."""
+    name = "KERASTUNER_TUNER_ID"
+    if name in os.environ:
+        raise SearchError(
+            f"{name} is set: Keras Tuner's chief and workers, each started by hand, would each run a search of their "
+            "own here. One call of search starts them all: use parallel=NUMBER, and unset it."
+        )
+
+
+def _like_keras_tuner(space: Any) -> dict[str, Any]:
+    """The algorithm of a subclass of one of Keras Tuner's tuners."""
+    kinds = {"RandomSearch": "random", "GridSearch": "grid", "BayesianOptimization": "bayesian"}
+    for kind in getattr(space, "__mro__", ()):
+        if kind.__name__ in kinds and kind.__module__.startswith("keras_tuner."):
+            return {"algorithm": kinds[kind.__name__]}
+    return {}
+
+
+def _written(given: Any) -> Any:
+    """What a model is trained with, as far as a search that goes on must have the same."""
+    if isinstance(given, list | tuple):
+        return [_written(part) for part in given]
+    if isinstance(given, dict):
+        return {str(name): _written(part) for name, part in given.items()}
+    return given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
 
 
 @contextlib.contextmanager
@@ -156,17 +200,34 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
     """The objective, where there is something to search."""
-    free = [entry for entry in found["space"]["space"] if not _is_fixed(entry)]
-    if not free:
+    space = found["space"]["space"]
+    free = [entry for entry in space if not _is_fixed(entry)]
+    odd = next(
+        (e["config"] for e in space if not isinstance(e["config"].get("value", 0), bool | int | float | str)), None
+    )
+    if odd is not None:
+        raise SearchError(
+            f"hp.Fixed takes a truth value, a number or a text here. Received: {odd['name']}={odd['value']!r}."
+        )
+    if options.algorithm == "cmaes":
+        _check_numbers(free)
+    if not free and found["metrics"] is not None:  # a fit of one's own may ask for some
         raise SearchError(
             "The space has no free parameter, so that there is nothing to search. Ask hp for at least one with several "
             "values, such as hp.Float('learning_rate', 1e-4, 1e-1, sampling='log')."
         )
     if found["metrics"] is not None:
         return checked_objective(options.objective, found["metrics"])
-    if options.objective is None:
-        raise SearchError("A HyperModel with a fit of its own does not say what to better. Give objective=NAME:max.")
-    return Objective.of(options.objective)
+    return Objective(((DEFAULT_NAME, "min"),)) if options.objective is None else Objective.of(options.objective)
+
+
+def _check_numbers(free: list[dict[str, Any]]) -> None:
+    numbers = [e for e in free if e["class_name"] in ("Int", "Float") and not e["config"]["conditions"]]
+    if len(numbers) < 2:
+        raise SearchError(
+            "CMA-ES chooses numbers (hp.Int, hp.Float) that every trial has, at least two of them; the rest would be "
+            f"random. Received: {', '.join(e['config']['name'] for e in numbers) or 'none'}. Use algorithm='tpe'."
+        )
 
 
 def _is_fixed(entry: dict[str, Any]) -> bool:
@@ -176,13 +237,17 @@ def _is_fixed(entry: dict[str, Any]) -> bool:
     return entry["class_name"] == "Fixed" or same or (values is not None and len(set(values)) == 1)
 
 
-def _draw(folder: Path, result: SearchResult, found: dict[str, Any]) -> None:
+def _draw(folder: Path, result: SearchResult) -> None:
     """The pictures, of the trials that have a score."""
     scored = [row for row in result.rows if row.has_score]
     if not scored:
         return
-    logarithmic = {e["config"]["name"] for e in found["space"]["space"] if e["config"].get("sampling") == "log"}
-    names = list(dict.fromkeys(entry["config"]["name"] for entry in found["space"]["space"] if not _is_fixed(entry)))
+    # What the chief knows at the end: trials may have asked for more than was known at the beginning.
+    space = json.loads((folder / "tuner" / "oracle.json").read_text())["hyperparameters"]["space"]
+    logarithmic = {entry["config"]["name"] for entry in space if entry["config"].get("sampling") == "log"}
+    names = list(dict.fromkeys(entry["config"]["name"] for entry in space if not _is_fixed(entry)))
+    if not names:
+        return
     values = [{name: row.hyperparameters[name] for name in names if name in row.hyperparameters} for row in scored]
     scores = [float(row.score or 0.0) for row in scored]
     save_parallel_coordinates(folder / "parallel_coordinates.png", values, scores, names=names,

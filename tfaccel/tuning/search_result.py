@@ -8,9 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tfaccel.errors import SearchError
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.trial_row import TrialRow, best_row, pareto_front
+from tfaccel.tuning.trial_row import (
+    MODEL_FILE,
+    TrialRow,
+    best_row,
+    pareto_front,
+    read_hyperparameters,
+    trial_folder,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +65,44 @@ class SearchResult:
     def best_hyperparameters(self) -> dict[str, Any]:
         """Those of the best trial; empty where there is none."""
         return {} if self.best is None else dict(self.best.hyperparameters)
+
+    def ranked(self) -> list[TrialRow]:
+        """The trials that have a score, the best first."""
+        sign = -1.0 if self.objective.direction == "max" else 1.0
+        return sorted((row for row in self.rows if row.has_score), key=lambda row: sign * (row.score or 0.0))
+
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
+        """The `keras_tuner.HyperParameters` of the best trials, the best first, to build models with."""
+        import keras_tuner
+
+        configs = [read_hyperparameters(Path(self.run_dir), row.trial_id) for row in self.ranked()[:num_trials]]
+        return [keras_tuner.HyperParameters.from_config(config) for config in configs]
+
+    def get_best_models(self, num_models: int = 1, **options: Any) -> list[Any]:
+        """The models of the best trials, the best first, each with the weights of its best epoch.
+
+        Args:
+            num_models: how many.
+            **options: of `keras.saving.load_model`, such as `custom_objects`.
+
+        Raises:
+            SearchError: if the search kept no models.
+        """
+        import keras
+
+        files = [trial_folder(Path(self.run_dir), row.trial_id) / MODEL_FILE for row in self.ranked()[:num_models]]
+        missing = next((file for file in files if not file.exists()), None)
+        if missing is not None:
+            raise SearchError(f"There is no {missing}: models are kept where a search is made with keep_models=True.")
+        return [keras.saving.load_model(file, **options) for file in files]
+
+    def results_summary(self, num_trials: int = 10) -> str:
+        """The best trials with their hyperparameters and scores, as text to print."""
+        lines = [f"Results in {self.run_dir}", f"Objective: {', '.join(map(':'.join, self.objective.parts))}"]
+        for row in self.ranked()[:num_trials]:
+            values = ", ".join(f"{name}={value}" for name, value in row.hyperparameters.items())
+            lines.append(f"Trial {row.trial_id}: score {row.score:.6g}; {values}")
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

@@ -10,7 +10,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
@@ -18,6 +18,8 @@ from tfaccel.planning.load_workload import import_named, is_import_path, load_wo
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
+# Arguments of `search` that Keras Tuner's `Tuner` has, each an object and no JSON value.
+TRAINING = ("callbacks", "optimizer", "loss", "metrics")
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
 _MAIN_IN_CHILD = "__mp_main__"
 
@@ -63,23 +65,40 @@ class SearchSource:
             "none" for the space that the workload's function has by itself.
         folder: the folder that modules are imported from besides the installed ones.
         main_file: the script that runs, where something pickled is defined there.
+        tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials; "none" otherwise.
+        training: a dictionary of `TRAINING` arguments; "none" without any.
     """
 
     workload: Reference
     space: Reference
     folder: str
     main_file: str | None = None
+    tuner: Reference = field(default_factory=lambda: Reference(kind="none"))
+    training: Reference = field(default_factory=lambda: Reference(kind="none"))
 
     @classmethod
-    def of(cls, workload: Any, space: Any) -> Self:
+    def of(cls, workload: Any, space: Any, *, tuner: Any = None, training: Mapping[str, Any] | None = None) -> Self:
         """The source from what `search` is given.
 
         Raises:
             SearchError: for what another process cannot get.
         """
+        if tuner is None and isinstance(space, type) and hasattr(space, "run_trial"):
+            tuner, space = space, None
+        for thing in (space, tuner):
+            if hasattr(thing, "run_trial") and not isinstance(thing, type):
+                raise SearchError(
+                    f"Give the class {type(thing).__name__}, not an object of it: the search makes one in each worker. "
+                    "What Keras Tuner's classes are made with are options of the search."
+                )
+        if workload is None and tuner is None and not isinstance(space, str):
+            raise SearchError("A search needs a workload, which says what data there are. Received: workload=None.")
         main = sys.modules["__main__"]
-        given = (workload, space)
-        in_main = any(getattr(thing, "__module__", None) == "__main__" for thing in given if not isinstance(thing, str))
+        given = (workload, space, tuner, *_parts(training))
+        in_main = any(
+            "__main__" in (getattr(thing, "__module__", None), type(thing).__module__)
+            for thing in given if not isinstance(thing, str)
+        )  # fmt: skip
         main_file = getattr(main, "__file__", None) if in_main else None
         if in_main and main_file is None:
             raise SearchError(
@@ -94,6 +113,7 @@ class SearchSource:
         return cls(
             workload=_reference(workload, "workload", plain_name="recipe"), space=_reference(space, "space"),
             folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file),
+            tuner=_reference(tuner, "tuner"), training=_pickled(dict(training), "training") if training else _NONE,
         )  # fmt: skip
 
     def prepare(self) -> None:
@@ -113,6 +133,8 @@ class SearchSource:
             WorkloadError: if there is none of that name, or it does not take these arguments.
             SearchError: if the function returns something else.
         """
+        if self.workload.kind == "none":
+            return Workload("no_data", object, dict, _no_data, global_batch_size=1)
         if self.workload.kind in ("recipe", "import"):
             return load_workload(self.workload.import_path(), **options)
         made = self.workload_function()(**options)
@@ -127,6 +149,8 @@ class SearchSource:
 
     def parameters(self) -> dict[str, Any]:
         """Parameter -> default value of the workload's function."""
+        if self.workload.kind == "none":
+            return {}
         found = inspect.signature(self.workload_function()).parameters.values()
         return {parameter.name: parameter.default for parameter in found}
 
@@ -137,12 +161,26 @@ class SearchSource:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The source that `to_json` gave."""
-        return cls(**{**data, "workload": Reference(**data["workload"]), "space": Reference(**data["space"])})
+        references = {name: Reference(**data[name]) for name in ("workload", "space", "tuner", "training")}
+        return cls(**{**data, **references})
+
+
+_NONE = Reference(kind="none")
+
+
+def _no_data(*args: Any, **kwargs: Any) -> Any:
+    raise SearchError("This search has no workload, and so no data.")
+
+
+def _parts(training: Mapping[str, Any] | None) -> list[Any]:
+    """The objects in the arguments of a training, one by one."""
+    values = [list(v) if isinstance(v, list | tuple) else [v] for v in (training or {}).values()]
+    return [thing for value in values for thing in value]
 
 
 def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Reference:
     if thing is None:
-        return Reference(kind="none")
+        return _NONE
     if isinstance(thing, str):
         if ":" in thing or plain_name is None:
             if not is_import_path(thing):
@@ -151,10 +189,14 @@ def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Refer
         return Reference(kind=plain_name, text=thing, name=thing)
     if not callable(thing) and not hasattr(thing, "build"):
         raise SearchError(f"A {what} must be a function or its import path. Received: {thing!r:.200}.")
+    return _pickled(thing, what)
+
+
+def _pickled(thing: Any, what: str) -> Reference:
     label = getattr(thing, "__qualname__", type(thing).__qualname__)
     try:
         text = base64.b64encode(pickle.dumps(thing)).decode()
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever the object's own code raises
         raise SearchError(
             f"The {what} {label} cannot be sent to worker processes: {error}. Define it at the top level of a module."
         ) from error

@@ -106,7 +106,8 @@ class Supervisor:
         """Runs all trials.
 
         Raises:
-            SearchError: if the chief ends, or workers end before they have begun a trial.
+            SearchError: if the chief ends, or workers end before they have begun a trial; if a trial ends the search,
+                or too many have failed.
         """
         self._run_dir = run_dir
         self._order = {"run_dir": str(run_dir), "objective": objective.to_json(),
@@ -172,6 +173,8 @@ class Supervisor:
                 slot.done = True
         elif message["event"] == "row":
             self._announce(TrialRow.from_json(message["row"]))
+        elif message["event"] == "fatal":
+            self._end(message["message"])
 
     def _announce(self, row: TrialRow) -> None:
         if row.trial_id not in self._announced:
@@ -186,6 +189,11 @@ class Supervisor:
             slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
         elif message["event"] == "end":
             slot.trial_id = None
+        elif message["event"] == "fatal":
+            self._end(message["message"])
+
+    def _end(self, message: str) -> None:
+        raise SearchError(f"{message} Finished trials are kept; resume='auto' (--resume=auto) goes on with the others.")
 
     def _worker_ended(self, slot: _Slot) -> None:
         """Makes a failed trial of what the worker was doing, and puts another one into its place."""

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
@@ -19,37 +19,73 @@ _FILE = "epochs.json"
 _FEWEST_EPOCHS = 3
 
 
+class Pruner(Protocol):
+    """Says whether a trial should end early."""
+
+    def prune_cause(self, epoch: int, value: float) -> str | None:
+        """Why a trial should end after so many epochs, of which the last gave this objective; None to go on."""
+
+
+class BesideOthers:
+    """Prunes a trial by what others, whose folders stand beside its own, had reached at the same epoch.
+
+    Args:
+        folder: the trial's.
+        rule: "median" or "halving".
+        direction: "max" or "min".
+    """
+
+    def __init__(self, folder: Path, rule: str, direction: str) -> None:
+        self._folder = folder
+        self._rule = rule
+        self._direction = direction
+        self._values: list[float] = []
+
+    def prune_cause(self, epoch: int, value: float) -> str | None:
+        """Writes the value down for the others, and looks at theirs."""
+        self._values = [*self._values[: epoch - 1], value]
+        write_json(self._folder / _FILE, self._values)
+        return prune_cause(self._rule, self._values, _other_values(self._folder), direction=self._direction)
+
+
 class TrialReport(keras.callbacks.Callback):
     """Watches a trial.
 
     Args:
-        folder: the trial's, beside those of the others.
         objective: what the search betters.
         extras: what does not change with the epochs, such as the model's size; added to the logs.
-        pruning, patience: as `pruning` and `early_stopping` of `SearchOptions`.
+        pruner: says whether the trial should end; None to let it go on.
+        patience: as `early_stopping` of `SearchOptions`.
         sign: called every second or so while the trial is alive.
         judge: the workload's, where it has one.
+        save_to: a file for the model of the best epoch; None to keep none.
     """
 
     tfaccel_windows = True
 
-    def __init__(self, folder: Path, objective: Objective, extras: Mapping[str, float], *, pruning: str = "none",
-                 patience: int | None = None, sign: Callable[[], None] = lambda: None,
-                 judge: Callable[[Any], Mapping[str, float]] | None = None) -> None:  # fmt: skip
+    def __init__(self, objective: Objective, extras: Mapping[str, float], *,
+                 pruner: Pruner | None = None, patience: int | None = None, sign: Callable[[], None] = lambda: None,
+                 judge: Callable[[Any], Mapping[str, float]] | None = None,
+                 save_to: Path | None = None) -> None:  # fmt: skip
         super().__init__()
-        self._folder = folder
         self._objective = objective
         self.extras = dict(extras)
-        self._pruning = pruning
+        self._pruner = pruner
         self._patience = patience
         self._sign = sign
         self._judge = judge
+        self._save_to = save_to
+        self.has_saved = False
         self._signed = 0.0
         self.values: list[float] = []
         self.best_metrics: dict[str, float] = {}
         self.best_epoch = 0
         self.prune_cause: str | None = None
         self._epoch_ends: list[float] = []
+
+    def __deepcopy__(self, memo: Any) -> TrialReport:
+        """Itself: Keras Tuner's `run_trial` trains with copies of callbacks, and this one watches the trial."""
+        return self
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Gives a sign of life."""
@@ -73,13 +109,15 @@ class TrialReport(keras.callbacks.Callback):
         value = self._objective.value(metrics)
         if not self.values or self._objective.better(value, max_or_min(self.values, self._objective)):
             self.best_metrics, self.best_epoch = metrics, len(self.values)
+            if self._save_to is not None and self.model is not None:
+                self.model.save(self._save_to)
+                self.has_saved = True
         self.values.append(value)
-        if self._pruning != "none":
-            write_json(self._folder / _FILE, self.values)
-            others = _other_values(self._folder)
-            self.prune_cause = prune_cause(self._pruning, self.values, others, direction=self._objective.direction)
+        if self._pruner is not None and self.prune_cause is None:
+            self.prune_cause = self._pruner.prune_cause(len(self.values), value)
         waited = len(self.values) - 1 - self.best_epoch
-        if self.prune_cause is not None or (self._patience is not None and waited >= self._patience):
+        ends = self.prune_cause is not None or (self._patience is not None and waited >= self._patience)
+        if ends and self.model is not None:
             self.model.stop_training = True
 
     @property
@@ -105,3 +143,19 @@ def _other_values(folder: Path) -> list[list[float]]:
             if None not in values:
                 found.append(values)
     return found
+
+
+def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: Any) -> list[Any]:
+    """The callbacks, those of TensorBoard writing into a folder of the trial, with its hyperparameters.
+
+    As in Keras Tuner, so that `tensorboard --logdir` of their common folder shows the trials side by side.
+    """
+    from tensorboard.plugins.hparams import api
+
+    shown = list(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            callback.log_dir = str(Path(callback.log_dir, trial_id, f"execution{execution}"))
+            values = {name: v for name, v in hp.values.items() if isinstance(v, bool | int | float | str)}
+            shown.append(api.KerasCallback(writer=callback.log_dir, hparams=values, trial_id=trial_id))
+    return shown

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import keras_tuner
+from keras_tuner.engine.base_tuner import BaseTuner
 
 from tfaccel.errors import SearchError
 from tfaccel.hardware.detect import detect_hardware
@@ -19,6 +19,8 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.compiled_model import compiled_model
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.own_arguments import OwnArguments
+from tfaccel.tuning.own_tuner import check_tuner
 from tfaccel.tuning.recipe_space import recipe_space
 from tfaccel.tuning.source import SearchSource
 
@@ -32,18 +34,20 @@ class TrialMaker:
         options: of the search.
         plan_fields: what the search and this worker's device group fix of the plan.
         hardware: what this worker has.
-        space: `space(hp)` or `build(hp)`.
+        space: `space(hp)` or `build(hp)`; None where a `tuner` needs none.
         own_fit: the `fit` of a `HyperModel` that has one of its own; None otherwise.
         epochs: of each trial.
+        tuner: the class whose `run_trial` runs the trials; None otherwise.
     """
 
     source: SearchSource
     options: SearchOptions
     plan_fields: Mapping[str, Any]
     hardware: Hardware
-    space: Callable[[Any], Any]
+    space: Callable[[Any], Any] | None
     own_fit: Callable[..., Any] | None
     epochs: int
+    tuner: Any = None
 
     @classmethod
     def of(cls, source: SearchSource, options: SearchOptions, group_fields: Mapping[str, Any]) -> TrialMaker:
@@ -52,25 +56,93 @@ class TrialMaker:
         Raises:
             SearchError: if the space cannot be loaded, or is none of the kinds.
         """
-        given, own_fit = source.space.load(), None
+        given, own_fit, tuner = source.space.load(), None, source.tuner.load()
+        if isinstance(given, type) and issubclass(given, BaseTuner):
+            tuner, given = given, None
+        if tuner is not None:
+            check_tuner(tuner)
         if isinstance(given, type):
             given = given()
         if isinstance(given, keras_tuner.HyperModel):
             own_fit = None if type(given).fit is keras_tuner.HyperModel.fit else given.fit
             space: Any = _declaring(given)
-        elif given is not None:
+        elif given is not None or tuner is not None:
             space = given
         else:
             workload = source.make_workload(options.workload_options)
             space = recipe_space(source.workload_function(), workload, fixed=options.workload_options)
-        if not callable(space):
+        if space is not None and not callable(space):
             raise SearchError(
                 f"The space {source.space.name} must be a function of hp, or a keras_tuner.HyperModel. "
                 f"Received: {type(given).__name__}."
             )
         fixed = {**options.plan_fields, **group_fields}
-        return cls(source=source, options=options, plan_fields=fixed, hardware=detect_hardware(), space=space,
-                   own_fit=own_fit, epochs=trial_epochs(source, options))  # fmt: skip
+        if own_fit is not None or tuner is not None:
+            fixed.setdefault("strategy", "none")  # it trains as it likes, which is another thing on several replicas
+        maker = cls(source=source, options=options, plan_fields=fixed, hardware=detect_hardware(), space=space,
+                    own_fit=own_fit, epochs=trial_epochs(source, options), tuner=tuner)  # fmt: skip
+        maker.check_own_training()
+        return maker
+
+    @property
+    def trains_itself(self) -> bool:
+        """Whether a `fit` or `run_trial` of one's own trains."""
+        return self.own_fit is not None or self.tuner is not None
+
+    @property
+    def compiles_again(self) -> bool:
+        """Whether the search was given an optimizer, a loss or metrics, which models are compiled with."""
+        return bool(set(self.training()) - {"callbacks"})
+
+    def own_arguments(self) -> OwnArguments | None:
+        """What the `fit` or `run_trial` of one's own takes; None without one.
+
+        Raises:
+            SearchError: if it needs what a search does not have.
+        """
+        if self.tuner is not None:
+            return OwnArguments(self.tuner.run_trial, given=2)  # self and trial
+        return None if self.own_fit is None else OwnArguments(self.own_fit, given=2)  # hp and model
+
+    def check_own_training(self) -> None:
+        """Whether a `fit` or `run_trial` of one's own can do what the options say.
+
+        Raises:
+            SearchError: if it cannot.
+        """
+        arguments = self.own_arguments()
+        if arguments is None:
+            return
+        name = self.tuner.__name__ if self.tuner is not None else f"The fit of {self.source.space.name}"
+        for option in ("retrain", "keep_models", "max_parameters") if self.tuner is not None else ():
+            if getattr(self.options, option):
+                raise SearchError(f"{name} builds and trains models itself, so that {option} has no effect.")
+        if self.tuner is not None and self.options.algorithm == "hyperband":
+            raise SearchError(
+                f"Hyperband trains trials a few epochs at a time and goes on with the best, which {name} would have to "
+                "do itself. Use another algorithm."
+            )
+        training = self.training()
+        if self.tuner is not None and set(training) - {"callbacks"}:
+            raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
+        wanted = {"pruning": self.options.pruning != "none", "early_stopping": self.options.early_stopping,
+                  "callbacks": "callbacks" in training}  # fmt: skip
+        if self.tuner is not None and self.options.executions_per_trial > 1:
+            odd = next((option for option in ("pruning", "early_stopping") if wanted[option]), None)
+            if odd is not None:
+                raise SearchError(f"{name} runs the executions of a trial itself: leave out {odd}.")
+        for option, is_wanted in wanted.items():
+            if is_wanted and not arguments.takes("callbacks"):
+                raise SearchError(f"{name} takes no `callbacks`, without which {option} has no effect.")
+
+    def training(self) -> dict[str, Any]:
+        """Fresh callbacks, optimizer, loss and metrics, as far as the search was given some."""
+        return dict(self.source.training.load() or {})
+
+    def callbacks(self) -> list[Any]:
+        """Fresh callbacks that the search was given."""
+        given = self.training().get("callbacks") or []
+        return list(given() if callable(given) else given)
 
     def workload(self, arguments: Mapping[str, Any] | None = None) -> Workload:
         """The workload, made with the arguments of a trial, or those that all trials share."""
@@ -94,11 +166,34 @@ class TrialMaker:
         """
         if not isinstance(made, keras.Model):
             return compiled_model(workload, plan)
+        made = self._compiled(made)
+        if not made.compiled:  # a fit of one's own has its own loop
+            return made
         if plan.accumulation_steps > 1:
             accumulate(made.optimizer, plan.accumulation_steps)
         made.jit_compile = plan.jit_compile
         made.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
         return made
+
+    def _compiled(self, model: keras.Model) -> keras.Model:
+        """The model, compiled again where the search was given an optimizer, a loss or metrics."""
+        given = {name: value for name, value in self.training().items() if name != "callbacks"}
+        if not given:
+            return model
+        kept: dict[str, Any] = {}
+        if model.compiled:
+            kept = {"optimizer": model.optimizer, "loss": model.loss}
+            config = model.get_compile_config()
+            for name in {"metrics", "weighted_metrics", "loss_weights"} - set(given):
+                kept[name] = _read_back(name, config.get(name))
+        missing = [name for name in ("optimizer", "loss") if (kept | given).get(name) is None]
+        if missing and self.own_fit is None:
+            raise SearchError(
+                f"The space {self.source.space.name} returned a model that is not compiled. Give "
+                f"{' and '.join(missing)} as well, or call model.compile in it."
+            )
+        model.compile(**(kept | given))
+        return model
 
 
 def trial_epochs(source: SearchSource, options: SearchOptions) -> int:
@@ -107,14 +202,21 @@ def trial_epochs(source: SearchSource, options: SearchOptions) -> int:
     Raises:
         SearchError: if neither says.
     """
+    if source.workload.kind == "none":
+        return options.epochs or 1
     epochs = options.epochs or options.workload_options.get("epochs") or source.parameters().get("epochs")
     if type(epochs) is not int:
         raise SearchError("This workload does not say how many epochs it needs. Give epochs (--epochs=NUMBER).")
     return epochs
 
 
-def is_model_space(made: Any, name: str) -> bool:
+def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
     """Whether a space builds models, from what it returned; otherwise it gives arguments.
+
+    Args:
+        made: what it returned.
+        name: what to call it.
+        compiled: whether a model has to be compiled.
 
     Raises:
         SearchError: for anything else, and for a model that is not compiled.
@@ -126,7 +228,7 @@ def is_model_space(made: Any, name: str) -> bool:
             f"The space {name} must return a compiled Keras model, or a dictionary of arguments for the workload's "
             f"function. Received: {type(made).__name__}."
         )
-    if not made.compiled:
+    if compiled and not made.compiled:
         raise SearchError(f"The space {name} returned a model that is not compiled. Call model.compile in it.")
     return True
 
@@ -141,7 +243,12 @@ def _declaring(hypermodel: keras_tuner.HyperModel) -> Callable[[Any], Any]:
     return build
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument of this name."""
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+def _read_back(name: str, config: Any) -> Any:
+    """What a model was compiled with, made anew from its config."""
+    try:
+        return keras.saving.deserialize_keras_object(config)
+    except (TypeError, ValueError) as error:
+        raise SearchError(
+            f"The model's own {name} cannot be made anew, which overriding what it is compiled with needs: {error}. "
+            f"Give {name} as well."
+        ) from error

@@ -12,6 +12,8 @@ from typing import Any, Self
 from tfaccel.training.files import write_json, write_json_lines
 from tfaccel.tuning.objective import Objective
 
+MODEL_FILE = "model.keras"
+OUTCOME_FILE = "outcome.json"
 STATUSES = ("completed", "pruned", "failed")
 
 
@@ -95,12 +97,12 @@ def trial_folder(run_dir: Path, trial_id: str) -> Path:
 
 def write_outcome(run_dir: Path, row: TrialRow) -> None:
     """Writes down, before anybody is told, that a trial is finished: from then on it is never done again."""
-    write_json(trial_folder(run_dir, row.trial_id) / "outcome.json", row.to_json())
+    write_json(trial_folder(run_dir, row.trial_id) / OUTCOME_FILE, row.to_json())
 
 
 def read_outcome(run_dir: Path, trial_id: str) -> TrialRow | None:
     """How a trial ended; None while it has not."""
-    path = trial_folder(run_dir, trial_id) / "outcome.json"
+    path = trial_folder(run_dir, trial_id) / OUTCOME_FILE
     return TrialRow.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 

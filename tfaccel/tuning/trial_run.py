@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
+import keras_tuner
 import numpy as np
 import tensorflow as tf
 
@@ -29,10 +30,12 @@ from tfaccel.training.validation import validation_of
 from tfaccel.training.workload_source import WorkloadSource
 from tfaccel.tuning.latency import latency_seconds
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.own_fit import own_fit_metrics
-from tfaccel.tuning.trial_callbacks import TrialReport, max_or_min
-from tfaccel.tuning.trial_maker import TrialMaker, takes
-from tfaccel.tuning.trial_row import TrialRow, trial_folder
+from tfaccel.tuning.own_arguments import OwnArguments
+from tfaccel.tuning.own_fit import fatal_unless_metrics
+from tfaccel.tuning.own_tuner import tuner_outcome
+from tfaccel.tuning.trial_callbacks import BesideOthers, Pruner, TrialReport, max_or_min, tensorboard_beside
+from tfaccel.tuning.trial_maker import TrialMaker
+from tfaccel.tuning.trial_row import MODEL_FILE, TrialRow, trial_folder
 
 OUT_OF_MEMORY = "Out of memory"
 _STATE_FILE = "state.npz"
@@ -68,68 +71,106 @@ class TrialRunner:
         row: dict[str, Any] = {"trial_id": trial_id, "status": "failed", "score": None}
         try:
             row |= self._outcome(trial_id, hp, save_to)
+        except keras_tuner.errors.FatalError:
+            raise
         except Exception as error:
             row["cause"] = cause_of(error)
         seconds = round(time.perf_counter() - started, 3)
         return TrialRow(**row, hyperparameters=dict(hp.values), seconds=seconds)
 
     def _outcome(self, trial_id: str, hp: Any, save_to: Path | None) -> dict[str, Any]:
-        made = None if self.builds_models else self.maker.space(hp)
+        maker = self.maker
+        if maker.tuner is not None:
+            return tuner_outcome(maker, trial_id, hp, objective=self.objective, run_dir=self.run_dir,
+                                 pruner=self.pruner(trial_id), sign=self.sign)  # fmt: skip
+        outcomes: list[dict[str, Any]] = []
+        for execution in range(1 if save_to is not None else maker.options.executions_per_trial):
+            outcomes.append(self._execution(trial_id, hp, execution, save_to))
+            if outcomes[-1]["status"] == "pruned":
+                break
+        return mean_outcome(outcomes)
+
+    def _execution(self, trial_id: str, hp: Any, execution: int, save_to: Path | None) -> dict[str, Any]:
+        """Builds and trains the model of a trial once."""
+        space = self.maker.space
+        if space is None:
+            raise SearchError("There is no space to build a model from.")
+        made = None if self.builds_models else space(hp)
         workload = self.maker.workload(made)
         plan = self.maker.plan(workload)
         # Lets go of the trial before. It forgets the dtype policy as well, and the runtime sets the plan's.
         keras.backend.clear_session()
-        with Runtime(plan, seed=self.maker.options.seed) as runtime:
+        with Runtime(plan, seed=self.maker.options.seed + execution) as runtime:
             with runtime.strategy.scope():
-                made = self.maker.space(hp) if self.builds_models else made
+                made = space(hp) if self.builds_models else made
                 model = self.maker.model(made, workload, plan)
-            trial = _Trial(self, trial_id, hp, workload, plan, Replicas(runtime.strategy))
+            trial = _Trial(self, trial_id, hp, workload, plan, Replicas(runtime.strategy), execution)
             return trial.train(model, save_to)
+
+    def pruner(self, trial_id: str) -> Pruner | None:
+        """What says after each epoch whether a trial should end; None without pruning."""
+        options = self.maker.options
+        if options.pruning == "none":
+            return None
+        if not options.by_optuna:
+            return BesideOthers(trial_folder(self.run_dir, trial_id), options.pruning, self.objective.direction)
+        from tfaccel.tuning.optuna_study import EpochReports
+
+        return EpochReports(self.run_dir, options, self.objective, epochs=self.maker.epochs, trial_id=trial_id)
 
 
 class _Trial:
     """One model and its training; lives inside the runtime."""
 
     def __init__(self, runner: TrialRunner, trial_id: str, hp: Any, workload: Workload, plan: Plan,
-                 replicas: Replicas) -> None:  # fmt: skip
+                 replicas: Replicas, execution: int) -> None:  # fmt: skip
         self._runner = runner
+        self._trial_id = trial_id
         self._hp = hp
         self._workload = workload
         self._plan = plan
         self._replicas = replicas
+        self._execution = execution
+        self._seed = runner.maker.options.seed + execution
         self._folder = trial_folder(runner.run_dir, trial_id)
         values = hp.values  # Hyperband says how far, and which trial to go on with
         self._first_epoch: int = values.get("tuner/initial_epoch", 0)
         self._epochs: int = values.get("tuner/epochs", runner.maker.epochs)
         self._before: str | None = values.get("tuner/trial_id")
         self._keeps_state = "tuner/epochs" in values
+        self._state_file = _STATE_FILE if execution == 0 else f"{execution}_{_STATE_FILE}"
 
     def train(self, model: keras.Model, save_to: Path | None) -> dict[str, Any]:
         """Trains; returns what the row says of it."""
-        options = self._runner.maker.options
-        source = WorkloadSource(self._workload, self._plan, self._replicas, seed=options.seed, epochs=self._epochs,
+        options, maker = self._runner.maker.options, self._runner.maker
+        source = WorkloadSource(self._workload, self._plan, self._replicas, seed=self._seed, epochs=self._epochs,
                                 start_epoch=self._first_epoch)  # fmt: skip
         try:
-            private_models.build_model(model, source.batch_spec)
-            extras = self._extras(model, source.batch_spec)
+            if maker.own_fit is None or (self._before is not None and not model.built):
+                private_models.build_model(model, source.batch_spec)
+            extras = self._extras(model, source.batch_spec) if model.built else {}
             if self._before is not None:
                 self._load_state(model)
-            pruning = options.pruning if save_to is None else "none"
-            report = TrialReport(self._folder, self._runner.objective, extras, pruning=pruning,
-                                 patience=options.early_stopping, sign=self._runner.sign,
-                                 judge=None if self._runner.builds_models else self._workload.judge)  # fmt: skip
+            keeps = options.keep_models and save_to is None and self._execution == 0
+            report = TrialReport(
+                self._runner.objective, extras, patience=options.early_stopping, sign=self._runner.sign,
+                pruner=None if save_to is not None or self._execution else self._runner.pruner(self._trial_id),
+                judge=None if self._runner.builds_models else self._workload.judge,
+                save_to=self._folder / MODEL_FILE if keeps else None,
+            )  # fmt: skip
+            callbacks = [*tensorboard_beside(maker.callbacks(), self._trial_id, self._execution, self._hp), report]
             found = None
-            if self._runner.maker.own_fit is None:
-                self._run_epochs(model, source, report)
+            if maker.own_fit is None:
+                self._run_epochs(model, source, callbacks)
             else:
-                found = self._fit(self._runner.maker.own_fit, model, source, report)
+                found = self._fit(maker.own_fit, model, source, callbacks, report)
         finally:
             source.close()
         if self._keeps_state:
             state: dict[str, Any] = dict(read_state(model, self._replicas))
-            np.savez(self._folder / _STATE_FILE, **state)
-        if save_to is not None:
-            model.save(save_to)
+            np.savez(self._folder / self._state_file, **state)
+        if save_to is not None or (keeps and not report.has_saved):
+            model.save(save_to or self._folder / MODEL_FILE)
         return self._row(report, found)
 
     def _row(self, report: TrialReport, found: dict[str, float] | None) -> dict[str, Any]:
@@ -138,8 +179,7 @@ class _Trial:
             raise SearchError(f"No epoch ended with the objective {objective.name!r}.")
         metrics = report.best_metrics if found is None else found
         score = max_or_min(report.values, objective) if found is None else objective.value(found)
-        if not math.isfinite(score):
-            raise SearchError(f"The objective {objective.name!r} became {score}.")
+        objective.check_finite(score)
         return {
             "status": "completed" if report.prune_cause is None else "pruned", "cause": report.prune_cause,
             "score": score, "metrics": metrics, "epochs": len(report.values),
@@ -151,44 +191,68 @@ class _Trial:
         most = self._runner.maker.options.max_parameters
         num_parameters = model.count_params()
         if most is not None and num_parameters > most:
-            raise SearchError(f"The model has {num_parameters:,} parameters; the limit (max_parameters) is {most:,}.")
+            raise keras_tuner.errors.FailedTrialError(
+                f"The model has {num_parameters:,} parameters; the limit (max_parameters) is {most:,}."
+            )
         num_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
         extras = {"model_bytes": float(num_bytes)}
         if "latency_seconds" in self._runner.objective.names:
             extras["latency_seconds"] = latency_seconds(model, batch_spec)
         return extras
 
-    def _run_epochs(self, model: keras.Model, source: WorkloadSource, report: TrialReport) -> None:
+    def _run_epochs(self, model: keras.Model, source: WorkloadSource, callbacks: list[Any]) -> None:
         engine = engine_of(model, engine_options(self._plan))
         validation = validation_of(self._workload, self._plan, num_passes=self._epochs - self._first_epoch)
         own = list(self._workload.callbacks()) if self._workload.callbacks else []
-        container = callbacks_of([*own, report], engine, source, verbose=0, epochs=self._epochs)
+        container = callbacks_of([*own, *callbacks], engine, source, verbose=0, epochs=self._epochs)
         with ExitStack() as stack:
             if validation is not None:
                 stack.callback(validation.close)
             run_epochs(engine, source, container, validation, epochs=self._epochs, initial_epoch=self._first_epoch)
 
-    def _fit(self, fit: Callable[..., Any], model: keras.Model, source: WorkloadSource,
+    def _fit(self, fit: Callable[..., Any], model: keras.Model, source: WorkloadSource, callbacks: list[Any],
              report: TrialReport) -> dict[str, float] | None:  # fmt: skip
-        """A HyperModel's own fit, on batches of the workload; None where its callback has seen the objective."""
-        seed, size = self._runner.maker.options.seed, source.batch_size
-        passes = [self._workload.train_data(size, seed=seed, epoch=e) for e in range(self._first_epoch, self._epochs)]
-        batches = functools.reduce(lambda before, one: before.concatenate(one), passes)
-        held_out = None if self._workload.validation_data is None else self._workload.validation_data(size)
-        arguments = {"x": batches.prefetch(tf.data.AUTOTUNE), "validation_data": held_out, "callbacks": [report],
-                     "epochs": self._epochs, "initial_epoch": self._first_epoch, "verbose": 0,
-                     "steps_per_epoch": source.num_batches}  # fmt: skip
-        result = fit(self._hp, model, **{name: value for name, value in arguments.items() if takes(fit, name)})
+        """A HyperModel's own fit, on the workload's data; None where its callback has seen the objective."""
+        options = self._runner.maker.options
+        if options.max_parameters is not None and not model.built:
+            raise SearchError("A model that is not built cannot be counted (max_parameters): give it a keras.Input.")
+        position, names = OwnArguments(fit, given=2).of(
+            self._workload, batch_size=source.batch_size, seed=self._seed, epochs=self._epochs,
+            initial_epoch=self._first_epoch, callbacks=callbacks,
+        )  # fmt: skip
+        result = fit(self._hp, model, *position, **names)
         if isinstance(result, keras.callbacks.History) and report.values:
             return None
         objective = self._runner.objective
-        measured = {name: value for name, value in report.extras.items() if name in objective.names}
-        return own_fit_metrics(result, objective, measured)
+        measured = report.extras or (self._extras(model, source.batch_spec) if model.built else {})
+        needed = {name: value for name, value in measured.items() if name in objective.names}
+        return fatal_unless_metrics(result, objective, needed)
 
     def _load_state(self, model: keras.Model) -> None:
         """The state in which the trial that this one goes on with had ended."""
-        with np.load(self._folder.parent / f"trial_{self._before}" / _STATE_FILE) as arrays:
+        with np.load(self._folder.parent / f"trial_{self._before}" / self._state_file) as arrays:
             write_state(model, self._replicas, dict(arrays))
+
+
+def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the executions of a trial made of it together: the mean of scores and metrics.
+
+    Example:
+        >>> one = {"status": "completed", "cause": None, "epochs": 2, "train_seconds": 1.0}
+        >>> mean_outcome([{**one, "score": 1.0, "metrics": {"a": 1.0}}, {**one, "score": 3.0, "metrics": {"a": 2.0}}])
+        {'status': 'completed', 'cause': None, 'epochs': 2, 'train_seconds': 2.0, 'score': 2.0, 'metrics': {'a': 1.5}}
+    """
+    if len(outcomes) == 1:
+        return outcomes[0]
+    metrics = [outcome["metrics"] for outcome in outcomes]
+    seconds = [outcome["train_seconds"] for outcome in outcomes]
+    common = [name for name in metrics[0] if all(name in found for found in metrics)]
+    return {
+        **outcomes[-1],
+        "train_seconds": None if None in seconds else sum(seconds),
+        "score": statistics.fmean(outcome["score"] for outcome in outcomes),
+        "metrics": {name: statistics.fmean(found[name] for found in metrics) for name in common},
+    }
 
 
 def cause_of(error: BaseException) -> str:

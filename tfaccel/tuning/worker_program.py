@@ -22,7 +22,7 @@ from tfaccel.tuning.messages import ParentLine
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_row import read_hyperparameters, read_outcome, write_outcome
+from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
 
 START_ANEW = 75
 _MOST_GROWTH_BYTES = 512 * 2**20  # beyond what the first two trials have taken
@@ -64,6 +64,7 @@ def _work(line: ParentLine, order: dict[str, Any], maker: Any) -> None:
     """Runs the chief's trials, or trains the best one again."""
     import keras_tuner
 
+    from tfaccel.tuning.oracles import FOR_GOOD
     from tfaccel.tuning.retrain import retrain
     from tfaccel.tuning.trial_run import OUT_OF_MEMORY, TrialRunner
 
@@ -96,12 +97,13 @@ def _work(line: ParentLine, order: dict[str, Any], maker: Any) -> None:
             if row is None:
                 # The chief's own words: on the wire, truth values become numbers and the order is lost.
                 hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial.trial_id))
-                row = runner.run(trial.trial_id, hp)
+                row = _row_of(line, runner, trial.trial_id, hp)
                 trial.hyperparameters = hp
                 write_outcome(run_dir, row)
             self.start_anew = row.status == "failed" and (row.cause or "").startswith(OUT_OF_MEMORY)
-            if not row.has_score:
-                raise keras_tuner.errors.FailedTrialError(row.cause)
+            if not row.has_score:  # Keras Tuner begins a trial anew that ended in another error than this one
+                for_good = (row.cause or "").startswith(FOR_GOOD)
+                raise keras_tuner.errors.FailedTrialError(row.cause) if for_good else RuntimeError(row.cause)
             return {**row.finite_metrics, objective.name: float(row.score or 0.0)}
 
         def on_trial_end(self, trial: Any) -> None:
@@ -117,3 +119,22 @@ def _work(line: ParentLine, order: dict[str, Any], maker: Any) -> None:
 
     local = keras_tuner.Oracle(objective=keras_tuner.Objective(objective.name, objective.direction))
     Worker(local, directory=str(run_dir), project_name="tuner").search()
+
+
+def _row_of(line: ParentLine, runner: Any, trial_id: str, hp: Any) -> TrialRow:
+    """Runs a trial; an error that all trials would have ends the search."""
+    from keras_tuner.errors import FatalError
+
+    from tfaccel.tuning.trial_run import cause_of
+
+    known = {entry.name for entry in hp.space}
+    try:
+        row: TrialRow = runner.run(trial_id, hp)
+        new = [entry.name for entry in hp.space if entry.name not in known]
+        if new and not runner.maker.options.allow_new_entries:
+            raise FatalError(f"hp was asked for {', '.join(map(repr, new))}, and allow_new_entries is False.")
+        return row
+    except FatalError as error:
+        line.send("fatal", message=f"Trial {trial_id} ended the search: {cause_of(error)}")
+        line.received.get()  # nothing comes: the search ends this process
+        raise

@@ -1,0 +1,138 @@
+"""A subclass of `keras_tuner.Tuner` whose own `run_trial` runs the trials of a search.
+
+Made for Keras Tuner 1.4.8; `_save_trial` is its private part used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+from keras_tuner.engine.base_tuner import BaseTuner
+from keras_tuner.engine.trial import Trial
+
+from tfaccel.errors import SearchError
+from tfaccel.training.runtime import Runtime
+from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.own_arguments import OwnArguments
+from tfaccel.tuning.own_fit import fatal_unless_metrics
+from tfaccel.tuning.trial_callbacks import Pruner, TrialReport
+
+# A search does these itself, so that one's own would never be called.
+_NEVER_CALLED = ("__init__", "search", "on_search_begin", "on_search_end", "on_trial_begin", "on_trial_end",
+                 "pre_create_trial", "_populate_initial_space")  # fmt: skip
+
+
+class _Space(keras_tuner.HyperModel):
+    """The space of a search as a Tuner's `hypermodel`."""
+
+    def __init__(self, build: Callable[[Any], Any], fit: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.build = build
+        if fit is not None:
+            self.fit = fit
+
+
+class _LocalOracle(keras_tuner.Oracle):
+    """What a `run_trial` may ask and tell while it runs; the chief's oracle has the trial's file."""
+
+    def _save_trial(self, trial: Any) -> None:
+        pass
+
+
+def check_tuner(kind: Any) -> None:
+    """Whether trials can be run by a class.
+
+    Raises:
+        SearchError: if it is no Tuner, or overrides what a search does itself.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, BaseTuner)):
+        raise SearchError(f"A tuner must be a subclass of keras_tuner.Tuner. Received: {kind!r:.200}.")
+    if not issubclass(kind, keras_tuner.Tuner):
+        raise SearchError(
+            f"{kind.__name__} is no subclass of keras_tuner.Tuner: it tunes other models than Keras's, with settings "
+            "of its own. Use it by itself, or write a subclass of keras_tuner.Tuner with a run_trial that returns "
+            "the score."
+        )
+    own = [entry for entry in kind.__mro__ if not entry.__module__.startswith("keras_tuner.")]
+    odd = next((name for entry in own for name in _NEVER_CALLED if entry is not object and name in vars(entry)), None)
+    if odd is not None:
+        raise SearchError(
+            f"{kind.__name__} overrides {odd}, which a search never calls: it makes and ends trials itself. Override "
+            "run_trial alone."
+        )
+
+
+def make_tuner(
+    kind: Any, space: Callable[[Any], Any] | None, fit: Callable[..., Any] | None, objective: Objective, run_dir: Path
+) -> Any:
+    """An object of a Tuner's class, for one trial.
+
+    Keras Tuner's own initializer is called and not that of `RandomSearch` and the like, which would make an oracle.
+
+    Args:
+        kind: the class.
+        space: the model-building function; None where `run_trial` needs none.
+        fit: the `fit` of a HyperModel that has one of its own.
+        objective: of the search.
+        run_dir: of the search.
+    """
+    tuner = kind.__new__(kind)
+    oracle = _LocalOracle(objective=keras_tuner.Objective(objective.name, objective.direction))
+    runs_itself = kind.run_trial is not keras_tuner.Tuner.run_trial
+    if space is None and not runs_itself:
+        raise SearchError(f"{kind.__name__} has no run_trial of its own, so that it needs a space: build(hp).")
+    keras_tuner.Tuner.__init__(tuner, oracle, hypermodel=None if runs_itself else _nothing, directory=str(run_dir),
+                               project_name="tuner")  # fmt: skip
+    tuner.oracle = oracle
+    tuner.hypermodel = None if space is None else _Space(space, fit)
+    return tuner
+
+
+def _nothing(hp: Any) -> None:
+    """Takes the place of the space while Keras Tuner would explore it: that is done."""
+    del hp
+
+
+def tuner_outcome(
+    maker: Any, trial_id: str, hp: Any, *, objective: Objective, run_dir: Path, pruner: Pruner | None,
+    sign: Callable[[], None],
+) -> dict[str, Any]:  # fmt: skip
+    """What the `run_trial` of a Tuner of one's own made of a trial, as the fields of its row.
+
+    Args:
+        maker: the search's `TrialMaker`.
+        trial_id, hp: of the trial.
+        objective, run_dir: of the search.
+        pruner: says when the trial should end.
+        sign: called while it is alive.
+    """
+    workload = maker.workload()
+    plan, options = maker.plan(workload), maker.options
+    report = TrialReport(objective, {}, pruner=pruner, sign=sign,
+                         patience=options.early_stopping)  # fmt: skip
+    keras.backend.clear_session()
+    with Runtime(plan, seed=options.seed) as runtime, runtime.strategy.scope():
+        tuner = make_tuner(maker.tuner, maker.space, maker.own_fit, objective, run_dir)
+        tuner.executions_per_trial = options.executions_per_trial
+        trial = Trial(hyperparameters=hp, trial_id=trial_id, status="RUNNING")
+        tuner.oracle.trials[trial_id] = trial
+        position, names = OwnArguments(tuner.run_trial, given=1).of(
+            None if maker.source.workload.kind == "none" else workload, batch_size=plan.global_batch_size,
+            seed=options.seed, epochs=maker.epochs, callbacks=[*maker.callbacks(), report],
+        )  # fmt: skip
+        result = tuner.run_trial(trial, *position, **names)
+    metrics = _reported(tuner, trial) or fatal_unless_metrics(result, objective, {})
+    score = objective.check_finite(objective.value(metrics))
+    status = "completed" if report.prune_cause is None else "pruned"
+    return {"status": status, "cause": report.prune_cause, "score": score, "metrics": metrics}
+
+
+def _reported(tuner: Any, trial: Any) -> dict[str, float] | None:
+    """What `run_trial` told by `oracle.update_trial`, at its best; None where it told nothing."""
+    if not trial.metrics.exists(tuner.oracle.objective.name):
+        return None
+    return {metric: float(trial.metrics.get_best_value(metric)) for metric in trial.metrics.metrics}
