@@ -29,7 +29,7 @@ _HARMLESS: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "FixedUnigramCandidateSampler": ("vocab_file", (b"",)),
     "PrintV2": ("output_stream", (b"", b"stdout", b"stderr", b"log(info)", b"log(warning)", b"log(error)")),
 }
-_MAX_NAMED = 3  # operations in a message
+_MAX_NAMED = 6  # operations in a message
 
 
 def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:

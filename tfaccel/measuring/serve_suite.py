@@ -87,12 +87,13 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
 
 def _share_of_the_model(name: str, model: Path, server: ServedModel, options: SuiteOptions) -> list[Figure]:
     """Rows a second of requests with several rows, and of the model called with as many, by turns."""
-    from tfaccel.exporting.saved_model_session import SavedModelSession
+    import tensorflow as tf
 
     seconds = WINDOW_SECONDS * options.scale
     requests, shape = _requests(model, server.name, num_rows=NUM_ROWS), json.loads((model / "input.json").read_text())
-    session = SavedModelSession(model / "saved_model" / "1")
-    ((key, spec),) = session.input_specs("serving_default").items()
+    loaded = tf.saved_model.load(str(model / "saved_model" / "1"))
+    function = loaded.signatures["serving_default"]
+    ((key, spec),) = function.structured_input_signature[1].items()
     rows = np.random.default_rng(0).integers(0, 256, (NUM_ROWS, *shape)).astype(spec.dtype.as_numpy_dtype)
     served, alone = [], []
     for repetition in range(options.repetitions):
@@ -101,7 +102,7 @@ def _share_of_the_model(name: str, model: Path, server: ServedModel, options: Su
                            warm_up_seconds=WARM_UP_SECONDS * options.scale)  # fmt: skip
         _check(load.num_failed, name)
         served.append(NUM_ROWS * load.per_second)
-        alone.append(NUM_ROWS * _calls_a_second(lambda: session.run("serving_default", {key: rows}), seconds / 2))
+        alone.append(NUM_ROWS * _calls_a_second(lambda: function(**{key: tf.constant(rows)}), seconds / 2))
     shares = tuple(a / b for a, b in zip(served, alone, strict=True))
     return [
         Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served / the model itself",
