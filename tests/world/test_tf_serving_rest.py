@@ -32,7 +32,7 @@ model_config_list {
 }
 """
 HALF, THREE, NEST = "/v1/models/half", "/v1/models/saved_model_half_plus_three", "/v1/models/nest"
-# Not held: the page begins with "In addition to gRPC APIs". tfaccel answers REST only; README.md says why.
+# Not held: the page begins with "In addition to gRPC APIs". tfaccel answers REST only.
 NOT_HELD = ("grpc",)
 
 
