@@ -134,7 +134,7 @@ def mixer() -> keras.Model:
 def mixed_images() -> dict[str, Any]:
     """Two shuffled copies of the images, mixed in the pipeline by a fraction drawn for each image."""
     images = pixels(12, 12, 1)
-    labels = keras.utils.to_categorical(whole_numbers(below=3), 3)
+    labels = keras.utils.to_categorical(whole_numbers(below=3), 3).astype("float32")
     one, two = (tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(21, seed=s).batch(8) for s in (1, 2))
     fractions = tf.data.Dataset.from_tensor_slices(np.random.default_rng(3).beta(0.2, 0.2, size=21).astype("float32"))
 

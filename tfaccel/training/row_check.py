@@ -23,7 +23,7 @@ from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, global_losses, replica_share
 from tfaccel.training.merged_metrics import mark_gathered, metrics_in
 from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
-from tfaccel.training.numbers_alike import are_close, is_mean, repeats
+from tfaccel.training.numbers_alike import are_close, is_mean, repeats, spread_of
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replica_state import seed_variables
 from tfaccel.training.replicas import Replicas
@@ -72,23 +72,11 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         return
     name_of_step = f"{type(model).__name__}.{kind}_step"
     try:
-        with _unchanged(model, replicas) as reset:
-            runs = {}
-            for name in ("AB", "BB", "A", "B", "again", "reseeded"):
-                reset()
-                if name == "reseeded":
-                    for state in seed_variables(model):
-                        state.assign(tf.convert_to_tensor(state) + 1)
-                runs[name] = _run(model, parts.get(name, parts["AB"]), kind)
-            reset()
-            problem = _problem(model, runs)
-            with global_losses(model):
-                mark_gathered(runs["AB"].updates, _num_rows(parts["AB"]))
-    except CoupledRowsError:
-        raise
-    except Exception as error:  # what a step cannot do with so few rows, the first real step will say
-        logger.warning("%s could not be checked for what couples the rows of a batch: %s: %s", name_of_step,
-                       type(error).__name__, error)  # fmt: skip
+        problem, draws = _check(model, replicas, parts, kind)
+        if problem is None and draws and kind == "train" and not has_own_train_step(model):
+            problem, _ = _check(model, replicas, parts, "test")  # without dropout more can be told
+    except Exception as error:  # the first real step will say it, unless it is for the few rows
+        logger.warning("%s could not be checked for what couples the rows of a batch: %r", name_of_step, error)
         return
     if problem is not None:
         what = _coupling_layer(model, replicas, parts, kind) or problem
@@ -96,6 +84,23 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
             f"{what.format(step=name_of_step)}, so {replicas.num_replicas} replicas, each of which sees only its own "
             f"rows of the batch, would give other numbers than one device. {ADVICE}"
         )
+
+
+def _check(model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str) -> tuple[str | None, bool]:
+    """What couples the rows, or None; and whether the step draws random numbers."""
+    with _unchanged(model, replicas) as reset:
+        runs = {}
+        for name in ("AB", "BB", "A", "B", "again", "reseeded"):
+            reset()
+            for state in seed_variables(model) if name == "reseeded" else ():
+                state.assign(tf.convert_to_tensor(state) + 1)
+            runs[name] = _run(model, parts.get(name, parts["AB"]), kind)
+        reset()
+        problem = _problem(model, runs)
+        with global_losses(model):
+            mark_gathered(runs["AB"].updates, _num_rows(parts["AB"]))
+    drawn = [{**run.by_row, **run.means} for run in (runs["AB"], runs["reseeded"])]
+    return problem, any(spread_of(value, drawn[1].get(name)) > 0 for name, value in drawn[0].items())
 
 
 def _parts(batch: Any) -> dict[str, Any] | None:
@@ -229,8 +234,8 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
         return None
     for name, values in both.by_row.items():
         if name in first.by_row and repeats(values, runs["again"].by_row.get(name)):
-            part = first.by_row[name]
-            if not are_close(values[: part.shape[0]], part):
+            part, spread = first.by_row[name], spread_of(values, runs["reseeded"].by_row.get(name))
+            if not are_close(values[: part.shape[0]], part, spread):
                 return _named(model, name)
     for name, value in both.means.items():
         if not repeats(value, runs["again"].means.get(name)):
@@ -238,8 +243,7 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
         others = [runs[which].means.get(name) for which in ("BB", "A", "B")]
         if any(other is None or other.shape != value.shape for other in others):
             continue
-        draws = not repeats(value, runs["reseeded"].means.get(name))
-        if not is_mean(value, *others, draws=draws):
+        if not is_mean(value, *others, spread=spread_of(value, runs["reseeded"].means.get(name))):
             return _named(model, name)
     return None
 
