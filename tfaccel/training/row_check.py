@@ -33,8 +33,7 @@ logger = logging.getLogger("tfaccel")
 MAX_PART_ROWS = 4
 ADVICE = (
     "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
-    "and gather what is compared over the replicas with tfaccel.ops.all_gather_rows. "
-    "tfaccel.fit(..., check_rows=False) leaves this check out."
+    "and gather what is compared with tfaccel.ops.all_gather_rows. tfaccel.fit(..., check_rows=False) skips this check."
 )
 
 
