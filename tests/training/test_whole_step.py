@@ -160,7 +160,8 @@ def with_batches(size, drop):
 found["open sizes"] = error(lambda: with_batches(15, False))
 found["too few rows"] = error(lambda: with_batches(1, True))
 loss_scale = lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1))
-found["loss scale"] = error(lambda: engine_for(compiled(dense, loss_scale, strategy.scope()), batches((X, Y))))
+scaled = compiled(dense, loss_scale, strategy.scope())
+found["loss scale"] = error(lambda: engine_for(scaled, batches((X, Y))).steps_of("train"))
 print(json.dumps(found))
 """
 
