@@ -19,6 +19,8 @@ def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed:
         shuffle: "batch" (inside each batch) or True (all rows).
         seed: the global seed, as of `keras.utils.set_random_seed`.
     """
+    if num_rows == 0:
+        return lambda _: np.zeros(0, np.int64)
     size = batch_size if shuffle == "batch" else num_rows
     seeds = (seed % _LARGEST_SEED, 0)
     first, second = (0, _LARGEST_SEED) if seeds == (0, 0) else seeds
