@@ -185,8 +185,8 @@ def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) 
     """Raises DataError for what `IteratorBatches.check_rows` found while the graph ran; else does nothing."""
     text = str(error)
     if _UNEVEN_ROWS in text:
-        counts = re.findall(r"\) = *\]? *\[?\[(\d+)\]", text) or re.findall(r"\[(\d+)\]", text)
-        raise DataError(_uneven(list(map(int, counts[:2])), num_replicas)) from None
+        counts = [int(count) for count in re.findall(r"\[(\d+)\]", text)]  # TensorFlow writes both
+        raise DataError(_uneven(counts[:2], num_replicas)) from None
 
 
 def _slice_rows(value: Any, start: Any, stop: Any) -> Any:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training import private_api, private_batch_norm
-from tfaccel.training.global_batch import current_share
+from tfaccel.training.global_batch import gradient_of_exchanged, gradient_weight, rows_that_count
 from tfaccel.training.overrides import instance_attributes
 
 logger = logging.getLogger("tfaccel")
@@ -58,21 +58,15 @@ def _layers_to_synchronize(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 @contextlib.contextmanager
-def replica_statistics(model: keras.Model, num_replicas: int, *, weighted_later: bool) -> Iterator[None]:
-    """While tracing a training step: synchronized layers sum over the replicas; of the others the user is told, once.
-
-    Args:
-        model: the model.
-        num_replicas: replicas in all.
-        weighted_later: gradients are weighted by the replica's share of the rows after the backward pass, not before.
-    """
+def replica_statistics(model: keras.Model, num_replicas: int) -> Iterator[None]:
+    """While tracing a training step: synchronized layers sum over the replicas; of others the user is told, once."""
     synchronized = {id(layer) for layer in synchronized_layers(model)}
     alone: dict[str, None] = {}  # names, in order
     with contextlib.ExitStack() as stack:
         for layer in private_api.all_layers(model):
             if id(layer) in synchronized and private_batch_norm.takes_keras_moments(layer):
-                sums = _sum_over_replicas(layer, weighted_later)
-                attributes = private_batch_norm.global_moments(layer, own_rows=_own_rows, sum_over_replicas=sums)
+                sums = _sum_over_replicas(layer)
+                attributes = private_batch_norm.global_moments(layer, own_rows=rows_that_count, sum_over_replicas=sums)
             elif isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized:
                 notice = functools.partial(alone.setdefault, layer.name)
                 attributes = private_batch_norm.noticed_moments(layer, notice)
@@ -110,15 +104,7 @@ def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
         )  # fmt: skip
 
 
-def _own_rows(values: tf.Tensor) -> tf.Tensor:
-    """A borrowed row must not count in statistics over all replicas."""
-    share = current_share()
-    if share is None:
-        return values
-    return values[: tf.where(share.row_weight > 0, tf.shape(values)[0], 0)]
-
-
-def _sum_over_replicas(layer: keras.layers.Layer, weighted_later: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def _sum_over_replicas(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:
     """Sums values over the replicas. The gradient is that of the sum of the replicas' losses, by their shares."""
 
     def all_reduce(values: tf.Tensor) -> tf.Tensor:
@@ -135,13 +121,7 @@ def _sum_over_replicas(layer: keras.layers.Layer, weighted_later: bool) -> Calla
 
     @tf.custom_gradient
     def total(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        share = current_share()
-        weight = share.row_weight if share is not None and weighted_later else 1.0
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            factor = tf.cast(weight, upstream.dtype)
-            return tf.math.divide_no_nan(all_reduce(upstream * factor), factor)
-
-        return all_reduce(values), gradient
+        weight = gradient_weight()
+        return all_reduce(values), lambda upstream: gradient_of_exchanged(upstream, weight, all_reduce)
 
     return total

@@ -119,9 +119,9 @@ class Engine:
             feed = with_fixed_shapes(feed)
         num_graphs = len(made.functions)
         arguments, count = feed.arguments(num_steps if loop else 1)
+        given = (arguments, tf.constant(count))
         with self._clear_errors():
-            function = made.function(feed, loop, (arguments, tf.constant(count)))
-            done, state, own_logs, results, finite = function(arguments, tf.constant(count))
+            done, state, own_logs, results, finite = made.function(feed, loop, given)(*given)
         num_done = int(done)
         feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
@@ -160,14 +160,14 @@ class Engine:
                 error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees its own rows of a batch only.")
             raise
 
-    def longest_window(self, feed: Any) -> int | None:
+    def longest_window(self, kind: str, feed: Any) -> int | None:
         """The most steps that one graph call may run; None: any number.
 
         Across workers `IndexedSlices` travel by a gather that keeps the shape of its first step for a whole call.
         """
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
-        return 1 if several_workers and varying and self.steps_of("train").has_sparse_gradients else None
+        return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
 
     def _check_same_data(self, feed: Any) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""

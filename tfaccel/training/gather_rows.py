@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.training.global_batch import NeedsEveryReplica, current_share
+from tfaccel.training.global_batch import (
+    NeedsEveryReplica,
+    current_share,
+    gradient_of_exchanged,
+    gradient_weight,
+    rows_that_count,
+)
 
 
 def all_gather_rows(rows: Any) -> tf.Tensor:
@@ -46,7 +53,7 @@ def all_gather_rows(rows: Any) -> tf.Tensor:
         share.gathers = True
         if not share.may_gather:
             raise NeedsEveryReplica
-        own = own[: tf.where(share.row_weight > 0, tf.shape(own)[0], 0)]  # a borrowed row counts nothing
+        own = rows_that_count(own)
     if context is None or context.num_replicas_in_sync == 1 or (share is not None and share.counting):
         return own
     return _gathered(own, context)
@@ -55,18 +62,15 @@ def all_gather_rows(rows: Any) -> tf.Tensor:
 def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     if not own.dtype.is_floating:
         return _all_gather(own, context)
-    share = current_share()
-    # Where the gradient is weighted by the replica's share of the rows afterwards, it has to be so here as well.
-    weight = share.row_weight if share is not None and share.weighs_gradients else 1.0
+    weight = gradient_weight()
     sizes = _all_gather(tf.shape(own)[:1], context)
     first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
 
     @tf.custom_gradient
     def gather(own: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            factor = tf.cast(weight, upstream.dtype)
-            total = context.all_reduce(tf.distribute.ReduceOp.SUM, upstream * factor)
-            return tf.math.divide_no_nan(total[first : first + tf.shape(own)[0]], factor)
+            total = gradient_of_exchanged(upstream, weight, partial(context.all_reduce, tf.distribute.ReduceOp.SUM))
+            return total[first : first + tf.shape(own)[0]]
 
         return _all_gather(own, context), gradient
 

@@ -208,6 +208,32 @@ def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, value
     return original(metric, values, sample_weight)
 
 
+def rows_that_count(values: tf.Tensor) -> tf.Tensor:
+    """The rows of a replica that other replicas may see: none of a borrowed row."""
+    share = current_share()
+    if share is None:
+        return values
+    return values[: tf.where(share.row_weight > 0, tf.shape(values)[0], 0)]
+
+
+def gradient_weight() -> Any:
+    """By what this replica's gradients will be multiplied after the backward pass: its share of the rows, or 1."""
+    share = current_share()
+    return share.row_weight if share is not None and share.weighs_gradients else 1.0
+
+
+def gradient_of_exchanged(upstream: tf.Tensor, weight: Any, sum_over_replicas: Callable[[Any], Any]) -> tf.Tensor:
+    """The gradient by what a replica gave to all: the sum of the replicas' gradients, as they will be weighted.
+
+    Args:
+        upstream: this replica's gradient by what it got.
+        weight: its `gradient_weight`.
+        sum_over_replicas: sums a tensor over the replicas.
+    """
+    factor = tf.cast(weight, upstream.dtype)
+    return tf.math.divide_no_nan(sum_over_replicas(upstream * factor), factor)
+
+
 def weighted_by_rows(logs: Any) -> Any:
     """Logs of one replica's step, times its share of the rows, so that their sum over the replicas is their mean.
 

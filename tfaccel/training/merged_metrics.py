@@ -134,11 +134,11 @@ class NotedResults:
     A replica's own running result is no log of the global batch; the metric's result over all replicas is.
 
     Attributes:
-        of_logs: kind of step -> name of a log -> the metric, and the key of the log in its result if that is a dict.
+        of_logs: name of a log -> the metric, and the key of the log in its result if that is a dict.
     """
 
     def __init__(self) -> None:
-        self.of_logs: dict[str, dict[str, tuple[keras.metrics.Metric, str | None]]] = {}
+        self.of_logs: dict[str, tuple[keras.metrics.Metric, str | None]] = {}
         self._results: list[tuple[Any, keras.metrics.Metric]] = []
 
     @contextlib.contextmanager
@@ -159,20 +159,19 @@ class NotedResults:
             yield
         self._results.clear()
 
-    def look_at(self, logs: Any, kind: str) -> Any:
+    def look_at(self, logs: Any) -> Any:
         """Finds results of metrics among the logs of a step, and returns the logs."""
-        found = self.of_logs.setdefault(kind, {})
         for name, value in (logs or {}).items():
             for result, metric in self._results:
                 if value is result:
                     names = value if isinstance(value, dict) else {None: value}
-                    found.update({key or name: (metric, key) for key in names})
+                    self.of_logs.update({key or name: (metric, key) for key in names})
         return logs
 
-    def over_replicas(self, kind: str, replicas: Replicas) -> dict[str, Any]:
+    def over_replicas(self, replicas: Replicas) -> dict[str, Any]:
         """The noted logs, as the metrics' results over all replicas; to be called in the strategy's scope."""
         logs = {}
-        for name, (metric, key) in self.of_logs.get(kind, {}).items():
+        for name, (metric, key) in self.of_logs.items():
             attributes = [attributes for _, attributes in own_results([metric], replicas)]
             with instance_attributes(metric, attributes[0] if attributes else {}):
                 result = metric.result()
@@ -208,7 +207,7 @@ def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
 
         some_args, some_kwargs = keras.tree.map_structure(own, (args, kwargs))
         metric.reset_state()
-        with replica_share(share) if share is not None else contextlib.nullcontext():
+        with replica_share(share):
             type(metric).update_state(metric, *some_args, **some_kwargs)
         return [tf.identity(variable) for variable in variables]
 

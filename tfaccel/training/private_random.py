@@ -21,11 +21,15 @@ _NAME = "global_seed_generator"
 _SEED_STRIDE = 1_000_003
 
 
-def global_seed_state() -> keras.Variable | None:
-    """The generator's state (uint32, shape (2,)), or None where there is no generator."""
+def _generator() -> keras.random.SeedGenerator | None:
     from keras.src.backend.common import global_state
 
-    generator = private_part(global_state, "get_global_attribute")(_NAME)
+    return private_part(global_state, "get_global_attribute")(_NAME)
+
+
+def global_seed_state() -> keras.Variable | None:
+    """The generator's state (uint32, shape (2,)), or None where there is no generator."""
+    generator = _generator()
     return None if generator is None else generator.state
 
 
@@ -52,11 +56,9 @@ def distribute_global_seeds(strategy: tf.distribute.Strategy) -> None:
 @contextlib.contextmanager
 def same_generator_in_all_threads() -> Iterator[None]:
     """While tracing replicas: their threads draw from the generator of this thread."""
-    from keras.src.backend.common import global_state
     from keras.src.random import seed_generator
 
-    generator = private_part(global_state, "get_global_attribute")(_NAME)
-    original = private_part(seed_generator, _NAME)
+    generator, original = _generator(), private_part(seed_generator, _NAME)
     if generator is None:
         yield
         return

@@ -98,6 +98,7 @@ class SeveralReplicas:
     def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: Any, batch: Any) -> Any:
         """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
         metrics = metrics_in(self._model)
+        self._rows.check(batches, batch)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.noted_results.while_tracing(metrics))
             for metric, attributes in gathered_updates(metrics):
@@ -115,7 +116,7 @@ class SeveralReplicas:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
-                    stack.enter_context(self._statistics(weighted_later=True))
+                    stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
                     for update in self._updates.values():
                         apply = self._merged_apply(update)
                         attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
@@ -126,7 +127,7 @@ class SeveralReplicas:
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
                 stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
-                stack.enter_context(self._statistics(weighted_later=False))
+                stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
@@ -149,6 +150,7 @@ class SeveralReplicas:
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        self._rows.check(batches, batch)
         with self._replicas.strategy.scope():
             outputs = self._rows.run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
             return self._replicas.local_results(outputs)
@@ -171,7 +173,7 @@ class SeveralReplicas:
 
     def _own_step(self, kind: str) -> Step:
         step = self._model.train_step if kind == "train" else self._model.test_step
-        return lambda data: weighted_by_rows(self.noted_results.look_at(step(data), kind))
+        return lambda data: weighted_by_rows(self.noted_results.look_at(step(data)))
 
     def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
         """Keras's train step up to the gradients, how many of them are not finite, and the model's own logs."""
@@ -209,9 +211,6 @@ class SeveralReplicas:
             )
 
         return apply
-
-    def _statistics(self, *, weighted_later: bool) -> contextlib.AbstractContextManager[None]:
-        return replica_statistics(self._model, self._replicas.num_replicas, weighted_later=weighted_later)
 
     def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a pass that changes nothing.

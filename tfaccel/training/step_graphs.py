@@ -116,7 +116,7 @@ class StepGraphs:
             done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and not isinstance(steps, OneReplica):
                 with self._replicas.strategy.scope():
-                    logs = {**(logs or {}), **steps.noted_results.over_replicas(self._kind, self._replicas)}
+                    logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
             return done, state, logs, metric_results(self._model, self._replicas), finite
 
         return window

@@ -45,8 +45,6 @@ class StepOnRows:
         TensorFlow's convolutions do not take batches without rows.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
-        batches.check_rows(batch, num_replicas)
-        self._check_fixed_rows(num_rows)
         of_first: list[Any] = []
         skips = if_empty == "skip" and not self.needs_every_replica
 
@@ -81,9 +79,10 @@ class StepOnRows:
         finally:
             self.inside_branch = False
 
-    def _check_fixed_rows(self, num_rows: Any) -> None:
-        """Refuses a model that is built for a number of rows which is not what each replica gets."""
-        num_replicas = self._replicas.num_replicas
+    def check(self, batches: Any, batch: Any) -> None:
+        """Refuses a batch whose rows cannot be split, and a model built for other numbers of rows than replicas get."""
+        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
+        batches.check_rows(batch, num_replicas)
         for tensor in getattr(self._model, "inputs", None) or []:
             fixed = tensor.shape[0]
             if fixed is not None and isinstance(num_rows, int) and num_rows != fixed * num_replicas:

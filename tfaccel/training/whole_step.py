@@ -24,7 +24,14 @@ from tfaccel.data.graph_batches import augmented_by_replicas
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training import private_api
 from tfaccel.training.batch_statistics import replica_statistics
-from tfaccel.training.global_batch import Share, current_share, global_losses, replica_share, weighted_by_rows
+from tfaccel.training.global_batch import (
+    Share,
+    current_share,
+    global_losses,
+    gradient_weight,
+    replica_share,
+    weighted_by_rows,
+)
 from tfaccel.training.gradient_update import build_optimizer
 from tfaccel.training.gradients import apply_as_class, applying_pairs, densify, scaled
 from tfaccel.training.merged_metrics import NotedResults, metrics_in
@@ -74,12 +81,12 @@ class WholeStep:
             stack.enter_context(self.noted_results.while_tracing(metrics_in(self._model)))
             for optimizer in optimizers_of(self._model).values():
                 stack.enter_context(private_api.single_device_optimizer(optimizer))
-                apply = self._summed_apply(optimizer, weighted=own)
+                apply = self._summed_apply(optimizer)
                 attributes: dict[str, Any] = {"apply": apply, "apply_gradients": applying_pairs(apply)}
                 if not own:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
-            stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas, weighted_later=own))
+            stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
             return self._replicas.mean_of_weighted(
                 self._run(batches, batch, lambda data: self._logs(self._model.train_step(augment(data)), "train"))
             )
@@ -107,7 +114,7 @@ class WholeStep:
 
     def _logs(self, logs: Any, kind: str) -> Any:
         own = has_own_train_step(self._model) if kind == "train" else has_own_test_step(self._model)
-        self.noted_results.look_at(logs if own else None, kind)
+        self.noted_results.look_at(logs if own else None)
         return weighted_by_rows(logs) if own or has_own_logs(self._model, kind) else {}
 
     def _run(self, batches: Any, batch: Any, step: Step, *, borrows: bool = False) -> Any:
@@ -144,7 +151,7 @@ class WholeStep:
 
         return self._replicas.strategy.run(on_replica, args=(weights, of_leaf))
 
-    def _summed_apply(self, optimizer: keras.optimizers.Optimizer, *, weighted: bool) -> Callable[..., None]:
+    def _summed_apply(self, optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
         """`optimizer.apply` inside a replica: the sum over the replicas, then what one device does."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
@@ -153,7 +160,8 @@ class WholeStep:
             if not optimizer.built:
                 context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
             pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
-            own = [scaled(g, share.row_weight) if weighted and share else g for g, _ in pairs]
+            weighted = share is not None and share.weighs_gradients
+            own = [scaled(gradient, gradient_weight()) if weighted else gradient for gradient, _ in pairs]
             summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own) if self._replicas.num_replicas > 1 else own
             apply_as_class(optimizer, list(summed), [v for _, v in pairs])
 

@@ -131,7 +131,7 @@ def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength,
         whole = False
         while not whole:
             started = time.perf_counter()
-            num_steps = min(end - done, engine.longest_window(feed) or sys.maxsize)
+            num_steps = min(end - done, engine.longest_window(kind, feed) or sys.maxsize)
             result = engine.run(kind, feed, num_steps, loop=length.loops)
             length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
             done += result.num_steps
