@@ -173,7 +173,7 @@ def test_classification_learns_and_leaves_a_comparison(runs):
     assert beside["baselines"] == {name: scores[name]["accuracy"] for name in list(scores)[1:]}
     assert read(runs / "cancer" / "data_report.json")["num_test_rows"] == 114
     with Image.open(runs / "cancer" / "predictions.png") as picture:
-        assert picture.size == (1000, 500)
+        assert picture.size == (1440, 500)
 
 
 def test_regression_learns_and_leaves_a_comparison(runs):
@@ -184,7 +184,7 @@ def test_regression_learns_and_leaves_a_comparison(runs):
     assert scores["ridge regression"]["r2"] > 0.4
     assert scores["mean"]["r2"] <= 0
     with Image.open(runs / "diabetes" / "predictions.png") as picture:
-        assert picture.size == (900, 470)
+        assert picture.size == (1320, 470)
 
 
 def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):

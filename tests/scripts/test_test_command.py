@@ -112,8 +112,8 @@ def test_a_failure_is_named_and_gives_status_1(run, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--replicas=0"], "flag --replicas=0: 0 is not a positive integer"),
-        (["--workers=-1"], "flag --workers=-1: -1 is not a positive integer"),
+        (["--replicas=0"], "flag --replicas=0: 0 is not an integer in the range [1, 64]"),
+        (["--workers=-1"], "flag --workers=-1: -1 is not an integer in the range [1, 64]"),
         (["--replicas=two"], "flag --replicas=two: invalid literal"),
         (["--coverage=some"], "flag --coverage=some: value should be one of <values|pairs|triples|all>"),
         (["--shard=2/2"], "--shard is written K/N, with K from 0 to N - 1. Received: --shard=2/2."),

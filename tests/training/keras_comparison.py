@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,11 +109,14 @@ def main(modules: Sequence[str], names: Sequence[str] = (), *, all_placements: b
 def outcome(case: Callable[[Api], Any], api: Api) -> tuple[Any, str | None]:
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy("float32")
-    try:
-        return case(api), None
-    except Exception as error:
-        traceback.print_exc(limit=-6)
-        return None, f"{type(error).__name__}: {error}"[:500]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", UserWarning)  # where Keras warns the user, so must tfaccel
+        try:
+            result = case(api)
+        except Exception as error:
+            traceback.print_exc(limit=-6)
+            return None, f"{type(error).__name__}: {error}"[:500]
+    return {"result": result, "warns": bool(warned)}, None
 
 
 def difference(expected: Any, received: Any, tolerance: float, where: str = "") -> str | None:

@@ -1,6 +1,7 @@
 """What couples the rows of a batch is refused by name under several replicas, or gathered; nothing else is refused."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
@@ -14,12 +15,15 @@ from replica_models import (
     assert_equal,
     batches,
     contrastive,
+    scope_of,
     sequential,
     trained,
 )
 
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.merged_metrics import GATHERED
+from tfaccel.training.replicas import Replicas
+from tfaccel.training.row_check import check_rows
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -33,6 +37,27 @@ def own_compute_loss():
     model = Coupled([keras.Input((6,)), keras.layers.Dense(3)])
     model.compile("adam")
     return model
+
+
+class OwnMasks(keras.Model):
+    """Divides by the number of tokens in the batch, behind dropout, in a step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.dropout = keras.layers.Embedding(9, 4), keras.layers.Dropout(0.5)
+        self.dense = keras.layers.Dense(9)
+        self.compile("adam")
+
+    def call(self, tokens, training=False):
+        return self.dense(self.dropout(self.embed(tokens), training=training))
+
+    def train_step(self, tokens):
+        with tf.GradientTape() as tape:
+            per_token = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens, self(tokens, training=True))
+            mask = tf.cast(tokens > 0, tf.float32)
+            loss = tf.reduce_sum(per_token * mask) / tf.reduce_sum(mask)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
 
 
 class AddsProduct(keras.layers.Layer):
@@ -64,6 +89,12 @@ def test_coupled_rows_are_refused_by_name(name):
     with pytest.raises(CoupledRowsError, match=message) as caught:
         trained(make, 2)
     assert "2 replicas" in str(caught.value) and "tfaccel.ops.all_gather_rows" in str(caught.value)
+
+
+def test_what_divides_by_the_padding_of_a_batch_is_refused():
+    tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
+    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are no means"):
+        trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
 
 
 def test_the_check_can_be_left_out():
@@ -111,6 +142,18 @@ def test_dropout_and_noise_do_not_count_as_coupling():
     trained(noisy, 2, epochs=1)
     step = lambda: OwnStep(lambda y, z: tf.reduce_mean((z - keras.random.normal(tf.shape(z))) ** 2))  # noqa: E731
     trained(step, 2, epochs=1)
+
+
+def test_random_numbers_are_never_taken_for_coupling():
+    with scope_of(2):
+        model = sequential(lambda: keras.layers.Dense(12), lambda: keras.layers.Dropout(0.4, seed=7), units=3)()
+        noisy = OwnStep(lambda y, z: tf.reduce_mean((z - tf.random.normal(tf.shape(z), y)) ** 2))
+        noisy(X[:1])
+    weights, rng = tf.constant(Y[:16, 0] + 0.5), np.random.default_rng(2)
+    for _ in range(30):
+        batch = tf.constant(rng.normal(size=(16, 6)), tf.float32), tf.constant(rng.normal(size=(16, 3)), tf.float32)
+        check_rows(model, Replicas(model.distribute_strategy), (*batch, weights), "train")
+        check_rows(noisy, Replicas(noisy.distribute_strategy), (batch[0], batch[1][:, :1]), "train")
 
 
 def test_only_metrics_that_need_it_are_gathered():

@@ -83,7 +83,7 @@ def callbacks(die_at: str) -> list[Any]:
             if f"{self.epoch}.validation" == die_at:
                 os._exit(7)
 
-    stopping = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
+    stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.1, patience=3, restore_best_weights=True)
     halving = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05)
     return [stopping, halving, Death()]
 
@@ -94,7 +94,7 @@ def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[An
 
     made = workload(loss_scale=True)
     result = train(made, plan(placement, accumulation_steps=2, dtype_policy="mixed_float16", **fields), run_dir=run_dir,
-                   epochs=6, seed=3, checkpoint_interval=1, resume="auto", verbose=0,
+                   epochs=12, seed=3, checkpoint_interval=1, resume="auto", verbose=0,
                    callbacks=callbacks(die_at))  # fmt: skip
     weights = keras.models.load_model(Path(run_dir) / "model.keras", compile=False).get_weights()
     lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]

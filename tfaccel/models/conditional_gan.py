@@ -35,6 +35,7 @@ class ConditionalGan(keras.Model):
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
         self.discriminator_loss = keras.metrics.Mean(name="discriminator_loss")
         self.generator_loss = keras.metrics.Mean(name="generator_loss")
+        self.built = True  # both parts are
 
     @property
     def served_model(self) -> keras.Model:
@@ -53,10 +54,6 @@ class ConditionalGan(keras.Model):
             generator_optimizer = keras.optimizers.LossScaleOptimizer(generator_optimizer)
         generator_optimizer.build(self.generator.trainable_variables)  # so that a checkpoint finds its state
         self.generator_optimizer = generator_optimizer
-
-    def build(self, input_shape: Any = None) -> None:
-        """Nothing is left to build: both parts are."""
-        self.built = True
 
     def call(self, inputs: dict[str, Any], training: bool = False) -> Any:
         """What the generator makes of `inputs["noise"]` for the classes in `inputs["labels"]`."""

@@ -7,6 +7,7 @@ engine's and does not depend on the model.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import PlanError
 from tfaccel.hardware.doctor_probes import serve_probes
 from tfaccel.planning.load_workload import load_recipe, load_workload
 from tfaccel.planning.plan import Plan
@@ -47,7 +49,8 @@ class TracedStep:
         arguments = {**self.workload.compile_args(), "jit_compile": False}
         self.runs_eagerly = bool(arguments.pop("run_eagerly", False))
         self.model.compile(**arguments)
-        private_models.build_model(self.model, self.dataset.element_spec)
+        with contextlib.suppress(PlanError):  # a step that cannot be traced is a finding of its own
+            private_models.build_model(self.model, self.dataset.element_spec)
 
     @cached_property
     def batch_specs(self) -> list[Any]:

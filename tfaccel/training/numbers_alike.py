@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -30,30 +31,34 @@ def are_close(value: Any, other: Any, spread: float = 0.0) -> bool:
     return bool(np.abs(a - b).max(initial=0.0) <= allowed)
 
 
-def repeats(value: Any, again: Any) -> bool:
-    """Whether a value came again, in another run."""
-    return again is not None and again.shape == value.shape and are_close(value, again)
+def spread_of(value: Any, others: Iterable[Any]) -> float:
+    """By how much random numbers change a value: the largest distance of what came in other runs."""
+    mine, largest = np.asarray(tf.cast(value, tf.float64)), 0.0
+    for other in others:
+        if other is None or other.shape != value.shape or not np.isfinite(other).all():
+            return np.inf
+        largest = max(largest, float(np.linalg.norm(mine - np.asarray(tf.cast(other, tf.float64)))))
+    return largest
 
 
-def spread_of(value: Any, reseeded: Any) -> float:
-    """By how much other random numbers change a value; 0.0 where none are drawn."""
-    if reseeded is None or reseeded.shape != value.shape or repeats(value, reseeded):
-        return 0.0
-    return float(np.linalg.norm(np.asarray(tf.cast(value, tf.float64)) - np.asarray(tf.cast(reseeded, tf.float64))))
+def is_mean(both: Any, first: Any, second: Any, seconds: Any = None, *, spread: float = 0.0) -> bool:
+    """Whether a value can be a mean over rows, by what it is for two parts together, for each, for the second twice.
 
-
-def is_mean(both: Any, seconds: Any, first: Any, second: Any, *, spread: float) -> bool:
-    """Whether a value can be a mean over rows, by what it is for two parts together, for the second twice, for each.
-
-    Where random numbers `spread` it, the difference of the first two tells, as far as it goes beyond that.
+    Args:
+        both, first, second: the value for two parts of equally many rows together, and for each.
+        seconds: the value for the second part twice. Where it is given, random numbers are drawn: what the first part
+            changes tells, as far as it goes beyond their `spread`.
+        spread: by how much random numbers change the value.
     """
-    whole, repeated, one, other = (np.asarray(tf.cast(v, tf.float64)).ravel() for v in (both, seconds, first, second))
-    if not all(np.isfinite(v).all() for v in (whole, repeated, one, other)):
+    values = (both, first, second, second if seconds is None else seconds)
+    whole, one, other, repeated = (np.asarray(tf.cast(value, tf.float64)).ravel() for value in values)
+    if not all(np.isfinite(v).all() for v in (whole, one, other, repeated)):
         return True
     norm, tolerance = np.linalg.norm, tolerance_of(both)
+    if seconds is None:
+        is_exact = tolerance < 0.1 and not both.shape.rank and not tf.config.list_logical_devices("GPU")
+        by_mean = norm(whole - (one + other) / 2)
+        return bool(by_mean <= (1e-4 if is_exact else tolerance) * max(norm(one), norm(other)) + 1e-6)
     by_difference = norm((whole - repeated) - (one - other) / 2)
     allowed = 4 * tolerance * max(norm(whole - repeated), norm(one - other)) + tolerance**2 * norm(whole)
-    if by_difference > allowed + MANY_SPREADS * spread:
-        return False
-    exact = 1e-4 if tolerance < 0.1 and not both.shape.rank and not tf.config.list_logical_devices("GPU") else tolerance
-    return spread > 0 or bool(norm(whole - (one + other) / 2) <= exact * max(norm(one), norm(other)) + 1e-6)
+    return bool(by_difference <= allowed + MANY_SPREADS * spread)
