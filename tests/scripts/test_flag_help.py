@@ -8,18 +8,12 @@ from absl import flags
 
 from tfaccel.errors import TfaccelError
 from tfaccel.scripts import train, train_flags
-from tfaccel.scripts.main import main
 
 
 @pytest.fixture
-def train_help(capsys):
-    def ask(*arguments):
-        assert main(["tfaccel", "train", *arguments, "--help"]) == 0
-        return capsys.readouterr().out
-
-    yield ask
-    main(["tfaccel", "train", "--help"])  # takes the flags of a recipe away
-    capsys.readouterr()
+def train_help(run_python):
+    """In a process of its own, which has the flags of this command alone."""
+    return lambda *arguments: run_python("tfaccel.scripts.main", "train", *arguments, "--help").stdout
 
 
 def group(text, title):

@@ -35,14 +35,14 @@ def tune(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([RECIPE], "Give --run_dir=DIR"),
+        ([RECIPE, "--resume=auto"], "Give --run_dir=DIR"),
         (["--run_dir=a"], "Give --recipe=NAME or --workload=package.module:function. Received: neither."),
         (["--recipe=tabular_clasification", "--run_dir=a"], "Did you mean 'tabular_classification'?"),
         (["--workload=mine", "--run_dir=a"], "A workload is written package.module:function. Received: 'mine'."),
         ([RECIPE, "--run_dir=a", "--space=mine"], "A space is written package.module:name. Received: 'mine'."),
         ([RECIPE, "--run_dir=a", "--algorithm=randm"], "algorithm"),
         ([RECIPE, "--run_dir=a", "--max_trials=0"], "max_trials"),
-        ([RECIPE, "--run_dir=a", "--parallel=0"], "flag --parallel=0: 0 is not a positive integer"),
+        ([RECIPE, "--run_dir=a", "--parallel=0"], "flag --parallel=0: 0 is not an integer in the range [1, 1024]"),
         ([RECIPE, "--run_dir=a", "--width=0"], "--width must be a whole number of at least 1"),
         ([RECIPE, "--run_dir=a", "--resume=always"], "flag --resume=always"),
         ([RECIPE, "--run_dir=a", "--seed=0"], "`seed` must be a whole number of at least 1"),

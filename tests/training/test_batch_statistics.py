@@ -112,7 +112,7 @@ first = list(said)
 trained(quiet, 2, synchronize=False)
 silence = said[len(first):]
 trained(lambda x: layers.Flatten()(OwnCall(name="own_call")(x)), 2)
-engine_of(built(alone, 2, jit_compile=True))
+engine_of(built(alone, 2, jit_compile=True)).steps_of("train")
 print(json.dumps([first, silence, said[len(first):], built(alone, 2).get_layer("alone").synchronized]))
 """
     child = run_python(PROGRAM + code, timeout_seconds=500)

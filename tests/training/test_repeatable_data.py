@@ -14,6 +14,12 @@ from tfaccel.training.replicas import Replicas
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
 
+@pytest.fixture(autouse=True)
+def no_global_seed():
+    """Data that are shuffled after `tf.random.set_seed` have a seed."""
+    tf.random.set_seed(None)
+
+
 def rows():
     return tf.data.Dataset.from_tensor_slices((np.ones((8, 3), "float32"), np.ones(8, "float32")))
 

@@ -21,7 +21,9 @@ from replica_models import (
 )
 
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.evaluate import evaluate
 from tfaccel.training.merged_metrics import GATHERED
+from tfaccel.training.predict import predict
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.row_check import check_rows
 
@@ -95,6 +97,33 @@ def test_what_divides_by_the_padding_of_a_batch_is_refused():
     tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
     with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are no means"):
         trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
+
+
+class OwnTestStep(keras.Sequential):
+    """Couples the rows in evaluation alone."""
+
+    def test_step(self, data):
+        x, _ = data
+        y = self(x, training=False)
+        return {"distance": tf.reduce_mean(tf.abs(y - tf.reduce_max(y, axis=0)))}
+
+
+def own_test_step():
+    model = OwnTestStep([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    return model
+
+
+def test_coupled_rows_are_refused_in_evaluation_and_prediction():
+    with scope_of(2):
+        model, centred = own_test_step(), sequential(lambda: Centred(name="centring"))()
+    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is no mean"):
+        evaluate(model, X, Y, verbose=0)
+    with pytest.raises(CoupledRowsError, match=r"Layer 'centring'.* each of which sees only its own"):
+        predict(centred, X, verbose=0)
+    assert predict(model, X, verbose=0).shape == (21, 3)
+    assert predict(centred, X, verbose=0, check_rows=False).shape == (21, 1)
+    assert evaluate(centred, X, Y, verbose=0, check_rows=False) > 0
 
 
 def test_the_check_can_be_left_out():

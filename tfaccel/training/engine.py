@@ -19,6 +19,7 @@ from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
 from tfaccel.training.fixed_shapes import with_fixed_shapes
+from tfaccel.training.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.one_replica import OneReplica
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.row_check import check_rows
@@ -65,10 +66,10 @@ class Engine:
     def __init__(self, model: keras.Model, options: EngineOptions) -> None:
         private_api.check_versions()
         self.model = model
-        self._options = options
+        self.options = options
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._rows_checked = False
+        self._rows_checked: set[str] = set()  # kinds of steps
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
         self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
@@ -83,7 +84,7 @@ class Engine:
         function = getattr(self.model, f"{kind}_function")
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
-            watch_loss = kind == "train" and self._options.stop_at_non_finite_loss
+            watch_loss = kind == "train" and self.options.stop_at_non_finite_loss
             known = StepGraphs(self.model, kind, self._make_steps(), self.replicas, function_of_keras=function,
                                watch_loss=watch_loss)  # fmt: skip
             self._kinds[kind] = known
@@ -94,7 +95,7 @@ class Engine:
         return self._kind(kind).steps
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
-        model, options = self.model, self._options
+        model, options = self.model, self.options
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:
             return WholeStep(model, self.replicas)
@@ -125,16 +126,22 @@ class Engine:
         num_done = int(done)
         feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
-        if self._options.stop_at_non_finite_loss and kind == "train":
+        if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     def check_rows(self, kind: str, feed: Any) -> None:
-        """Looks at the next batch of `feed`, once, for what several replicas cannot give as one device does."""
-        if self._options.check_rows and self.replicas.num_replicas > 1 and not (self._on_tpu or self._rows_checked):
-            self._rows_checked = True
-            if not feed.exhausted:
-                check_rows(self.model, self.replicas, feed.peek(), kind)
+        """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""
+        if not self.options.check_rows or self.replicas.num_replicas == 1 or self._on_tpu:
+            return
+        if kind not in self._rows_checked and not feed.exhausted:
+            check_rows(self.model, self.replicas, feed.peek(), kind)
+            own = has_own_train_step(self.model) or has_own_test_step(self.model)
+            self.skip_row_check(*((kind,) if own or kind == "predict" else ("train", "test")))
+
+    def skip_row_check(self, *kinds: str) -> None:
+        """Leaves these kinds of steps as checked."""
+        self._rows_checked.update(kinds)
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
@@ -207,12 +214,11 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
-    """The engine of a compiled model: a new one after `compile`."""
-    options = options or EngineOptions()
-    state = (private_api.loss_tracker(model), options)
+    """The engine of a compiled model: a new one after `compile`, and for other options; None: any."""
+    tracker = private_api.loss_tracker(model)
     known = vars(model).get(_ENGINE)
-    if known is None or known[0] != state:
-        known = (state, Engine(model, options))
+    if known is None or known[0] is not tracker or options not in (None, known[1].options):
+        known = (tracker, Engine(model, options or EngineOptions()))
         vars(model)[_ENGINE] = known  # with the model, so that both are let go together; past Keras's tracking
     engine: Engine = known[1]
     return engine

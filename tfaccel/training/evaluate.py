@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -29,6 +30,8 @@ def evaluate(
     steps: int | None = None,
     callbacks: Any = None,
     return_dict: bool = False,
+    *,
+    check_rows: bool = True,
 ) -> Any:
     """Evaluates a compiled Keras 3 model; every argument means what it means to `Model.evaluate`.
 
@@ -39,11 +42,13 @@ def evaluate(
         model: a compiled `keras.Model`.
         x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict:
             see https://keras.io/api/models/model_training_apis/#evaluate-method.
+        check_rows: with several replicas, look once, on a few rows, for what couples the rows of a batch.
 
     Returns:
         The loss, a list of loss and metrics, or with `return_dict` a dict from name to value.
 
     Raises:
+        CoupledRowsError: for a model that several replicas cannot evaluate as one device does.
         ValueError: for a model that is not compiled, and for what `Model.evaluate` refuses.
 
     Example:
@@ -55,16 +60,16 @@ def evaluate(
     1.0
     """
     arguments = given_arguments(evaluate, locals())
+    run = partial(engine_evaluate, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "evaluate"):
-        return call_own_method(model, "evaluate", arguments,
-                               {"evaluate": engine_evaluate, "predict": engine_predict})  # fmt: skip
-    return engine_evaluate(model, **arguments)
+        return call_own_method(model, "evaluate", arguments, {"evaluate": run, "predict": engine_predict})
+    return run(model, **arguments)
 
 
 def engine_evaluate(
     model: keras.Model, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: int | str = "auto",
     sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
-    *, held_out: Source | None = None,
+    *, held_out: Source | None = None, check_rows: bool = True,
 ) -> Any:  # fmt: skip
     """`keras.Model.evaluate` on the engine; `held_out` is the source to read where that stands already."""
     replicas = prepared_model(model, "evaluate")
@@ -75,6 +80,8 @@ def engine_evaluate(
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
+    if not check_rows:
+        engine.skip_row_check("test")
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfaccel.training import private_api
 from tfaccel.training.global_batch import Share, global_losses, replica_share
-from tfaccel.training.merged_metrics import metrics_in
+from tfaccel.training.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.replicas import Replicas
@@ -68,7 +68,7 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
     Args:
         model: a built and compiled model.
         data: a batch, as eager tensors.
-        kind: "train" or "test".
+        kind: "train", "test" or "predict".
         still: layers that draw random numbers in training, as dropout does, are as in inference too.
     """
     run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True)
@@ -80,7 +80,7 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
         (run.by_row if by_row else run.means)[name] = tf.identity(values)
 
     share.observe = observe
-    own = has_own_train_step(model) if kind == "train" else has_own_test_step(model)
+    own_steps = {"train": has_own_train_step, "test": has_own_test_step}
     with contextlib.ExitStack() as stack:
         stack.enter_context(global_losses(model))
         stack.enter_context(replica_share(share))
@@ -92,25 +92,40 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
             stack.enter_context(instance_attributes(metric, {"update_state": _noting(metric, run)}))
         for name, optimizer in optimizers_of(model).items():
             stack.enter_context(instance_attributes(optimizer, _keeping_gradients(name, run)))
-        if own:
-            (model.train_step if kind == "train" else model.test_step)(data)
+        if kind == "predict":
+            _note_outputs(model.predict_step(data), run, num_rows)
+        elif own_steps[kind](model):
+            _own_step(model, data, run, model.train_step if kind == "train" else model.test_step)
         else:
             _default_step(model, data, run, training=kind == "train")
     run.gathers = share.gathers
     return run
 
 
+def _own_step(model: keras.Model, data: Any, run: Run, step: Callable[[Any], Any]) -> None:
+    noted = NotedResults()
+    with noted.while_tracing(metrics_in(model)):
+        logs = noted.look_at(step(data)) or {}
+    for name, value in logs.items():  # all but the metrics' own results are averaged over the replicas
+        if name not in noted.of_logs and tf.is_tensor(value) and value.dtype.is_floating and not value.shape.rank:
+            run.means[f"log {name}"] = value
+
+
 def _default_step(model: keras.Model, data: Any, run: Run, *, training: bool) -> None:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     y_pred = private_api.call_model(model, x, training=training)
-    num_rows = num_rows_of(data)
-    for place, output in enumerate(keras.tree.flatten(y_pred)):
-        if isinstance(output, tf.Tensor) and output.shape.rank and output.shape[0] == num_rows:
-            run.by_row[f"output {place}"] = output
+    _note_outputs(y_pred, run, num_rows_of(data))
     loss = private_api.compute_loss(model, x, y, y_pred, sample_weight, training=training)
     if loss is not None:
         run.means["compute_loss all"] = loss
     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _note_outputs(outputs: Any, run: Run, num_rows: int) -> None:
+    for place, output in enumerate(keras.tree.flatten(outputs)):
+        is_numbers = isinstance(output, tf.Tensor) and output.dtype.is_floating
+        if is_numbers and output.shape.rank and output.shape[0] == num_rows:
+            run.by_row[f"output {place}"] = output
 
 
 def num_rows_of(data: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,6 +26,8 @@ def predict(
     verbose: int | str = "auto",
     steps: int | None = None,
     callbacks: Any = None,
+    *,
+    check_rows: bool = True,
 ) -> Any:
     """Predictions of a Keras 3 model; every argument means what it means to `Model.predict`.
 
@@ -35,11 +38,13 @@ def predict(
         model: a `keras.Model`, compiled or not.
         x, batch_size, verbose, steps, callbacks:
             see https://keras.io/api/models/model_training_apis/#predict-method.
+        check_rows: with several replicas, look once, on a few rows, for layers that couple the rows of a batch.
 
     Returns:
         A numpy array (or the nest of arrays that the model gives); ragged and sparse outputs stay tensors.
 
     Raises:
+        CoupledRowsError: for a model whose predictions several replicas cannot give as one device does.
         ValueError: for what `Model.predict` refuses.
 
     Example:
@@ -51,13 +56,14 @@ def predict(
            [4.]], dtype=float32)
     """
     arguments = given_arguments(predict, locals())
+    run = partial(engine_predict, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "predict"):
-        return call_own_method(model, "predict", arguments, {"predict": engine_predict})
-    return engine_predict(model, **arguments)
+        return call_own_method(model, "predict", arguments, {"predict": run})
+    return run(model, **arguments)
 
 
 def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, verbose: int | str = "auto",
-                   steps: int | None = None, callbacks: Any = None) -> Any:  # fmt: skip
+                   steps: int | None = None, callbacks: Any = None, *, check_rows: bool = True) -> Any:  # fmt: skip
     """`keras.Model.predict` on the engine."""
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
@@ -78,6 +84,8 @@ def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, ve
     executions: list[Any] = []
     done = 0
     feed = source.feed()
+    if check_rows:
+        engine.check_rows("predict", feed)
     while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
         callbacks.on_predict_batch_begin(done)
         batches = [_to_host(engine.predict(feed))]

@@ -38,7 +38,7 @@ _OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # run
 _ROUNDS = (("AB", "A", "B"), ("BB", "again", "reseeded"), ("reseeded twice", "reseeded thrice"))
 ADVICE = (
     "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
-    "and gather what is compared with tfaccel.ops.all_gather_rows. tfaccel.fit(..., check_rows=False) skips this check."
+    "and gather what is compared with tfaccel.ops.all_gather_rows. check_rows=False skips this check."
 )
 
 
@@ -49,7 +49,7 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         model: a built and compiled model.
         replicas: the replicas of its strategy.
         batch: one batch, as eager tensors.
-        kind: "train" or "test".
+        kind: "train", "test" or "predict".
 
     Raises:
         CoupledRowsError: names the layer, loss, metric or step that couples the rows, and what can be done.
@@ -156,7 +156,7 @@ def _draws(runs: dict[str, Run]) -> bool:
 
 
 def _named(model: keras.Model, name: str) -> str:
-    kind, detail = name.rsplit(" ", 1)
+    kind, detail = name.split(" ", 1) if name.startswith("log ") else name.rsplit(" ", 1)
     losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
     compiled = (
         f"The loss ({', '.join(map(str, losses))}) is no mean over the rows: it compares the examples of a batch, sums "
@@ -171,6 +171,7 @@ def _named(model: keras.Model, name: str) -> str:
         "added loss": f"A loss that is added by layer {', '.join(adding)} is neither a mean over the rows nor a value "
         "for each",
         "compute_loss": own_loss if overrides_loss else compiled,
+        "log": f"Log {detail!r} of {{step}} is no mean over the rows of the batch: return a metric's result",
         "metric": f"Metric {detail!r} is updated with a number that is no mean over the rows of the batch",
     }.get(kind, "The gradients that {step} applies are no means over the rows of the batch")
 
