@@ -45,7 +45,7 @@ _CODES = {
 }
 _MAX_MESSAGE = 1000  # characters of an error's: it is sent in a header
 _IDLE_SECONDS = 75  # after which a connection without requests is closed
-_DOOR_SECONDS = 1.0  # in which requests are still taken at the end, where they never cease to come
+_DOOR_SECONDS = 1.0  # in which requests are still taken at the end, and then refused, where they never cease to come
 _QUIET_SECONDS = 0.1  # without a new request, after which none is on its way
 _TURN_SECONDS = 0.01  # of the event loop, at the end
 
@@ -101,19 +101,24 @@ class GrpcServer:
         """
         if self._server is None:
             return
-        start = time.monotonic()
-        end = start + self._options.stop_seconds
-        quiet = start
-        while time.monotonic() < min(start + _DOOR_SECONDS, end) and not is_forced():
-            if await asyncio.to_thread(_has_unread, self._port):
-                quiet = time.monotonic()
-            if time.monotonic() - max(quiet, self._last_arrival) > _QUIET_SECONDS:
-                break
-            await asyncio.sleep(_TURN_SECONDS)
+        end = time.monotonic() + self._options.stop_seconds
+        await self._wait_for_quiet(end, is_forced)
         self._is_stopping = True
         while self._num_running and time.monotonic() < end and not is_forced():
             await asyncio.sleep(_TURN_SECONDS)
+        await self._wait_for_quiet(end, is_forced)  # what comes now is told that the server is stopping
         await self._server.stop(0.0 if is_forced() else max(0.0, end - time.monotonic()))
+
+    async def _wait_for_quiet(self, end: float, is_forced: Callable[[], bool]) -> None:
+        """Waits until no request is on its way; not for ever, since clients may never cease to ask."""
+        last = time.monotonic()
+        end = min(end, last + _DOOR_SECONDS)
+        while time.monotonic() < end and not is_forced():
+            if await asyncio.to_thread(_has_unread, self._port):
+                last = time.monotonic()
+            if time.monotonic() - max(last, self._last_arrival) > _QUIET_SECONDS:
+                return
+            await asyncio.sleep(_TURN_SECONDS)
 
     def _handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         """Service -> method -> what answers it."""
@@ -145,10 +150,10 @@ class GrpcServer:
 
         async def answer(stream: Any, context: Any) -> bytes:
             del stream
+            self._last_arrival = time.monotonic()
             if self._is_stopping:
                 await _refuse(context, RequestError(503, "The server is stopping."))
             self._num_running += 1
-            self._last_arrival = time.monotonic()
             try:
                 body = await self._body(context)
                 is_large = len(body) >= LARGE_BYTES
