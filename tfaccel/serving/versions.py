@@ -77,9 +77,14 @@ class Versions:
         """
         self._look(wait_for_rest=False)
         self._is_loaded = True
+        faults = {version: state.message for version, state in sorted(self._states.items()) if state.message}
+        fatal = None
         if not self._servables and not self._stopped.is_set():
-            faults = [state.message for _, state in sorted(self._states.items()) if state.message]
-            raise ServeError(faults[-1] if faults else self._no_version())
+            fatal = faults.popitem()[1] if faults else self._no_version()
+        for version, fault in faults.items():
+            self._warn(version, fault)
+        if fatal is not None:
+            raise ServeError(fatal)
 
     def watch(
         self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
@@ -219,11 +224,15 @@ class Versions:
             servable = self._load(folder, version)
         except ServeError as error:
             self._states = {**self._states, version: VersionState(END, str(error))}
-            logger.warning("Version %d of %s is not served: %s", version, self.name, error)
+            if self._is_loaded:  # else `load_all` says it
+                self._warn(version, str(error))
             return
         self._servables = {**self._servables, version: servable}
         self._states = {**self._states, version: VersionState(AVAILABLE)}
         logger.info("Version %d of %s is served", version, self.name)
+
+    def _warn(self, version: int, fault: str) -> None:
+        logger.warning("Version %d of %s is not served: %s", version, self.name, fault)
 
     def _let_go(self, version: int) -> None:
         was_served = version in self._servables
