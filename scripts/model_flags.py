@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfaccel.compressing.litert_archive import is_litert_file, read_litert_raw_input
-from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
-from tfaccel.exporting.load_model import ModelPlace, place_of_run, url_name
+from tfaccel.exporting.load_model import ModelPlace, place_of_run, raw_input_of_file, url_name
 from tfaccel.scripts.scoped_flags import Flag, value
 from tfaccel.training.quiet_start import without_notes
 
@@ -49,28 +47,17 @@ def _place_of_model(path: Path) -> ModelPlace:
     if not path.exists():
         raise ExportError(f"There is no file or folder {path} (--model).")
     if path.is_file():
-        return ModelPlace(path, url_name(path.stem), _raw_input_of(path))
+        return ModelPlace(path, url_name(path.stem), raw_input_of_file(path))
     if (path / "config.json").is_file() and (path / "model.keras").is_file():
         return place_of_run(path)
-    from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
+    from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, read_notes, version_folders
 
     folder = path / "saved_model" if (path / "export.json").is_file() else path
     places = [*reversed(version_folders(folder).values()), folder]
-    if not any((place / GRAPH_FILE).is_file() for place in places):
+    if not (folder / GRAPH_FILE).is_file() and not any(map(holds_model, places[:-1])):
         raise ExportError(no_saved_model(folder))
     noted = next(filter(None, (read_notes(place)[0] for place in places)), None)
     return ModelPlace(folder, url_name(noted or path.resolve().name))
-
-
-def _raw_input_of(path: Path) -> RawInput | None:
-    """What the inputs of a model in a file are made of: as it says itself, or the run that it lies in."""
-    known = read_litert_raw_input(path) if is_litert_file(path) else None
-    if known is not None:
-        return known
-    for folder in (path.parent, path.parent.parent):  # `compress` leaves its models in a folder of the run
-        if (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
-            return load_raw_input(folder / FILE_NAME)
-    return None
 
 
 def quiet_tensorflow() -> None:

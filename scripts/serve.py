@@ -1,13 +1,16 @@
-"""Serves a model over HTTP, with TensorFlow Serving's REST protocol.
+"""Serves a model over HTTP and gRPC, with TensorFlow Serving's protocols.
 
 tfaccel serve --run_dir=runs/digits
+tfaccel serve --run_dir=runs/digits --grpc_port=8500      # gRPC too
+tfaccel serve --model=runs/digits/compressed/model.tflite
 tfaccel serve --model=digits --port=8501                  # a folder that `tfaccel export` wrote, or of versions
 tfaccel serve --model_config_file=models.config           # several models, in TensorFlow Serving's format
 
 POST /v1/models/NAME[/versions/N|/labels/LABEL]:predict, :classify and :regress; GET /v1/models/NAME[/versions/N],
-.../metadata, /healthz, /readyz and /metrics. A folder of versions is watched: a new version is served once it is whole
-and loaded, and no request is dropped. SIGTERM ends the server when the requests that were sent are answered. Needs
-pip install 'tfaccel[serve]'.
+.../metadata, /healthz, /readyz and /metrics. gRPC: PredictionService (Predict, Classify, Regress, MultiInference,
+GetModelMetadata) and ModelService (GetModelStatus). A folder of versions, each with a SavedModel or a model.tflite, is
+watched: a new version is served once it is whole and loaded, and no request is dropped. SIGTERM ends the server when
+the requests that were sent are answered. Needs pip install 'tfaccel[serve]'.
 """
 
 import contextlib
@@ -18,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tfaccel.compressing.litert_archive import is_litert_file
 from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.scripts.command import run_command
@@ -27,11 +31,22 @@ from tfaccel.serving.options import ServeOptions
 
 _OPTIONS: dict[str, Flag] = {
     "host": ("127.0.0.1", "the address to listen on; 0.0.0.0 is reached from other machines, and asks for no password"),
-    "port": (8501, "the port; 0 for any that is free"),
+    "port": (8501, "the port of HTTP; 0 for any that is free"),
+    "grpc_port": (
+        int,
+        "the port of gRPC, at the same address (0.0.0.0 stands for IPv6 too); 0 for any that is free; by default there "
+        "is none. TensorFlow Serving's is 8500",
+    ),
     "max_batch_size": (32, "rows that are given to the model at once, at most; 1 for no batching"),
     "batch_wait_ms": (2.0, "milliseconds that a request waits for others to share a batch with"),
-    "max_queue": (256, "requests that wait for the model, at most; others are answered with 429"),
-    "max_request_bytes": (32 * 2**20, "the largest body of a request; larger ones are answered with 413"),
+    "max_queue": (
+        256,
+        "requests that wait for the model, at most; others are answered with 429 (gRPC: RESOURCE_EXHAUSTED)",
+    ),
+    "max_request_bytes": (
+        32 * 2**20,
+        "the largest body of a request; larger ones are answered with 413 (gRPC: RESOURCE_EXHAUSTED)",
+    ),
     "body_seconds": (60.0, "how long the body of a request may take to arrive; slower ones are answered with 408"),
     "head_seconds": (10.0, "how long the headers of a request may take to arrive; slower ones are answered with 408"),
     "allowed_origins": ([], "web pages of these origins may ask (CORS), such as https://example.org; * for all"),
@@ -46,6 +61,7 @@ _FLAGS: dict[str, Flag] = {
     **_OPTIONS,
 }
 _PACKAGES = ("httptools", "orjson", "prometheus_client", "starlette", "uvicorn")
+_GRPC_PACKAGES = ("grpc", "tensorflow_serving")
 
 
 def run(argv: list[str]) -> int:
@@ -55,7 +71,8 @@ def run(argv: list[str]) -> int:
 
 
 def _main() -> int:
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    needed = _PACKAGES if value("grpc_port") is None else (*_PACKAGES, *_GRPC_PACKAGES)
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
     settings = {name: value(name) for name in _OPTIONS} | {"allowed_origins": tuple(value("allowed_origins"))}
@@ -63,18 +80,20 @@ def _main() -> int:
     from tfaccel.serving.address import check_address
 
     check_address(options.host, options.port)
+    if options.grpc_port is not None:
+        check_address(options.host, options.grpc_port, flag="grpc_port")
     config_file = value("model_config_file")
     if config_file is not None:
         return _serve_configured(Path(config_file), options)
     place = chosen_place()
     quiet_tensorflow()
-    with shown_log(program="serve"), _saved_model(place) as folder:
+    with shown_log(program="serve"), _served(place) as path:
         from tfaccel.serving.model_config import ModelConfig
         from tfaccel.serving.server import serve
         from tfaccel.serving.version_policy import VersionPolicy
 
         policy = VersionPolicy(latest=options.max_versions)
-        serve([ModelConfig(place.name, folder, policy)], options, on_ready=_say)
+        serve([ModelConfig(place.name, path, policy)], options, on_ready=_say)
     return 0
 
 
@@ -93,15 +112,17 @@ def _serve_configured(file: Path, options: ServeOptions) -> int:
     return 0
 
 
-def _say(url: str, versions: Any) -> None:
+def _say(addresses: Any, versions: Any) -> None:
     numbers = ", ".join(map(str, versions.available))
-    print(f"Serving {versions.name} (version {numbers}) at {url}/v1/models/{versions.name}", flush=True)
+    more = "" if addresses.grpc is None else f", and with gRPC at {addresses.grpc}"
+    url = f"{addresses.url}/v1/models/{versions.name}"
+    print(f"Serving {versions.name} (version {numbers}) at {url}{more}", flush=True)
 
 
 @contextlib.contextmanager
-def _saved_model(place: ModelPlace) -> Iterator[Path]:
-    """The folder of the SavedModel; one is made for the time being of a `.keras` file."""
-    if place.path.is_dir():
+def _served(place: ModelPlace) -> Iterator[Path]:
+    """The folder or LiteRT file that is served; a SavedModel is made for the time being of a `.keras` file."""
+    if place.path.is_dir() or is_litert_file(place.path):
         yield place.path
         return
     from tfaccel.exporting.served_copy import write_served_copy

@@ -41,5 +41,5 @@ def test_missing_extras_are_named_with_their_line_and_training_does_without(run_
         "'tfaccel[litert]'",
         "left: 2 ['model.tflite', 'run', 'x.npy']",
     ], done.stderr
-    assert "LiteRT files need ai-edge-litert, which is not installed" in done.stderr
+    assert "LiteRT files need `ai-edge-litert`, which is not installed" in done.stderr
     assert "pip install 'tfaccel[litert]'" in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import zipfile
 
 import pytest
@@ -27,11 +28,18 @@ def test_port_that_is_taken_is_named_before_a_model_is_loaded(serve, tmp_path):
     (tmp_path / "model.keras").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, out, err = serve("--model=model.keras", f"--port={port}")
-    assert (status, out) == (2, "")
-    assert err == (
-        f"tfaccel serve: Port {port} of 127.0.0.1 is taken. Choose another with --port, or --port=0 for a free one.\n"
-    )
+        for flag, more in (("port", ()), ("grpc_port", ("--port=0",))):
+            status, out, err = serve("--model=model.keras", f"--{flag}={port}", *more)
+            wanted = f"Port {port} of 127.0.0.1 is taken. Choose another with --{flag}, or --{flag}=0 for a free one."
+            assert (status, out, err) == (2, "", f"tfaccel serve: {wanted}\n")
+
+
+def test_grpc_without_its_packages_names_the_extra(serve, tmp_path, monkeypatch):
+    (tmp_path / "model.keras").write_text("")
+    monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
+    status, out, err = serve("--model=model.keras", "--port=0", "--grpc_port=0")
+    wanted = "The server needs tensorflow_serving. Install: pip install 'tfaccel[serve]'"
+    assert (status, out, err) == (2, "", f"tfaccel serve: {wanted}\n")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +52,13 @@ def test_port_that_is_taken_is_named_before_a_model_is_loaded(serve, tmp_path):
         (["--model=empty", "--host=no.such.host.invalid"], "There is no address 'no.such.host.invalid' to listen on"),
         (["--model=empty", "--max_batch_size=0"], "`max_batch_size` must be a whole number of at least 1."),
         (["--model=empty", "--port=70000"], "`port` must be at most 65535. Received: port=70000."),
+        (["--model=empty", "--grpc_port=70000"], "`grpc_port` must be at most 65535. Received: grpc_port=70000."),
+        (
+            ["--model=empty", "--grpc_port=-1"],
+            "`grpc_port` must be a whole number of at least 0. Received: grpc_port=-1.",
+        ),
+        (["--model=empty", "--port=18500", "--grpc_port=18500"], "`grpc_port` must be another than `port`."),
+        (["--model=empty.tflite"], "LiteRT cannot load empty.tflite"),
         (["--model=empty", "--batch_wait_ms=-1"], "`batch_wait_ms` must be a number from 0"),
         (["--model=empty", "--head_seconds=0"], "`head_seconds` must be above 0. Received: head_seconds=0.0."),
         (["--model=empty", "--allowed_origins=pages"], "must be origins such as https://example.org:8080, or *."),
@@ -53,14 +68,14 @@ def test_port_that_is_taken_is_named_before_a_model_is_loaded(serve, tmp_path):
 )
 def test_bad_input_gets_one_line(serve, tmp_path, logical_devices, arguments, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.tflite").write_bytes(b"")
     layer = {"module": "keras.layers", "class_name": "Lambda", "config": {"name": "evil"}, "registered_name": None}
     with zipfile.ZipFile(tmp_path / "evil.keras", "w") as archive:
         archive.writestr("config.json", json.dumps({"module": "keras", "class_name": "Sequential", "config": layer}))
     port = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
     status, out, err = serve(*arguments, *port)
-    last = err.splitlines()[-1]
-    assert (status, out) == (2, "")
-    assert message in last and last.startswith("tfaccel serve: ")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err and err.startswith("tfaccel serve: ")
 
 
 def test_model_without_a_signature_is_named(serve, tmp_path, logical_devices):

@@ -50,15 +50,18 @@ def build(folder, *, bias):
 
 
 class Server:
-    """A running server."""
+    """A running server of a model; of those that flags name, if that is None."""
 
-    def __init__(self, folder, *flags):
-        command = [sys.executable, "-m", "tfaccel.scripts.serve", f"--model={folder}", "--port=0", *flags]
+    def __init__(self, model, *flags):
+        models = [] if model is None else [f"--model={model}"]
+        command = [sys.executable, "-m", "tfaccel.scripts.serve", *models, "--port=0", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         assert "Serving" in line, self.process.stderr.read()
         self.is_asked_to_end = False
         self.port = int(re.search(r":(\d+)/", line)[1])
+        grpc = re.search(r"gRPC at (\S+)", line)
+        self.grpc = None if grpc is None else grpc[1]
 
     def ask(self, method, path, body=None, headers=None):
         """Status, headers and body of an answer."""

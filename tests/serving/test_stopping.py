@@ -104,8 +104,8 @@ def outer_signals():
 def test_signal_in_the_first_moment_is_not_lost(versions, outer_signals):
     told = []
 
-    def end(url, served):
-        told.append(url)
+    def end(addresses, served):
+        told.append(addresses.url)
         os.kill(os.getpid(), signal.SIGTERM)
 
     serve([ModelConfig(NAME, versions)], ServeOptions(port=0), on_ready=end)
@@ -115,7 +115,7 @@ def test_signal_in_the_first_moment_is_not_lost(versions, outer_signals):
 
 def test_folder_without_a_model_ends_the_server(tmp_path, outer_signals):
     with pytest.raises(ServeError, match="holds no SavedModel, and no folders of versions"):
-        ready = lambda url, served: pytest.fail("it is not ready")  # noqa: E731
+        ready = lambda addresses, served: pytest.fail("it is not ready")  # noqa: E731
         serve([ModelConfig(NAME, tmp_path)], ServeOptions(port=0), on_ready=ready)
     assert signal.getsignal(signal.SIGTERM) is outer_signals
 

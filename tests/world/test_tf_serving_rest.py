@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from rest_models import write_counter, write_half_plus, write_nest
 
 from tfaccel.serving.app import App
@@ -32,8 +33,8 @@ model_config_list {
 }
 """
 HALF, THREE, NEST = "/v1/models/half", "/v1/models/saved_model_half_plus_three", "/v1/models/nest"
-# Not held: the page begins with "In addition to gRPC APIs". tfaccel answers REST only.
-NOT_HELD = ("grpc",)
+# The page begins with "In addition to gRPC APIs": that point is asked last.
+NUM_POINTS = 59
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def ask(tmp_path_factory, logical_devices):
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return asyncio.run(_asked(app, method, path, content))
 
+    request.models = models
     yield request
     models.close()
 
@@ -216,8 +218,21 @@ def test_point(ask, name):
         assert wanted(answer) if callable(wanted) else answer == wanted
 
 
-def test_all_points_but_one_hold():
-    assert (len(POINTS) + len(NOT_HELD), len(NOT_HELD)) == (59, 1)
+def test_grpc_gives_what_rest_gives(ask):
+    from tensorflow_serving.apis import predict_pb2
+
+    from tfaccel.serving.grpc_methods import GrpcMethods
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name, request.model_spec.version_label = "half", "stable"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([2.0], tf.float32))
+    answer = asyncio.run(GrpcMethods(ask.models, max_bytes=2**20).predict(request, is_large=False))
+    rest = ask(*post(f"{HALF}/labels/stable:predict", inputs=[2.0]))[1]["outputs"]
+    assert [list(output.float_val) for output in answer.outputs.values()] == [rest]
+
+
+def test_all_points_are_asked():
+    assert len(POINTS) + 1 == NUM_POINTS
 
 
 def test_requests_that_change_a_model_run_once_and_alone(ask):

@@ -8,15 +8,14 @@ Source: https://ai.google.dev/edge/litert/conversion/tensorflow/metadata
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import flatbuffers
 import numpy as np
 
 from tfaccel.compressing.litert_archive import LABELS_FILE, archive_of
+from tfaccel.compressing.litert_schema import schema as litert_schema
 from tfaccel.data.raw_input import RawInput
-from tfaccel.errors import VersionError
 
 METADATA_NAME = b"TFLITE_METADATA"
 _MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
@@ -37,7 +36,7 @@ def with_metadata(
         class_names: the names of the classes, in the order of the first output.
         raw_input: what the model's inputs are made of.
     """
-    schema = _schema()
+    schema = litert_schema()
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     inputs, outputs = _tensor_names(model)
     packed = _packed_metadata(name, description, (inputs, outputs), has_labels=bool(class_names))
@@ -49,13 +48,6 @@ def with_metadata(
     builder = _AligningBuilder(len(content) + len(packed))
     builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
     return bytes(builder.Output()) + archive_of(raw_input, class_names)
-
-
-def _schema() -> Any:
-    try:
-        return import_module("ai_edge_litert.schema_py_generated")
-    except ModuleNotFoundError as error:
-        raise VersionError(f"LiteRT files need ai-edge-litert ({error}): pip install 'tfaccel[litert]'") from error
 
 
 def _tensor_names(model: Any) -> tuple[list[str], list[str]]:

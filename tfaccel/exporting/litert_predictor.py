@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.compressing.litert_schema import check_litert
 from tfaccel.compressing.runtime_measures import default_num_threads
 from tfaccel.data.raw_input import ImageInput, TextInput
-from tfaccel.errors import ExportError, VersionError
+from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.exporting.predictor import Predictor
 from tfaccel.exporting.preprocessing import preprocessing
@@ -37,6 +38,8 @@ class LitertPredictor(Predictor):
         details = self._runner.get_input_details()
         self._input_details: dict[str, Any] = dict(sorted(details.items()))
         self.inputs = {name: _spec(name, detail, place) for name, detail in self._input_details.items()}
+        self.outputs = {name: _output_spec(name, detail)
+                        for name, detail in sorted(self._runner.get_output_details().items())}  # fmt: skip
         self.raw_inputs = {}
         self._prepare: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(place.raw_input, (ImageInput, TextInput)):
@@ -45,12 +48,26 @@ class LitertPredictor(Predictor):
             self._prepare, spec, self._tables = preprocessing(place.raw_input)
             self.raw_inputs = {str(spec.name): spec}
 
+    @property
+    def raw_outputs(self) -> dict[str, tf.TensorSpec]:
+        """What `raw` gives, by name: the likeliest class and all probabilities, where the classes are known."""
+        rows = {name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
+                for name, spec in self.outputs.items()}  # fmt: skip
+        found = self._classified(rows)
+        if found is rows:
+            return self.outputs
+        return {name: tf.TensorSpec((None, *value.shape[1:]), value.dtype, name=name) for name, value in found.items()}
+
     def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for rows of the model's own inputs."""
+        """The outputs for rows of the model's own inputs; probabilities for logits, where the classes are known."""
+        return self._classified(self.run(arrays))
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs for rows of the model's own inputs, as the file gives them."""
         rows = {name: _as_input(arrays[name], detail) for name, detail in self._input_details.items()}
         of_rows = [self._run_row({name: array[row : row + 1] for name, array in rows.items()})
                    for row in range(len(next(iter(rows.values()))))]  # fmt: skip
-        return self._classified({name: np.concatenate([found[name] for found in of_rows]) for name in of_rows[0]})
+        return {name: np.concatenate([found[name] for found in of_rows]) for name in of_rows[0]}
 
     def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:
         """The outputs for encoded images, or texts in UTF-8."""
@@ -70,13 +87,9 @@ class LitertPredictor(Predictor):
 
 
 def _runner(place: ModelPlace) -> Any:
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ModuleNotFoundError as error:
-        raise VersionError(
-            f"LiteRT files need ai-edge-litert, which is not installed ({error}). Install it: pip install "
-            "'tfaccel[litert]'"
-        ) from error
+    check_litert()
+    from ai_edge_litert.interpreter import Interpreter
+
     try:
         interpreter = Interpreter(model_path=str(place.path), num_threads=max(default_num_threads()))
         names = sorted(interpreter.get_signature_list())
@@ -95,6 +108,12 @@ def _spec(name: str, detail: Mapping[str, Any], place: ModelPlace) -> tf.TensorS
     sizes = [None if size < 0 else int(size) for size in detail["shape_signature"].tolist()] or [1]
     if sizes[0] not in (None, 1):
         raise ExportError(f"{place.path} takes {sizes[0]} rows at once in {name!r}; files that take one are predicted.")
+    kind = np.float32 if _is_quantized(detail) else detail["dtype"]
+    return tf.TensorSpec((None, *sizes[1:]), tf.as_dtype(kind), name=name)
+
+
+def _output_spec(name: str, detail: Mapping[str, Any]) -> tf.TensorSpec:
+    sizes = [None if size < 0 else int(size) for size in detail["shape_signature"].tolist()]
     kind = np.float32 if _is_quantized(detail) else detail["dtype"]
     return tf.TensorSpec((None, *sizes[1:]), tf.as_dtype(kind), name=name)
 

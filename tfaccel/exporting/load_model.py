@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfaccel.compressing.litert_archive import is_litert_file
+from tfaccel.compressing.litert_archive import is_litert_file, read_litert_raw_input
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
 from tfaccel.exporting.keras_file import check_keras_file
@@ -29,7 +29,7 @@ class ModelPlace:
     """Where a model lies, and what is known of it.
 
     Arguments:
-        path: a `.keras` file, or the folder of a SavedModel or of its versions.
+        path: a `.keras` or LiteRT file, or the folder of a SavedModel or of its versions.
         name: by which it is asked for: letters, digits, `-`, `_` and `.`.
         raw_input: what its tensors are made of; None where that is not known.
     """
@@ -58,6 +58,17 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
         raise ExportError(f"{folder / 'config.json'} cannot be read ({error}).") from error
     known = load_raw_input(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else None
     return ModelPlace(folder / MODEL_FILE, url_name(str(recipe)), known)
+
+
+def raw_input_of_file(path: Path) -> RawInput | None:
+    """What the inputs of a model in a file are made of: as it says itself, or the run that it lies in."""
+    known = read_litert_raw_input(path) if is_litert_file(path) else None
+    if known is not None:
+        return known
+    for folder in (path.parent, path.parent.parent):  # `compress` leaves its models in a folder of the run
+        if (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
+            return load_raw_input(folder / FILE_NAME)
+    return None
 
 
 def url_name(text: str) -> str:

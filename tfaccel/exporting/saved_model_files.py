@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving passes over files that it does not know
 GRAPH_FILE = "saved_model.pb"
+LITERT_FILE = "model.tflite"  # of a version, in TensorFlow Serving's layout
 _MAX_DIGITS = 18  # of a version
 
 
@@ -75,6 +76,11 @@ def version_folders(folder: Path) -> dict[int, Path]:
         return {}
     found = {int(entry.name): entry for entry in sorted(folder.iterdir()) if is_version(entry.name) and entry.is_dir()}
     return dict(sorted(found.items()))
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether the folder of a version has a SavedModel or a LiteRT file that can be served."""
+    return any((folder / name).is_file() for name in (GRAPH_FILE, LITERT_FILE))
 
 
 def is_version(text: str) -> bool:

@@ -1,22 +1,47 @@
-"""The address that a server listens on."""
+"""The addresses that a server listens on."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from dataclasses import dataclass
 
 from tfaccel.errors import ServeError
 
 _BACKLOG = 2048
 
 
-def check_address(host: str, port: int) -> None:
+@dataclass(frozen=True)
+class Addresses:
+    """Where a server answers.
+
+    Arguments:
+        url: of REST, such as "http://127.0.0.1:8501".
+        grpc: such as "127.0.0.1:8500"; None where gRPC is not answered.
+    """
+
+    url: str
+    grpc: str | None = None
+
+
+def target(listening: socket.socket) -> str:
+    """A socket's address and port, as they stand in URLs."""
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_address(host: str, port: int, *, flag: str = "port") -> None:
     """Raises ServeError, before a model is loaded, for an address that is taken or not this machine's."""
-    bound_socket(host, port).close()
+    bound_socket(host, port, flag=flag).close()
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int, *, flag: str = "port") -> socket.socket:
     """A socket with an address of its own, not listening yet.
+
+    Arguments:
+        host: the address.
+        port: 0 for any that is free.
+        flag: with which users choose the port.
 
     Raises:
         ServeError: if the address is taken or not this machine's.
@@ -33,7 +58,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise _refused(error, host, port) from error
+        raise _refused(error, host, port, flag) from error
     return made
 
 
@@ -46,12 +71,14 @@ def listen(listening: socket.socket, host: str, port: int) -> None:
     try:
         listening.listen(_BACKLOG)
     except OSError as error:
-        raise _refused(error, host, port) from error
+        raise _refused(error, host, port, "port") from error
 
 
-def _refused(error: OSError, host: str, port: int) -> ServeError:
+def _refused(error: OSError, host: str, port: int, flag: str) -> ServeError:
     if error.errno == errno.EADDRINUSE:
-        return ServeError(f"Port {port} of {host} is taken. Choose another with --port, or --port=0 for a free one.")
+        return ServeError(
+            f"Port {port} of {host} is taken. Choose another with --{flag}, or --{flag}=0 for a free one."
+        )
     if error.errno == errno.EACCES:
-        return ServeError(f"Port {port} of {host} needs more rights. Choose one above 1023 with --port.")
+        return ServeError(f"Port {port} of {host} needs more rights. Choose one above 1023 with --{flag}.")
     return ServeError(f"Cannot listen on port {port} of {host}: {error.strerror or error}.")

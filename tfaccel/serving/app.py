@@ -5,9 +5,7 @@ Source: https://www.tensorflow.org/tfx/serving/api_rest
 
 from __future__ import annotations
 
-import logging
 import re
-import time
 from typing import Any
 
 from tfaccel.exporting.saved_model_files import is_version
@@ -17,8 +15,6 @@ from tfaccel.serving.metrics import CONTENT_TYPE, Metrics
 from tfaccel.serving.model_api import ModelApi
 from tfaccel.serving.models import Models
 from tfaccel.serving.request_error import RequestError
-
-logger = logging.getLogger("tfaccel")
 
 _ADDRESS = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?"
@@ -59,25 +55,9 @@ class App:
             raise _malformed(request, 404)
         verb = found["verb"]
         _check_method(request, ("POST",) if verb else _READING)
-        api = self._models.apis.get(found["name"])
-        if api is None:
-            served = ", ".join(sorted(self._models.apis))
-            raise RequestError(404, f"Servable not found for request: Latest({found['name']}). Served here: {served}.")
+        api = self._models.api(found["name"])
         method = verb.lower() if verb else "metadata" if found["metadata"] else "status"
-        return await self._counted(api, method, found, request)
-
-    async def _counted(self, api: ModelApi, method: str, found: re.Match[str], request: Request) -> Answer:
-        """An answer that is counted, whatever it is."""
-        start = time.perf_counter()
-        try:
-            answer = await api.answer(method, _version(found, api), request)
-        except RequestError as error:
-            answer = error_answer(error)
-        except Exception as error:
-            logger.exception("A request could not be answered")
-            answer = error_answer(RequestError(500, f"The server failed: {type(error).__name__}"))
-        self._metrics.answered(api.versions.name, method, answer.status, time.perf_counter() - start)
-        return answer
+        return await api.counted(method, _of_version(api, method, found, request))
 
     def _other(self, path: str) -> Answer:
         if path == "/healthz":
@@ -86,6 +66,10 @@ class App:
             ready = self._models.is_ready
             return Answer(write_json({"ready": ready}), 200 if ready else 503)
         return Answer(self._metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def _of_version(api: ModelApi, method: str, found: re.Match[str], request: Request) -> Answer:
+    return await api.answer(method, _version(found, api), request)
 
 
 def _version(found: re.Match[str], api: ModelApi) -> int | None:

@@ -6,8 +6,10 @@ Source: https://www.tensorflow.org/tfx/serving/api_rest
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +26,11 @@ from tfaccel.serving.row_results import classes_of_rows, one_value_a_row
 from tfaccel.serving.servable import Servable, describe
 from tfaccel.serving.versions import Versions
 
-_LARGE_BYTES = 256 * 2**10  # a body from here on is read in a thread
+logger = logging.getLogger("tfaccel")
 
+LARGE_BYTES = 256 * 2**10  # a body from here on is read in a thread
+
+Answered = TypeVar("Answered")
 Asked = tuple[str, Inputs]  # a signature's name, and what it is given
 
 
@@ -53,6 +58,26 @@ class ModelApi:
         self.versions.stop()
         self._batcher.close()
 
+    async def counted(self, method: str, answer: Awaitable[Answered]) -> Answered:
+        """An answer that is counted, whatever it is.
+
+        Raises:
+            RequestError: if there is none; 500 for what nobody foresaw.
+        """
+        start, fault = time.perf_counter(), None
+        try:
+            found = await answer
+        except RequestError as error:
+            fault = error
+        except Exception as error:
+            logger.exception("A request could not be answered")
+            fault = RequestError(500, f"The server failed: {type(error).__name__}")
+        status = 200 if fault is None else fault.status
+        self._metrics.answered(self.versions.name, method, status, time.perf_counter() - start)
+        if fault is not None:
+            raise fault
+        return found
+
     async def answer(self, method: str, version: int | None, request: Request) -> Answer:
         """The answer to a request.
 
@@ -71,9 +96,7 @@ class ModelApi:
             return self._metadata(servable)
         body = await request.body(self._options.max_request_bytes, self._options.body_seconds)
         read = _read_predict if method == "predict" else _read_rows
-        large = len(body) >= _LARGE_BYTES
-        name, inputs = await asyncio.to_thread(read, body, servable) if large else read(body, servable)
-        outputs = await self._outputs(servable, name, inputs)
+        inputs, outputs = await self.outputs(servable, lambda: read(body, servable), is_large=len(body) >= LARGE_BYTES)
         if method == "classify":
             return Answer(write_json({"results": classes_of_rows(outputs, servable.raw_input)}))
         if method == "regress":
@@ -82,8 +105,20 @@ class ModelApi:
             raise RequestError(400, 'The outputs have no row for each instance. Ask in column format: "inputs".')
         return Answer(write_json(predictions(outputs, in_rows=inputs.in_rows)))
 
-    async def _outputs(self, servable: Servable, name: str, inputs: Inputs) -> dict[str, np.ndarray]:
-        """What the model gives for a request, together with others or alone."""
+    async def outputs(
+        self, servable: Servable, read: Callable[[], Asked], *, is_large: bool
+    ) -> tuple[Inputs, dict[str, np.ndarray]]:
+        """What a request gives the model, and the model for it, together with others or alone.
+
+        Arguments:
+            servable: that is asked.
+            read: gives what it is asked.
+            is_large: whether that takes long, so that it is read in a thread.
+
+        Raises:
+            RequestError: if it cannot be read, or not be answered.
+        """
+        name, inputs = await asyncio.to_thread(read) if is_large else read()
         self._loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._batcher.submit(servable.work(name, inputs, answer))
@@ -92,8 +127,7 @@ class ModelApi:
             raise result
         if isinstance(result, Exception):
             raise RequestError(500, f"The model failed: {type(result).__name__}: {' '.join(str(result).split())[:300]}")
-        outputs: dict[str, np.ndarray] = result
-        return outputs
+        return inputs, result
 
     def _deliver(self, results: list[tuple[Any, Any]]) -> None:
         """From the batcher's thread to the event loop, once for all clients of a batch."""

@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, version_folders
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
 from tfaccel.serving.version_policy import VersionPolicy
 
 _PACKAGE = "tfaccel.serving_config"
@@ -29,7 +29,7 @@ class ModelConfig:
 
     Arguments:
         name: by which clients ask for it.
-        folder: of its versions.
+        folder: of its versions, or of one of them; or a LiteRT file.
         policy: which of them are served.
         labels: other names of versions.
     """
@@ -81,7 +81,7 @@ def _checked(config: Any, file: Path) -> ModelConfig:
     folder = file.parent / config.base_path
     if not config.base_path or not folder.is_dir():
         raise ServeError(f"{place}: base_path must be a folder of versions. Received: {config.base_path!r}.")
-    if not any((place / GRAPH_FILE).is_file() for place in (folder, *version_folders(folder).values())):
+    if not (folder / GRAPH_FILE).is_file() and not any(map(holds_model, version_folders(folder).values())):
         raise ServeError(f"{place}: {no_saved_model(folder)}")
     policy, labels = _policy(config.model_version_policy, place), dict(config.version_labels)
     for label, version in labels.items():

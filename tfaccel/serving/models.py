@@ -13,6 +13,7 @@ from tfaccel.serving.metrics import Metrics
 from tfaccel.serving.model_api import ModelApi
 from tfaccel.serving.model_config import ModelConfig, read_model_configs
 from tfaccel.serving.options import ServeOptions
+from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.servable import Servable
 from tfaccel.serving.versions import Versions
 
@@ -39,6 +40,17 @@ class Models:
         self.apis: dict[str, ModelApi] = {config.name: self._api(config) for config in configs}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def api(self, name: str) -> ModelApi:
+        """What answers the requests for a model.
+
+        Raises:
+            RequestError: 404, if there is none of this name.
+        """
+        if name not in self.apis:
+            served = ", ".join(sorted(self.apis))
+            raise RequestError(404, f"Servable not found for request: Latest({name}). Served here: {served}.")
+        return self.apis[name]
 
     def start(self, *, loaded: Loaded, failed: Failed) -> None:
         """Starts to load all models, each in a thread of its own, which looks for new versions afterwards.

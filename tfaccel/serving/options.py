@@ -16,7 +16,8 @@ class ServeOptions:
 
     Attributes:
         host: the address to listen on; the default is reached from this machine only.
-        port: 0 for any that is free.
+        port: of REST; 0 for any that is free.
+        grpc_port: of gRPC, at the same address; 0 for any that is free, None for no gRPC.
         max_batch_size: rows that are given to the model at once, at most; 1 for no batching.
         batch_wait_ms: how long a request waits for others to share a batch with, in milliseconds.
         max_queue: requests that wait for the model, at most; others are answered with 429.
@@ -42,6 +43,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8501
+    grpc_port: int | None = None
     max_batch_size: int = 32
     batch_wait_ms: float = 2.0
     max_queue: int = 256
@@ -55,13 +57,17 @@ class ServeOptions:
     stop_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        least = {"port": 0, "max_batch_size": 1, "max_queue": 1, "max_request_bytes": 1, "max_versions": 0}
+        least = {} if self.grpc_port is None else {"grpc_port": 0}
+        least |= {"port": 0, "max_batch_size": 1, "max_queue": 1, "max_request_bytes": 1, "max_versions": 0}
         for name, lowest in least.items():
             value = getattr(self, name)
             if type(value) is not int or value < lowest:
                 raise ServeError(f"`{name}` must be a whole number of at least {lowest}. Received: {name}={value!r}.")
-        if self.port > 65535:
-            raise ServeError(f"`port` must be at most 65535. Received: port={self.port}.")
+        for name in ("port", "grpc_port"):
+            if (getattr(self, name) or 0) > 65535:
+                raise ServeError(f"`{name}` must be at most 65535. Received: {name}={getattr(self, name)}.")
+        if self.port and self.port == self.grpc_port:
+            raise ServeError(f"`grpc_port` must be another than `port`. Received: {self.port} for both.")
         for name in ("batch_wait_ms", "body_seconds", "head_seconds", "poll_seconds", "stop_seconds"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= 3_600_000:

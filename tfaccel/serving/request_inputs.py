@@ -78,8 +78,12 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
         if len(specs) != 1:
             raise RequestError(400, f'"inputs" must be an object with {_names(specs)}. Received: {_shown(columns)}.')
         columns = {next(iter(specs)): columns}
-    _check_names(columns, specs, '"inputs"')
-    arrays = {name: _column(columns[name], spec) for name, spec in specs.items()}
+    check_names(columns, specs, '"inputs"')
+    return in_columns({name: _column(columns[name], spec) for name, spec in specs.items()})
+
+
+def in_columns(arrays: dict[str, np.ndarray]) -> Inputs:
+    """Whole columns, as a request asks with them."""
     counts = {array.shape[0] if array.ndim else None for array in arrays.values()}
     return Inputs(arrays, counts.pop() if len(counts) == 1 else None, "inputs")
 
@@ -128,12 +132,13 @@ def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
             raise RequestError(
                 400, f"{place}[{number}] must be an object with {_names(specs)}. Received: {_shown(row)}."
             )
-        _check_names(row, specs, f"{place}[{number}]")
+        check_names(row, specs, f"{place}[{number}]")
     arrays = {name: _rows([row[name] for row in rows], spec, place) for name, spec in specs.items()}
     return Inputs(arrays, len(rows), place)
 
 
-def _check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place: str) -> None:
+def check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place: str) -> None:
+    """Raises RequestError, 400, where an input is missing, or there is one that the signature does not take."""
     missing = [name for name in specs if name not in found]
     unknown = [name for name in found if name not in specs]
     if missing or unknown:
@@ -219,11 +224,13 @@ def _leaves(value: Any) -> set[type]:
 
 
 def _with_bytes(value: Any, depth: int) -> Any:
-    """A nest of texts and {"b64": ...} as a nest of bytes."""
+    """A nest of texts, bytes and {"b64": ...} as a nest of bytes."""
     if isinstance(value, list) and depth:
         return [_with_bytes(item, depth - 1) for item in value]
     if isinstance(value, str):
         return value.encode()
+    if isinstance(value, bytes):
+        return value
     if is_encoded(value):
         return decoded(value)
     raise ValueError("no text")

@@ -1,4 +1,4 @@
-"""One version of a SavedModel, loaded and called with rows of several requests at once."""
+"""One version of a model, loaded and called with rows of several requests at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format
 
-from tfaccel.data.raw_input import RawInput
-from tfaccel.errors import ExportError, ServeError
+from tfaccel.compressing.litert_archive import is_litert_file
+from tfaccel.errors import ExportError, ServeError, VersionError
 from tfaccel.exporting.graph_error import graph_error_reason
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, read_notes
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes
 from tfaccel.exporting.saved_model_session import SavedModelSession
 from tfaccel.exporting.signatures import DEFAULT
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
 from tfaccel.planning.near_name import near_name
 from tfaccel.serving.batcher import Arrays, Work
+from tfaccel.serving.litert_model import LitertModel
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.request_inputs import Inputs, InputSpec
 from tfaccel.serving.tf_examples import example_kinds
@@ -42,15 +43,17 @@ def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 class Servable:
     """One version of a model.
 
+    A LiteRT file takes one row at a time: requests for it do not share batches.
+
     Arguments:
-        folder: of the SavedModel.
+        folder: of the SavedModel, or of a LiteRT file; or that file.
         version: its number.
         max_batch_size: rows that the model gets at once, at most.
         allow_file_operations: whether its graph may hold operations that are not known to be safe.
         observe: called with the number of rows of a batch and the seconds that it took.
 
     Raises:
-        ServeError: if the folder holds no SavedModel that can be loaded and asked.
+        ServeError: if the folder holds no model that can be loaded and asked.
     """
 
     def __init__(self, folder: Path, version: int, *, max_batch_size: int, allow_file_operations: bool = False,
@@ -58,13 +61,19 @@ class Servable:
         self.version, self.folder = version, folder
         self._max_batch_size = max_batch_size
         self._observe: Callable[[int, float], None] = _nothing
-        self._model = load_saved_model(folder, allow_file_operations=allow_file_operations)
+        self._model: SavedModelSession | LitertModel
+        file = folder if folder.is_file() else folder / LITERT_FILE
+        if is_litert_file(file) and file.is_file() and not (folder / GRAPH_FILE).is_file():
+            self._model = litert = load_litert_model(file)
+            self.raw_input, walk, self._is_row_by_row = litert.raw_input, None, True
+        else:
+            self._model = session = load_saved_model(folder, allow_file_operations=allow_file_operations)
+            self.raw_input, walk, self._is_row_by_row = read_notes(folder)[1], session.walk, False
         self.signatures = self._model.signatures
         self.inputs = {name: _specs(self._model.input_specs(name)) for name in self.signatures}
-        self.examples = {name: example_kinds(self._model.walk, signature)
+        self.examples = {name: None if walk is None else example_kinds(walk, signature)
                          for name, signature in self.signatures.items()}  # fmt: skip
         self._alone = {name for name in self.signatures if self._model.writes(name)}
-        self.raw_input: RawInput | None = read_notes(folder)[1]
         self._warm_up()
         self._observe = observe
 
@@ -72,10 +81,11 @@ class Servable:
         """What waits in the queue for one request."""
         key = None
         is_by_rows = inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values())
-        if is_by_rows and signature_name not in self._alone:
+        is_by_rows = is_by_rows and signature_name not in self._alone
+        if is_by_rows and not self._is_row_by_row:
             shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
             key = (self, signature_name, shapes)
-        run = self._runner(signature_name, is_batched=key is not None, place=inputs.place)
+        run = self._runner(signature_name, is_batched=is_by_rows, place=inputs.place)
         return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
@@ -131,7 +141,8 @@ class Servable:
         most = fixed[0] if fixed and fixed[0] else self._max_batch_size
         for start in range(0, num_rows, most):
             length = min(most, num_rows - start)
-            size = most if fixed and fixed[0] else next(s for s in batch_sizes(most) if s >= length)
+            size = length if self._is_row_by_row else next(s for s in batch_sizes(most) if s >= length)
+            size = most if fixed and fixed[0] else size
             piece = {key: _filled(array[start : start + length], size) for key, array in arrays.items()}
             outputs = self._call(name, piece, num_rows=length)
             if any(value.ndim == 0 or value.shape[0] != size for value in outputs.values()):
@@ -190,6 +201,18 @@ def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> Sa
             f"`tfaccel export`, or give tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
         )
     return loaded
+
+
+def load_litert_model(file: Path) -> LitertModel:
+    """A LiteRT file.
+
+    Raises:
+        ServeError: if it cannot be loaded, or LiteRT's runtime is not installed.
+    """
+    try:
+        return LitertModel(file)
+    except (ExportError, VersionError) as error:
+        raise ServeError(str(error)) from error
 
 
 def describe(signature: Any) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from tfaccel.serving.address import bound_socket, listen
+from tfaccel.serving.address import Addresses, bound_socket, listen, target
 from tfaccel.serving.app import App
 from tfaccel.serving.http_protocol import HttpProtocol, has_arrived
 from tfaccel.serving.metrics import Metrics
@@ -25,6 +26,9 @@ from tfaccel.serving.model_config import ModelConfig
 from tfaccel.serving.models import Models
 from tfaccel.serving.options import ServeOptions
 from tfaccel.serving.versions import Versions
+
+if TYPE_CHECKING:
+    from tfaccel.serving.grpc_server import GrpcServer
 
 logger = logging.getLogger("tfaccel")
 
@@ -35,33 +39,37 @@ _TURN_SECONDS = 0.005  # of the event loop, at the end
 _SWITCH_SECONDS = 0.0005
 _PREFLIGHT_SECONDS = 600  # for which a browser need not ask again whether it may ask
 
-Ready = Callable[[str, Versions], None]
+Ready = Callable[[Addresses, Versions], None]
 
 
 def serve(
     configs: Sequence[ModelConfig], options: ServeOptions, *, config_file: Path | None = None,
-    on_ready: Ready = lambda url, versions: None,
+    on_ready: Ready = lambda addresses, versions: None,
 ) -> None:  # fmt: skip
-    """Serves SavedModels until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
+    """Serves models until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
 
     Arguments:
         configs: the models.
         options: where to listen, and limits.
         config_file: where the configurations come from; it is read again when it changes.
-        on_ready: called for each model with the server's address once its requests are answered.
+        on_ready: called for each model with the server's addresses once its requests are answered.
 
     Raises:
-        ServeError: if the address is taken, or a model cannot be served.
+        ServeError: if an address is taken, or a model cannot be served.
     """
-    listening = bound_socket(options.host, options.port)
-    try:
+    with ExitStack() as stack:
+        listening = stack.enter_context(bound_socket(options.host, options.port))
         listen(listening, options.host, options.port)
         metrics = Metrics()
         models = Models(configs, options, metrics)
-        server = _Server(_config(App(models, metrics), options), listening, options.stop_seconds)
+        grpc_server = None
+        if options.grpc_port is not None:
+            from tfaccel.serving.grpc_server import GrpcServer
+
+            reserved = stack.enter_context(bound_socket(options.host, options.grpc_port, flag="grpc_port"))
+            grpc_server = GrpcServer(models, options, reserved)
+        server = _Server(_config(App(models, metrics), options), listening, options.stop_seconds, grpc_server)
         _answer(server, models, options, config_file, on_ready)
-    finally:
-        listening.close()
 
 
 def _config(app: Any, options: ServeOptions) -> uvicorn.Config:
@@ -88,9 +96,13 @@ def _answer(server: _Server, models: Models, options: ServeOptions, config_file:
     gc.freeze()  # what is loaded stays; to look through it, now and then, would make all requests wait for 0.3 s
     before = _end_at_signals(server)
     faults: list[BaseException] = []
-    models.start(loaded=partial(on_ready, server.url), failed=partial(_give_up, server, faults))
-    if config_file is not None:
-        models.follow(config_file, options.poll_seconds)
+
+    def load() -> None:
+        models.start(loaded=partial(on_ready, server.addresses), failed=partial(_give_up, server, faults))
+        if config_file is not None:
+            models.follow(config_file, options.poll_seconds)
+
+    server.on_start = load
     try:
         server.run(sockets=[server.listening])
     except KeyboardInterrupt:
@@ -108,13 +120,29 @@ def _answer(server: _Server, models: Models, options: ServeOptions, config_file:
 class _Server(uvicorn.Server):
     """A server that answers, before it ends, every request that was sent by then."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket, stop_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listening: socket.socket, stop_seconds: float, grpc_server: GrpcServer | None
+    ) -> None:
         super().__init__(config)
-        self.listening, self._stop_seconds = listening, stop_seconds
-        host, port = listening.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.listening, self._stop_seconds, self._grpc_server = listening, stop_seconds, grpc_server
+        self.addresses = Addresses(f"http://{target(listening)}", None if grpc_server is None else grpc_server.target)
+        self.on_start: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes requests from now on, and says so."""
+        await super().startup(sockets)
+        if self._grpc_server is not None:
+            await self._grpc_server.start()
+        self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends both protocols, each of which answers what was sent."""
+        if self._grpc_server is None:
+            await self._end_http(sockets)
+        else:
+            await asyncio.gather(self._end_http(sockets), self._grpc_server.stop(lambda: self.force_exit))
+
+    async def _end_http(self, sockets: list[socket.socket] | None) -> None:
         """Takes the connections that were made, reads what has arrived on them, and ends as uvicorn does.
 
         A connection that is closed while something of it has not been read is reset, and so is one that was made, but

@@ -110,12 +110,14 @@ def _kind(value: Any) -> str:
         return "int64"
     if isinstance(value, float):
         return "float"
-    if isinstance(value, str) or is_encoded(value):
+    if isinstance(value, (str, bytes)) or is_encoded(value):
         return "bytes"
     raise ValueError('must have numbers, truth values, texts or {"b64": ...}, or a list of such')
 
 
 def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     return value.encode() if isinstance(value, str) else decoded(value)
 
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfaccel.errors import ServeError
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, is_version, no_saved_model, version_folders
+from tfaccel.exporting.saved_model_files import (
+    GRAPH_FILE,
+    holds_model,
+    is_version,
+    no_saved_model,
+    version_folders,
+)
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.servable import Servable
 from tfaccel.serving.version_policy import VersionPolicy
@@ -39,7 +45,7 @@ class Versions:
 
     Arguments:
         name: of the model.
-        folder: of its versions, or of a single SavedModel.
+        folder: of its versions, or of a single SavedModel; or a LiteRT file.
         load: makes a servable of a folder and a version.
         policy: which versions are served.
         labels: other names of versions.
@@ -71,9 +77,14 @@ class Versions:
         """
         self._look(wait_for_rest=False)
         self._is_loaded = True
+        faults = {version: state.message for version, state in sorted(self._states.items()) if state.message}
+        fatal = None
         if not self._servables and not self._stopped.is_set():
-            faults = [state.message for _, state in sorted(self._states.items()) if state.message]
-            raise ServeError(faults[-1] if faults else self._no_version())
+            fatal = faults.popitem()[1] if faults else self._no_version()
+        for version, fault in faults.items():
+            self._warn(version, fault)
+        if fatal is not None:
+            raise ServeError(fatal)
 
     def watch(
         self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
@@ -213,11 +224,15 @@ class Versions:
             servable = self._load(folder, version)
         except ServeError as error:
             self._states = {**self._states, version: VersionState(END, str(error))}
-            logger.warning("Version %d of %s is not served: %s", version, self.name, error)
+            if self._is_loaded:  # else `load_all` says it
+                self._warn(version, str(error))
             return
         self._servables = {**self._servables, version: servable}
         self._states = {**self._states, version: VersionState(AVAILABLE)}
         logger.info("Version %d of %s is served", version, self.name)
+
+    def _warn(self, version: int, fault: str) -> None:
+        logger.warning("Version %d of %s is not served: %s", version, self.name, fault)
 
     def _let_go(self, version: int) -> None:
         was_served = version in self._servables
@@ -239,8 +254,10 @@ class Versions:
         return {version: folder for version, folder in found.items() if not wanted or version in wanted}
 
     def _all_folders(self) -> dict[int, Path]:
-        if (self.folder / GRAPH_FILE).is_file():
-            name = self.folder.resolve().name
+        is_file = self.folder.is_file()
+        if is_file or (self.folder / GRAPH_FILE).is_file():
+            path = self.folder.resolve()
+            name = path.parent.name if is_file else path.name
             return {int(name) if is_version(name) else 1: self.folder}
         if self._servables and not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is gone")
@@ -248,12 +265,13 @@ class Versions:
 
 
 def _mark(folder: Path) -> Hashable:
-    """What a version's folder holds: names, sizes and times of its files; None while it is not whole."""
+    """What a version's folder or file holds: names, sizes and times of files; None while it is not whole."""
+    paths = [folder] if folder.is_file() else folder.rglob("*")
     try:
-        files = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+        files = {str(path.relative_to(folder)): path.stat() for path in paths if path.is_file()}
     except OSError:  # A file was renamed while it was looked at.
         return None
-    if GRAPH_FILE not in files or not _has_variables(folder):
+    if not folder.is_file() and not (holds_model(folder) and _has_variables(folder)):
         return None
     return tuple(sorted((name, entry.st_size, entry.st_mtime_ns) for name, entry in files.items()))
 
