@@ -171,7 +171,7 @@ def keras_changes(before: dict[str, str]) -> list[str]:
     return [f"keras.config.{name}() was {before[name]} and is {now[name]}" for name in changed]
 
 
-def threads_left(before: set[threading.Thread], *, grace_seconds: float = 3.0) -> list[str]:
+def threads_left(before: set[threading.Thread], *, grace_seconds: float = 15.0) -> list[str]:
     deadline = time.monotonic() + grace_seconds
     new = [thread for thread in threading.enumerate() if thread not in before]
     for thread in new:
