@@ -27,7 +27,7 @@ GROUPS = ("callbacks", "distillation", "layers", "models", "optimizers", "traine
 DIFFERENCES: dict[str, str] = {}
 
 
-def tests_of(group: str) -> list[str]:
+def names_of(group: str) -> list[str]:
     """The files of a package of Keras with tests that train, evaluate or predict."""
     calls = (".fit(", ".evaluate(", ".predict(")
     files = sorted((KERAS / "src" / group).rglob("*_test.py"))
@@ -58,7 +58,7 @@ def test_trainer_and_callbacks_of_keras(run_python):
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_all_that_train(group, run_python):
-    tests = tests_of(group)
+    tests = names_of(group)
     received, alone, reasons, calls = outcomes(run_python, dict.fromkeys(tests, ""))
     assert failed_with_tfaccel_alone(received, alone, reasons) == {}
     assert "passed" in received.values()
