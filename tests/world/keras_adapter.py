@@ -4,6 +4,7 @@ A test that fails is run once more with Keras as it is: what fails then as well 
 may be missing, or the test may be for another backend).
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -58,6 +59,7 @@ def put_tfaccel_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind))
     for name in ("fit", "evaluate", "predict"):
 
+        @functools.wraps(getattr(trainer, name))
         def method(model, *args, name=name, **kwargs):
             CALLS[name] += 1
             return getattr(tfaccel, name)(model, *args, **kwargs)
