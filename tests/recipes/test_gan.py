@@ -97,7 +97,13 @@ def test_two_replicas_train_as_one_device_and_leave_samples(run_python, tmp_path
     child = run_python(RUNS, tmp_path, tmp_path / "images.npz")
     assert float(child.stdout) < 2e-4
     judged = json.loads((tmp_path / "two" / "samples.json").read_text())
-    assert sorted(judged) == ["num_samples", "real_test_accuracy", "recognised", "recognised_by_class"]
+    assert sorted(judged) == [
+        "gaussian_recognised",
+        "num_samples",
+        "real_test_accuracy",
+        "recognised",
+        "recognised_by_class",
+    ]
     assert sorted(judged["recognised_by_class"]) == ["0", "1", "2"]
     with Image.open(tmp_path / "two" / "samples.png") as picture:
         assert picture.size == (3 * 100 + 8, 8 * 113 + 8)

@@ -83,6 +83,39 @@ class LayerByLayer(keras.Model):
         return {"loss": self.tracker.result(), "scores": self.f1.result()}
 
 
+class Keeps(keras.layers.Layer):
+    """Keeps a tensor, and adds a loss, before and behind a layer that waits for the other replicas."""
+
+    def call(self, x):
+        self.seen = ops.mean(x**2)
+        self.add_loss(self.seen)
+        return x
+
+
+class LossesOfLayers(keras.Model):
+    """Looks at the losses and tensors of its layers once more when the optimizer is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tracker = Keeps(), keras.metrics.Mean(name="tracked")
+        self.dense = keras.layers.Dense(1)
+        self.compile(keras.optimizers.SGD(0.05))
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def call(self, x):
+        return self.layer(self.dense(x))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(data[0]) - data[1]) ** 2) + sum(self.losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.tracker.update_state(sum(self.losses))
+        return {"loss": loss, "tracked": self.tracker.result(), "seen": self.layer.seen}
+
+
 WITH_ALL = sequential(Positions, AddsLosses, optimizer=lambda: keras.optimizers.Adam(0.02, clipnorm=0.5))
 CASES = {
     "added losses and tables": (WITH_ALL, lambda: (batches(X, Y, batch_size=3),), 4),
@@ -93,6 +126,14 @@ CASES = {
     ),
     "added losses alone, one row a batch": (sequential(AddsLosses, loss=None), lambda: (batches(X, batch_size=1),), 2),
     "own apply_gradients": (sequential(optimizer=lambda: Centralized(0.02)), lambda: (X, Y), 2),
+    "losses around synchronized statistics": (
+        sequential(
+            Keeps, lambda: keras.layers.BatchNormalization(synchronized=True), lambda: keras.layers.Dense(4), Keeps
+        ),
+        lambda: (X, Y),
+        2,
+    ),
+    "losses read behind the optimizer": (LossesOfLayers, lambda: (batches(X, Y),), 2),
     "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
 }
 

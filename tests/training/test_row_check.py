@@ -68,6 +68,13 @@ class AddsProduct(keras.layers.Layer):
         return x
 
 
+class LargestVariable(Maximum):
+    """Returns its variable, as guides do."""
+
+    def result(self):
+        return self.largest
+
+
 REFUSED = {
     "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is no mean"),
     "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is no mean over the rows"),
@@ -146,6 +153,7 @@ EQUAL = {
         ]
     ),
     "metric that is gathered": sequential(metrics=[Maximum]),
+    "metric that returns its variable": sequential(metrics=[LargestVariable]),
     "metric that merges itself": sequential(metrics=[MergedMaximum]),
     "metric function that is no mean": sequential(
         metrics=[lambda: keras.metrics.MeanMetricWrapper(lambda y, p: ops.max(p), name="largest")]

@@ -26,6 +26,7 @@ from tfaccel.training import private_losses
 from tfaccel.training.batch_dependence import depends_on
 from tfaccel.training.gradients import scaled
 from tfaccel.training.overrides import instance_attributes
+from tfaccel.training.own_tensors import own_tensors
 
 
 @dataclass
@@ -101,7 +102,8 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     adds a loss for each example, Keras takes their sum, and so does `sum_of_added`.
     """
     added = private_losses.added_loss_reduction(model, sum_of_added)
-    with private_losses.loss_reduction(_reduce, _update_mean, _gradient), instance_attributes(model, added):
+    reduction = private_losses.loss_reduction(_reduce, _update_mean, _gradient)
+    with reduction, instance_attributes(model, added), own_tensors(model):
         yield
 
 

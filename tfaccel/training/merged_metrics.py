@@ -81,7 +81,7 @@ def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list
 
 def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
     with replicas.local(metric.variables, 0):
-        return type(metric).result(metric)
+        return _result(metric)
 
 
 def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
@@ -93,7 +93,14 @@ def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
         mapping += [(v, tf.cast(state[replica], v.dtype)) for v, state in zip(one.variables, states, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
         metric.merge_state(twins)
-        return type(metric).result(metric)
+        return _result(metric)
+
+
+def _result(metric: keras.metrics.Metric) -> Any:
+    """The result as it is now: a metric may return a variable, which would be another number later."""
+    return keras.tree.map_structure(
+        lambda value: tf.identity(keras.ops.convert_to_tensor(value)), type(metric).result(metric)
+    )
 
 
 def _states_of_replicas(variable: keras.Variable, replicas: Replicas) -> tf.Tensor:
@@ -216,10 +223,10 @@ def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
     halves = [slice(None, size // 2), slice(size // 2, None)]
     parts = [states(half, Share(0.5, 2)) for half in halves]
     states(slice(None), None)
-    whole = keras.tree.flatten(metric.result())
+    whole = keras.tree.flatten(_result(metric))
     for variable, one, other in zip(variables, *parts, strict=True):
         variable.assign(one + other)
-    merged = keras.tree.flatten(metric.result())
+    merged = keras.tree.flatten(_result(metric))
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
-    return all(are_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b)) for a, b in zip(merged, whole, strict=True))
+    return all(map(are_close, merged, whole))

@@ -54,19 +54,23 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
     Raises:
         CoupledRowsError: names the layer, loss, metric or step that couples the rows, and what can be done.
     """
-    parts = _parts(batch)
-    if parts is None:
-        return
     name_of_step = f"{type(model).__name__}.{kind}_step"
-    try:
-        problem, draws = _check(model, replicas, parts, kind)
-        if problem is None and draws and kind == "train":  # without dropout more can be told
-            own = has_own_train_step(model)
-            problem, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
-    except Exception as error:  # the first real step will say it, unless it is for the few rows
-        logger.warning("%s could not be checked for what couples the rows of a batch: %r", name_of_step, error)
-        return
-    if problem is not None:
+    problem: str | None = None
+    for part_rows in range(MAX_PART_ROWS, 0, -1):
+        parts = _parts(batch, part_rows)
+        if parts is None:
+            continue
+        try:
+            problem, draws = _check(model, replicas, parts, kind)
+            if problem is None and draws and kind == "train":  # without dropout more can be told
+                own = has_own_train_step(model)
+                problem, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
+        except _LengthsMeet:
+            continue
+        except Exception as error:  # the first real step will say it, unless it is for the few rows
+            logger.warning("%s could not be checked for what couples the rows of a batch: %r", name_of_step, error)
+        break
+    if problem is not None and parts is not None:
         what = _coupling_layer(model, replicas, parts, kind) or problem
         raise CoupledRowsError(
             f"{what.format(step=name_of_step)}, so {replicas.num_replicas} replicas, each of which sees only its own "
@@ -77,7 +81,11 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
 def _check(
     model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str, *, still: bool = False
 ) -> tuple[str | None, bool]:
-    """What couples the rows, or None; and whether the step draws random numbers."""
+    """What couples the rows, or None; and whether the step draws random numbers.
+
+    Raises:
+        _LengthsMeet: if a layer adds a loss that has as many values as there are rows, whatever the rows.
+    """
     with unchanged(model, replicas) as reset:
         runs: dict[str, Run] = {}
         for names in _ROUNDS:
@@ -86,6 +94,8 @@ def _check(
                 for state in seed_variables(model) if name in _OTHER_SEEDS else ():
                     state.assign(tf.convert_to_tensor(state) + _OTHER_SEEDS.index(name))
                 runs[name] = observed_run(model, parts.get(name, parts["AB"]), kind, still=still)
+            if _lengths_meet(runs["A"], runs["AB"]):
+                raise _LengthsMeet
             problem = _problem(model, runs)
             if problem is None:
                 break
@@ -95,15 +105,27 @@ def _check(
     return problem, _draws(runs)
 
 
-def _parts(batch: Any) -> dict[str, Any] | None:
+class _LengthsMeet(Exception):
+    """Another number of rows has to be tried."""
+
+
+def _lengths_meet(one: Run, other: Run) -> bool:
+    for name in (name for name in one.values if name.startswith("added loss")):
+        loss, loss_of_other = one.values[name], other.values.get(name)
+        if loss_of_other is not None and loss.shape == loss_of_other.shape and (name in one.by_row | other.by_row):
+            return True
+    return False
+
+
+def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
     """The batches on which the step is run; None where the batch has too few rows, or sparse tensors."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     if not leaves or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return None
     with_rows = [leaf for leaf in leaves if leaf.shape.rank]
     num_rows = min((int(leaf.shape[0] or 0) for leaf in with_rows), default=0)
-    size = min(MAX_PART_ROWS, num_rows // 2)
-    if size == 0:
+    size = part_rows
+    if num_rows < 2 * size:
         return None
     # Rows with the least and the most padding: what is divided by the rest shows there.
     order = np.argsort(sum(_padding(leaf[: min(num_rows, MAX_ROWS)]) for leaf in with_rows), kind="stable").tolist()
