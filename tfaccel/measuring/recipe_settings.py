@@ -55,7 +55,7 @@ RECIPE_SETTINGS = {
         neighbours={"epochs": (5, 20), "learning_rate": (2e-3, 8e-3), "width": (24, 96), "dropout": (0.1,)},
         metric="median_absolute_error",
     ),
-    "summarization": _epochs(10, 5, 16, 24),
+    "summarization": _epochs(10, 5, 20),
     "tabular_classification": RecipeSettings(
         present={"epochs": 60, "learning_rate": 3e-3, "weight_decay": None, "width": 64, "dropout": 0.3,
                  "label_smoothing": 0.1},
