@@ -42,7 +42,7 @@ def _epochs(present: int, *others: int, metric: str | None = None) -> RecipeSett
 
 # Epochs are halved and doubled. Where a setting is derived, its value for the recipe's data stands here.
 RECIPE_SETTINGS = {
-    "autoencoder": _epochs(60, 30, 120, metric="loss"),
+    "autoencoder": _epochs(120, 30, 60, 240, metric="loss"),
     "gan": _epochs(30, 15, 60),
     "image_classification": RecipeSettings(
         present={"epochs": 24, "learning_rate": 1e-2},
