@@ -80,6 +80,7 @@ def run(argv: list[str]) -> int:
 
 
 def _main(suite: str) -> int:
+    check_flags(suite)
     if _OUT.value is not None:
         check_writable(Path(_OUT.value))
     if suite == "settings":
@@ -94,6 +95,16 @@ def _main(suite: str) -> int:
     else:
         print_report(report)
     return 0 if report.met else 1
+
+
+def check_flags(suite: str) -> None:
+    """Raises TfaccelError for a flag that means nothing to the suite."""
+    of_settings, of_others = ("recipes", "seeds"), ("figures", "repetitions", "scale")
+    own, other = (of_settings, of_others) if suite == "settings" else (of_others, of_settings)
+    for name in other:
+        if flags.FLAGS[name].present:
+            wanted = ", ".join(f"--{flag}" for flag in own)
+            raise TfaccelError(f"--{name} is not for the suite {suite!r}, which takes {wanted}, --out and --json.")
 
 
 def _choose_settings() -> int:
