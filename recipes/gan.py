@@ -19,8 +19,8 @@ real test images.
 Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels):
     99.5 % of the samples are recognised, the median of seeds 0 to 4 (99.8, 99.5, 99.5, 99.7 and 99.2 %); of samples of
     a Gaussian for each class it is 99.5 %, of the real test images 98.3 %. A run takes 23 s of processor time on two
-    cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. The number of epochs was chosen by these
-    scores.
+    cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. By a classifier of training images kept
+    aside, 15, 30 and 60 epochs have 98.5, 98.8 and 98.8 %, within their spread (`tfaccel benchmark settings`).
 """
 
 import functools

@@ -8,6 +8,7 @@
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
+    tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
 Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
 minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
@@ -16,9 +17,11 @@ minutes on two cores), `recipes` (each recipe trained until it reaches what it s
 `samplers` (30 trials of an MLP by Optuna's own loop and by `tfaccel.search`, TPE and Bayesian; a repetition is a seed
 and takes three minutes; needs the extra `optuna`),
 `compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32, two minutes; and
-what part of int8's loss on a network with uneven channels QAT wins back, half a minute a repetition) and `serve`
+what part of int8's loss on a network with uneven channels QAT wins back, half a minute a repetition), `serve`
 (throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot reload;
-six minutes). Let nothing else run meanwhile. Exit status 1 if a bound is missed.
+six minutes) and `settings` (each recipe's settings and their neighbours, on a fraction of the training data kept aside,
+never on test data; `--out` is written after each run and gone on with; hours for all recipes). Let nothing else run
+while times are measured. Exit status 1 if a bound is missed.
 """
 
 import json
@@ -41,8 +44,9 @@ from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.settings_table import print_settings, run_settings
 
-SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve")
+SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
@@ -76,9 +80,12 @@ def run(argv: list[str]) -> int:
 
 
 def _main(suite: str) -> int:
-    names = chosen_figures(suite, _FIGURES.value)
+    check_flags(suite)
     if _OUT.value is not None:
         check_writable(Path(_OUT.value))
+    if suite == "settings":
+        return _choose_settings()
+    names = chosen_figures(suite, _FIGURES.value)
     report = _measure(suite, names)
     data = report.to_json()
     if _OUT.value is not None:
@@ -90,9 +97,33 @@ def _main(suite: str) -> int:
     return 0 if report.met else 1
 
 
-def _measure(suite: str, names: list[str]) -> Report:
+def check_flags(suite: str) -> None:
+    """Raises TfaccelError for a flag that means nothing to the suite."""
+    of_settings, of_others = ("recipes", "seeds"), ("figures", "repetitions", "scale")
+    own, other = (of_settings, of_others) if suite == "settings" else (of_others, of_settings)
+    for name in other:
+        if flags.FLAGS[name].present:
+            wanted = ", ".join(f"--{flag}" for flag in own)
+            raise TfaccelError(f"--{name} is not for the suite {suite!r}, which takes {wanted}, --out and --json.")
+
+
+def _choose_settings() -> int:
+    _use_cpu_only()
+    data = run_settings(_OUT.value)
+    if _JSON.value:
+        print(json.dumps(data, indent=2))
+    else:
+        print_settings(data)
+    return 0
+
+
+def _use_cpu_only() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds are a CPU's.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds, and what recipes state, are a CPU's.
+
+
+def _measure(suite: str, names: list[str]) -> Report:
+    _use_cpu_only()
     progress = partial(show_progress, "benchmark")
     options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=progress)
     try:

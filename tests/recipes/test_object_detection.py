@@ -74,7 +74,12 @@ def test_run_on_a_folder_learns_and_leaves_boxes(run_python, tmp_path):
 
     losses = json.loads(run_python(RUN, tmp_path / "run", folder).stdout)
     assert losses[1] < losses[0]
-    assert sorted(json.loads((tmp_path / "run" / "scores.json").read_text())) == ["ap_50_by_class", "map", "map_50"]
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert sorted(scores) == ["ap_50_by_class", "baselines", "map", "map_50"]
+    compared = json.loads((tmp_path / "run" / "result.json").read_text())["baselines"]
+    assert compared["score"] == scores["map_50"]
+    assert compared["baselines"] == scores["baselines"]
+    assert 0.5 < scores["baselines"]["SVM on windows of gradients"] <= 1
     boxes = json.loads((tmp_path / "run" / "detections.json").read_text())
     assert all(sorted(box) == ["bbox", "category", "image_id", "score"] for box in boxes)
     with Image.open(tmp_path / "run" / "detections.png") as picture:

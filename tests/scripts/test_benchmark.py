@@ -31,6 +31,15 @@ def run(capsys, *arguments):
         (["engine", "--repetitions=0"], "repetitions"),
         (["engine", "--scale=0"], "scale"),
         (["engine", "--out=no/such/folder/report.json"], "--out: cannot write no/such/folder/report.json."),
+        (
+            ["engine", "--seeds=3"],
+            "--seeds is not for the suite 'engine', which takes --figures, --repetitions",
+        ),
+        (
+            ["settings", "--figures=gan"],
+            "--figures is not for the suite 'settings', which takes --recipes, --seeds",
+        ),
+        (["settings", "--recipes=gann"], "--recipes: no settings of 'gann'. Did you mean 'gan'? Recipes: autoencoder,"),
         (["engine", "--speed=9"], "Unknown command line flag 'speed'"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfaccel.data.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.digits import digits
-from tfaccel.data.image_set import ImageSplit
+from tfaccel.data.image_set import ImageSplit, split_rows
 
 IMAGE_SIZE = 64
 MOST_DIGITS = 4
@@ -16,20 +16,24 @@ NUM_TRAIN_SCENES, NUM_TEST_SCENES = 1024, 256
 _SMALLEST, _LARGEST = 14, 30  # pixels, of a digit's longer side
 _NUM_LINES, _NUM_PATCHES = 4, 4
 _INK = 96  # a pixel of a digit that is brighter belongs to its box
-_TEST_SEED = 20_000
+TEST_SEEDS = {"test": 20_000, "validation": 30_000}  # of the scenes to test with, by what digits they show
 
 
-def digit_scenes() -> BoxedImages:
+def digit_scenes(test_part: str = "test") -> BoxedImages:
     """Grey scenes of 64x64 pixels with one to four digits each, on lines, pieces of digits and noise.
 
     Test scenes show digits of the test part only. Training scenes are put together anew in every epoch.
+
+    Arguments:
+        test_part: "test", or "validation": a stratified fifth of the training digits is then kept aside, and test
+            scenes show those, to choose settings by.
 
     Example:
         >>> scenes = digit_scenes().test()
         >>> scenes.images.shape, scenes.boxes.shape, scenes.labels.shape
         ((256, 64, 64, 1), (256, 4, 4), (256, 4))
     """
-    parts = functools.cache(digits().load)
+    parts = functools.cache(lambda: _parts(test_part))
     return BoxedImages(
         class_names=tuple("0123456789"),
         image_size=IMAGE_SIZE,
@@ -38,8 +42,18 @@ def digit_scenes() -> BoxedImages:
         num_train_images=NUM_TRAIN_SCENES,
         num_test_images=NUM_TEST_SCENES,
         train=lambda seed, epoch: make_scenes(parts()[0], NUM_TRAIN_SCENES, np.random.default_rng([seed, epoch])),
-        test=lambda: make_scenes(parts()[1], NUM_TEST_SCENES, np.random.default_rng(_TEST_SEED)),
+        test=lambda: make_scenes(parts()[1], NUM_TEST_SCENES, np.random.default_rng(TEST_SEEDS[test_part])),
     )
+
+
+def _parts(test_part: str) -> tuple[ImageSplit, ImageSplit]:
+    """The digits to train on and to test with."""
+    train, test = digits().load()
+    if test_part == "test":
+        return train, test
+    images = np.asarray(train.images)
+    rows, kept = split_rows(train.labels)
+    return ImageSplit(images[rows], train.labels[rows]), ImageSplit(images[kept], train.labels[kept])
 
 
 def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generator) -> BoxedSplit:

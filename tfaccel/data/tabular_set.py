@@ -109,7 +109,7 @@ def make_tabular_set(
     else:
         targets = target_numbers(table.column(target), table.source)[labelled]
     if test_table is None:
-        train, test = split_rows(targets if classification else _bins(targets))
+        train, test = split_rows(targets if classification else target_bins(targets))
         test_rows, test_targets = train_rows.rows(test), targets[test]
         train_rows, targets = train_rows.rows(train), targets[train]
     else:
@@ -229,8 +229,13 @@ def _class_weights(targets: np.ndarray, num_classes: int, wanted: str) -> np.nda
     return balanced_weights(counts)
 
 
-def _bins(targets: np.ndarray) -> np.ndarray:
-    """A class for each row by which part of all numbers its own is in; at least two rows in each."""
+def target_bins(targets: np.ndarray) -> np.ndarray:
+    """A class for each row by which fraction of all numbers its own is in, at least two rows in each: to split rows by.
+
+    Example:
+        >>> target_bins(np.arange(40.0)).tolist() == np.repeat([0, 1, 2, 3], 10).tolist()
+        True
+    """
     num_bins = max(1, min(_NUM_TARGET_BINS, len(targets) // 10))
     edges = np.quantile(targets, np.linspace(0, 1, num_bins + 1)[1:-1])
     bins = np.searchsorted(edges, targets)

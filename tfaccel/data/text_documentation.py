@@ -119,7 +119,11 @@ def documentation_text(*, held_out: bool) -> str:
         >>> len(documentation_text(held_out=False)) > 3 * len(documentation_text(held_out=True))
         True
     """
-    topics = [topic for topic in documentation_topics() if topic.is_held_out == held_out]
+    return joined_text(topic for topic in documentation_topics() if topic.is_held_out == held_out)
+
+
+def joined_text(topics: Iterable[Topic]) -> str:
+    """The text of topics, one after the other."""
     return "\n\n\n".join("\n\n".join(topic.paragraphs) for topic in topics) + "\n"
 
 

@@ -1,7 +1,7 @@
 """The noun `TextPairs`: texts and what is to be written for each, cut into a training and a test part."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from tfaccel.data.text_dates import date_pairs
-from tfaccel.data.text_documentation import documentation_topics
+from tfaccel.data.text_documentation import Topic, documentation_topics
 from tfaccel.data.text_files import read_aligned_lines, read_columns
 from tfaccel.data.text_vocabulary import END, NUM_SPECIAL_TOKENS, START, Vocabulary, padded, split_text
 from tfaccel.errors import DataError
@@ -73,11 +73,13 @@ def documentation_summaries() -> TextPairs:
     There are more to train on, since single paragraphs of the training topics are entries there too.
     """
     topics = documentation_topics()
-    train = [pair for topic in topics if not topic.is_held_out for pair in (*topic.entries(), *topic.prose())]
-    return TextPairs(
-        train=tuple(dict.fromkeys(train)),
-        test=tuple(pair for topic in topics if topic.is_held_out for pair in topic.entries()),
-    )
+    return summaries_of_topics([t for t in topics if not t.is_held_out], [t for t in topics if t.is_held_out])
+
+
+def summaries_of_topics(train: Iterable[Topic], test: Iterable[Topic]) -> TextPairs:
+    """Entries of topics to train on, single paragraphs included, and entries of other topics to test with."""
+    pairs = [pair for topic in train for pair in (*topic.entries(), *topic.prose())]
+    return TextPairs(train=tuple(dict.fromkeys(pairs)), test=tuple(pair for topic in test for pair in topic.entries()))
 
 
 def read_summaries(

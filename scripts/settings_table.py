@@ -1,0 +1,109 @@
+"""What `tfaccel benchmark settings` reads, writes and shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.errors import TfaccelError
+from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
+from tfaccel.measuring.settings_suite import (
+    SettingScores,
+    SettingTrial,
+    run_settings_suite,
+    setting_scores,
+    settings_of,
+)
+from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.planning.near_name import near_name
+from tfaccel.scripts.command import show_progress, table_console
+from tfaccel.training.files import write_json
+
+_RECIPES = flags.DEFINE_list("recipes", ["all"], "settings: the recipes to try settings of; or all",
+                             allow_override=True)  # fmt: skip
+_SEEDS = flags.DEFINE_integer("seeds", 5, "settings: how many seeds, from 0 on, each setting is tried with",
+                              lower_bound=1, upper_bound=1000, allow_override=True)  # fmt: skip
+
+
+def run_settings(out: str | None) -> dict[str, Any]:
+    """Tries settings; `out` is written after each run, and what stands there is not done again."""
+    path = None if out is None else Path(out)
+    recipes = chosen_recipes(_RECIPES.value)
+    progress = partial(show_progress, "benchmark")
+    machine = SuiteOptions(repetitions=_SEEDS.value, progress=progress).machine()
+
+    def report(trials: list[SettingTrial]) -> dict[str, Any]:
+        return {"suite": "settings", "machine": machine,
+                "settings": [scores.to_json() for scores in setting_scores(trials)],
+                "trials": [asdict(trial) for trial in trials]}  # fmt: skip
+
+    def save(trials: list[SettingTrial]) -> None:
+        if path is not None:
+            write_json(path, report(trials))
+
+    try:
+        done = [] if path is None else read_trials(path)
+        return report(run_settings_suite(recipes, num_seeds=_SEEDS.value, done=done, save=save, progress=progress))
+    finally:
+        progress("")
+
+
+def chosen_recipes(names: Sequence[str]) -> list[str]:
+    """The recipes whose settings are tried, each once; raises TfaccelError for one without."""
+    if list(names) == ["all"]:
+        return list(RECIPE_SETTINGS)
+    for name in names or [""]:
+        if name not in RECIPE_SETTINGS:
+            hint = near_name(name, RECIPE_SETTINGS)
+            raise TfaccelError(f"--recipes: no settings of {name!r}.{hint} Recipes: {', '.join(RECIPE_SETTINGS)}.")
+    return list(dict.fromkeys(names))
+
+
+def read_trials(path: Path) -> list[SettingTrial]:
+    """The trials in a file; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return [SettingTrial(**trial) for trial in json.loads(path.read_text())["trials"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TfaccelError(f"--out: {path} is no report of settings to go on with. Name another file.") from error
+
+
+def print_settings(data: dict[str, Any]) -> None:
+    """A table of all settings; the present ones in full, others by what is changed."""
+    table = Table(title="Settings, on training data kept aside", title_justify="left")
+    for heading in ("recipe", "setting", "metric"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("mean", "spread", "seeds", "gain", "its spread", "better"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in data["settings"]:
+        fields = {name: one[name] for name in ("recipe", "setting", "metric")}
+        scores = SettingScores(**fields, scores=tuple(one["scores"]), gains=tuple(one["gains"]))
+        table.add_row(*(Text(cell) for cell in row_of(scores)))
+    table_console().print(table)
+
+
+def row_of(scores: SettingScores) -> list[str]:
+    """The cells of a setting's row.
+
+    Example:
+        >>> row_of(SettingScores(recipe="gan", setting={"epochs": 30}, metric="recognised", scores=(0.5,)))
+        ['gan', 'epochs=30 (present)', 'recognised', '0.5000', '', '1', '', '', '']
+    """
+    present = settings_of(scores.recipe)[0]
+    changed = {name: value for name, value in scores.setting.items() if value != present.get(name)}
+    text = ", ".join(f"{name}={value}" for name, value in (changed or scores.setting).items())
+    numbers = (scores.mean_gain, scores.gain_spread)
+    gain, gain_spread = ("" if number is None else f"{number:+.4f}" for number in numbers)
+    better = "" if not changed else "yes" if scores.is_better else "no"
+    spread = "" if scores.spread is None else f"{scores.spread:.4f}"
+    return [scores.recipe, text if changed else f"{text} (present)", scores.metric, f"{scores.mean:.4f}", spread,
+            str(len(scores.scores)), gain, gain_spread.lstrip("+"), better]  # fmt: skip

@@ -1,0 +1,137 @@
+"""What settings are chosen by: training data alone, split as the recipe splits its data, which it reads itself."""
+
+import doctest
+import re
+
+import numpy as np
+import pytest
+
+from tfaccel.data.digit_scenes import digit_scenes
+from tfaccel.data.digits import digits
+from tfaccel.data.image_arrays import read_image_arrays
+from tfaccel.data.series_set import pendulum_series
+from tfaccel.data.tabular_files import embedded_table
+from tfaccel.data.text_documentation import documentation_text
+from tfaccel.data.text_pairs import dates_in_words, documentation_summaries
+from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.measuring import recipe_settings, settings_data, settings_suite
+from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
+from tfaccel.measuring.settings_data import NUM_FOLDS, topics_of, write_validation
+from tfaccel.recipes import (
+    object_detection,
+    sequence_forecasting,
+    summarization,
+    tabular_classification,
+    tabular_regression,
+    text_generation,
+    transfer_learning,
+    translation,
+)
+
+
+@pytest.mark.parametrize("module", [recipe_settings, settings_data, settings_suite])
+def test_examples(module):
+    outcome = doctest.testmod(module)
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)
+
+
+def rows_of(*parts):
+    """Images, or rows of numbers, as a sorted list of bytes."""
+    return sorted(row.tobytes() for part in parts for row in np.asarray(part))
+
+
+@pytest.mark.parametrize("recipe", ["image_classification", "autoencoder", "gan"])
+def test_digits_are_the_training_digits_and_each_is_kept_aside_once(tmp_path, recipe):
+    kept_aside = []
+    for seed in range(NUM_FOLDS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        arguments, judged_by = write_validation(recipe, folder, seed=seed)
+        train, kept = read_image_arrays(folder / "images.npz").load()
+        assert arguments == {"data_dir": str(folder / "images.npz")}
+        assert rows_of(train.images, kept.images) == rows_of(digits().load()[0].images)
+        kept_aside.append(kept.images)
+    assert rows_of(*kept_aside) == rows_of(digits().load()[0].images)
+    if recipe == "gan":  # A classifier of images that the GAN has not seen judges its samples.
+        swapped = read_image_arrays(folder / "judge" / "images.npz").load()
+        assert judged_by == {"data_dir": str(folder / "judge" / "images.npz")}
+        assert [rows_of(part.images) for part in swapped] == [rows_of(kept.images), rows_of(train.images)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"), [(tabular_classification, "breast_cancer"), (tabular_regression, "diabetes")]
+)
+def test_tables_have_the_training_rows(tmp_path, recipe, name):
+    arguments, _ = write_validation(recipe.__name__.rpartition(".")[2], tmp_path, seed=1)
+    table, whole = recipe.workload(**arguments).table, recipe.workload().table
+    parts = [np.stack([*map(np.asarray, part.inputs.values())]) for part in (table.train, table.test, whole.train)]
+    rows = [part.transpose(1, 0, 2).reshape(part.shape[1], -1) for part in parts]
+    assert rows_of(rows[0], rows[1]) == rows_of(rows[2])
+    assert len(rows[1]) == pytest.approx(len(rows[2]) / NUM_FOLDS, abs=1)
+    assert embedded_table(name).num_rows > len(rows[2])
+
+
+def test_series_ends_where_the_test_part_begins(tmp_path):
+    arguments, _ = write_validation("sequence_forecasting", tmp_path, seed=3)
+    series, whole = sequence_forecasting.workload(**arguments).series, pendulum_series()
+    np.testing.assert_array_equal(series.values, whole.values[: whole.num_train])
+    assert series.num_train == round(0.8 * whole.num_train)
+
+
+def test_few_digits_are_tested_with_unused_training_digits(tmp_path):
+    arguments, _ = write_validation("transfer_learning", tmp_path, seed=0)
+    train, kept = read_image_arrays(tmp_path / "images.npz").load()
+    assert len(train.images) == transfer_learning.workload(**arguments).num_train_examples == 100
+    of_training = set(rows_of(digits().load()[0].images))
+    assert set(rows_of(train.images, kept.images)) <= of_training
+    assert transfer_learning.workload(**arguments).options["image_size"] == 8
+
+
+@pytest.mark.parametrize("seed", range(NUM_FOLDS))
+def test_texts_are_of_training_topics_and_cut_between_topics(tmp_path, seed):
+    write_validation("text_generation", tmp_path, seed=seed)
+    train, kept = text_generation.read_parts(tmp_path / "text.txt")
+    topics, kept_topics = topics_of(seed)
+    assert not {topic.name for topic in topics} & {topic.name for topic in kept_topics}
+    assert train.endswith("\n".join(topics[-1].paragraphs[-1].splitlines()) + "\n")
+    assert kept.startswith(kept_topics[0].paragraphs[0][:50])
+    assert len(kept) == pytest.approx(len(train) / 9, rel=1e-3)
+    held_out = [part for part in documentation_text(held_out=True).split("\n\n") if len(part) > 80]
+    assert not [part for part in held_out if part in train or part in kept]
+
+
+def test_summaries_are_of_training_topics_and_tested_with_other_topics(tmp_path):
+    arguments, _ = write_validation("summarization", tmp_path, seed=0)
+    pairs = summarization.workload(**arguments).pairs
+    of_topics = {document for topic in topics_of(0)[1] for document, _ in (*topic.entries(), *topic.prose())}
+    assert len(pairs.test) == pytest.approx(len(pairs.train) / 9, abs=1)
+    assert {document for document, _ in pairs.test} <= {document.strip() for document in of_topics}
+    assert not {document for document, _ in pairs.train} & {document.strip() for document in of_topics}
+    tested_with = {document for document, _ in documentation_summaries().test}
+    assert not tested_with & {document for document, _ in (*pairs.train, *pairs.test)}
+
+
+def test_dates_are_the_training_dates(tmp_path):
+    arguments, _ = write_validation("translation", tmp_path, seed=2)
+    pairs = translation.workload(**arguments).pairs
+    assert sorted(pairs.train + pairs.test) == sorted(dates_in_words().train)
+    assert len(pairs.test) == 1000
+
+
+def test_scenes_show_training_digits_only():
+    whole, parts = digit_scenes(), digit_scenes("validation")
+    assert write_validation("object_detection", None, seed=0)[0] == {"test_part": "validation"}
+    assert object_detection.workload(test_part="validation").options["test_part"] == "validation"
+    images = [scenes.test().images for scenes in (whole, parts)]
+    assert images[0].shape == images[1].shape
+    assert not set(rows_of(images[0])) & set(rows_of(images[1]))
+    with pytest.raises(WorkloadError, match=re.escape("`test_part` is for scenes of digits; drop it for x.")):
+        object_detection.workload(data_dir="x", test_part="validation")
+    with pytest.raises(WorkloadError, match="test_part"):
+        object_detection.workload(test_part="validatoin")
+
+
+def test_a_recipe_without_settings_is_named():
+    with pytest.raises(TfaccelError, match=r"There is no recipe 'gann' with settings to choose\. Did you mean 'gan'"):
+        write_validation("gann", None, seed=0)
+    assert set(RECIPE_SETTINGS) == set(settings_data._WRITERS)

@@ -1,0 +1,274 @@
+"""Object detection without a network: windows described by gradients, support vector machines, corrected boxes.
+
+Sources: Dalal and Triggs, Histograms of oriented gradients for human detection, 2005 (windows and machines);
+Girshick et al., Rich feature hierarchies, 2014, https://arxiv.org/abs/1311.2524 (mined negatives, corrected boxes).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.boxed_images import NO_OBJECT, BoxedSplit
+from tfaccel.models.centre_detector import Detections
+from tfaccel.reporting.coco_scores import coco_scores
+from tfaccel.reporting.oriented_gradients import CELL, NUM_BINS, oriented_gradients, resized
+
+logger = logging.getLogger("tfaccel")
+
+NAME = "SVM on windows of gradients"
+MAX_TRAIN_IMAGES = 512
+MAX_DECISIONS = 50_000  # classes and test images multiplied; with more, it would take minutes
+_WINDOW, _CORE = 8, 6  # cells of a window, and of them the longer side of an object in its middle
+_MAX_SIDE = 256  # pixels of an enlarged image
+_MAX_LEVELS = 6
+_STEP = 1.22  # from one size of windows to the next
+_IS_OBJECT, _IS_NONE = 0.6, 0.4  # overlap of a window with an object's square from which, or up to which
+_NUM_RANDOM = 60  # windows without objects of each image
+_NUM_PROPOSED = 40  # windows of each image that the machines look at
+_NUM_COMPONENTS = 80
+_MAX_OF_A_KIND = 4000  # windows with objects, and without
+_PENALTY = 5.0
+_LEAST_SCORE, _LARGEST_IOU = -1.0, 0.4
+_AMBIGUOUS = -2
+_IMAGES_AT_ONCE = 32
+
+
+def window_scores(train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str, ...]) -> dict[str, float]:
+    """The mAP@0.5 of windows of gradients on test images; empty, with a word why, where it is left out.
+
+    Args:
+        train, test: images with boxes.
+        class_names: a name for each class.
+    """
+    if len(class_names) * len(test.images) > MAX_DECISIONS:
+        logger.info(
+            "The baseline (%s) is left out: %d classes in %d test images would take it minutes.",
+            NAME, len(class_names), len(test.images),
+        )  # fmt: skip
+        return {}
+    found = window_detections(train, test.images, num_classes=len(class_names))
+    if found is None:
+        logger.info("The baseline (%s) is left out: no window fits an object of the training images.", NAME)
+        return {}
+    return {NAME: float(coco_scores(test.boxes, test.labels, found, class_names=class_names)["map_50"])}
+
+
+def window_detections(train: BoxedSplit, test_images: np.ndarray, *, num_classes: int) -> list[Detections] | None:
+    """What support vector machines find in images, after they have seen training images with boxes.
+
+    Windows of some sizes slide over each image. A linear filter proposes some of them; a machine for each class says
+    what they show; ridge regression corrects their boxes; of boxes of one class that overlap, the surest one stays.
+
+    Args:
+        train: images with boxes; the first 512 are used.
+        test_images: as `BoxedSplit.images`.
+        num_classes: number of classes.
+
+    Returns:
+        What was found in each image; None where no window fits an object.
+    """
+    rows = slice(0, MAX_TRAIN_IMAGES)
+    boxes, labels = train.boxes[rows], train.labels[rows]
+    of_objects = boxes[labels != NO_OBJECT]
+    if not len(of_objects):
+        return None
+    windows = Windows.around(of_objects, image_size=train.images.shape[1])
+    machines = _Machines.fitted(windows, windows.features(train.images[rows]), boxes, labels, num_classes)
+    return None if machines is None else machines.detections(windows, windows.features(test_images))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an image.
+
+    Attributes:
+        sides: of the sizes of windows, the longer side of an object, in pixels.
+        image_size: height and width of the images.
+        levels: the size of each window, a number of `sides`.
+        places: down and across, in cells of the level.
+        boxes: squares of the size of an object: left, top, right, bottom.
+    """
+
+    sides: tuple[float, ...]
+    image_size: int
+    levels: np.ndarray
+    places: np.ndarray
+    boxes: np.ndarray
+
+    @classmethod
+    def around(cls, boxes: np.ndarray, *, image_size: int) -> Windows:
+        """Windows of the sizes that boxes have, but for the few that are smallest and largest."""
+        longer = np.maximum(boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+        least, most = np.quantile(longer, [0.02, 0.98])
+        least = max(float(least), _CORE * CELL * image_size / _MAX_SIDE)
+        most = max(float(most), least)
+        num_levels = min(_MAX_LEVELS, 1 + round(float(np.log(most / least) / np.log(_STEP))))
+        sides = tuple(np.geomspace(least, most, num_levels).tolist())
+        levels, places, squares = [], [], []
+        for level, side in enumerate(sides):
+            num_cells = _num_cells(side, image_size) - _WINDOW + 1
+            grid = np.stack(np.meshgrid(np.arange(num_cells), np.arange(num_cells), indexing="ij"), -1).reshape(-1, 2)
+            centres = ((grid + _WINDOW / 2) * CELL - CELL) * side / (_CORE * CELL)
+            inside = (centres <= image_size).all(axis=1)
+            corners = centres[inside, ::-1]
+            levels.append(np.full(len(corners), level))
+            places.append(grid[inside])
+            squares.append(np.concatenate([corners - side / 2, corners + side / 2], axis=1))
+        return cls(sides, image_size, np.concatenate(levels), np.concatenate(places), np.concatenate(squares))
+
+    def features(self, images: np.ndarray) -> list[np.ndarray]:
+        """For each size of windows, gradients of the images where an object of that size takes some cells."""
+        grey = images.astype(np.float32).mean(axis=-1)
+        found = []
+        for side in self.sides:
+            size = max(1, round(self.image_size * _CORE * CELL / side))
+            more = _num_cells(side, self.image_size) * CELL - size - CELL
+            maps = []
+            for start in range(0, len(grey), _IMAGES_AT_ONCE):
+                scaled = resized(grey[start : start + _IMAGES_AT_ONCE], size)
+                maps.append(oriented_gradients(np.pad(scaled, ((0, 0), (CELL, more), (CELL, more)), mode="edge")))
+            found.append(np.concatenate(maps))
+        return found
+
+    def rows(self, features: list[np.ndarray], images: np.ndarray, windows: np.ndarray) -> np.ndarray:
+        """The features of some windows, each of one image: of shape (num_windows, 576)."""
+        found = np.empty((len(windows), _WINDOW * _WINDOW * NUM_BINS), np.float32)
+        for level, maps in enumerate(features):
+            own = self.levels[windows] == level
+            down, across = self.places[windows[own]].T
+            found[own] = _views(maps)[images[own], down, across].reshape(int(own.sum()), -1)
+        return found
+
+    def filtered(self, features: list[np.ndarray], weights: np.ndarray) -> np.ndarray:
+        """The sum of each window's features by these weights, of shape (num_images, num_windows)."""
+        found = np.empty((len(features[0]), len(self.levels)), np.float32)
+        for level, maps in enumerate(features):
+            own = self.levels == level
+            down, across = self.places[own].T
+            for image, view in enumerate(_views(maps)):
+                found[image, own] = view[down, across].reshape(int(own.sum()), -1) @ weights
+        return found
+
+
+def _num_cells(side: float, image_size: int) -> int:
+    """Cells of an enlarged image, with one before it and some behind it, so that windows reach over its edges."""
+    return max(_WINDOW, -(-round(image_size * _CORE * CELL / side) // CELL) + 3)
+
+
+def _views(maps: np.ndarray) -> np.ndarray:
+    return np.lib.stride_tricks.sliding_window_view(maps, (_WINDOW, _WINDOW), axis=(1, 2))
+
+
+@dataclass(frozen=True)
+class _Machines:
+    """What was fitted: the filter that proposes windows, components, a machine for each class, and corrections."""
+
+    proposal: np.ndarray
+    components: Any
+    by_class: dict[int, Any]
+    corrections: Any
+
+    @classmethod
+    def fitted(
+        cls, windows: Windows, features: list[np.ndarray], boxes: np.ndarray, labels: np.ndarray, num_classes: int
+    ) -> _Machines | None:
+        from sklearn.decomposition import PCA
+        from sklearn.linear_model import Ridge
+        from sklearn.svm import SVC
+
+        generator = np.random.default_rng(0)
+        shown, nearest = _shown(windows, boxes, labels)
+        objects = _some(np.argwhere(shown >= 0), _MAX_OF_A_KIND, generator)
+        none = _some(np.argwhere(shown == NO_OBJECT), _NUM_RANDOM * len(shown), generator)
+        if not len(objects) or not len(none):
+            return None
+        rows = [windows.rows(features, *some.T) for some in (objects, none)]
+        proposal = _ridge_filter(*rows)
+        best = _proposed(windows.filtered(features, proposal))
+        mined = np.argwhere(np.take_along_axis(shown, best, axis=1) == NO_OBJECT)
+        mined = _some(np.stack([mined[:, 0], best[tuple(mined.T)]], axis=1), _MAX_OF_A_KIND, generator)
+        without = np.concatenate([windows.rows(features, *mined.T), rows[1][: _MAX_OF_A_KIND // 4]])
+        both = np.concatenate([rows[0], without])
+        components = PCA(min(_NUM_COMPONENTS, *both.shape), random_state=0).fit(both)
+        described = components.transform(both)
+        classes = np.concatenate([shown[tuple(objects.T)], np.full(len(without), NO_OBJECT)])
+        by_class = {
+            number: SVC(C=_PENALTY).fit(described, classes == number)
+            for number in range(num_classes)
+            if (classes == number).any()
+        }
+        squares = windows.boxes[objects[:, 1]]
+        true = boxes[objects[:, 0], nearest[tuple(objects.T)]]
+        sides = (squares[:, 2] - squares[:, 0])[:, None]
+        corrections = Ridge(1.0).fit(described[: len(objects)], (true - squares) / sides)
+        return cls(proposal, components, by_class, corrections)
+
+    def detections(self, windows: Windows, features: list[np.ndarray]) -> list[Detections]:
+        best = _proposed(windows.filtered(features, self.proposal))
+        images = np.repeat(np.arange(len(best)), best.shape[1])
+        described = self.components.transform(windows.rows(features, images, best.ravel()))
+        scores = np.stack([machine.decision_function(described) for machine in self.by_class.values()], axis=1)
+        squares = windows.boxes[best.ravel()]
+        sides = (squares[:, 2] - squares[:, 0])[:, None]
+        boxes = np.clip(squares + self.corrections.predict(described) * sides, 0, windows.image_size)
+        classes = np.array(list(self.by_class))
+        return [_surest(boxes[images == image], scores[images == image], classes) for image in range(len(best))]
+
+
+def _shown(windows: Windows, boxes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each image and window, the class that it shows, NO_OBJECT or _AMBIGUOUS; and which object is nearest."""
+    middles = (boxes[..., :2] + boxes[..., 2:]) / 2
+    half = (boxes[..., 2:] - boxes[..., :2]).max(axis=-1, keepdims=True) / 2
+    squares = np.concatenate([middles - half, middles + half], axis=-1)
+    shown = np.full((len(boxes), len(windows.boxes)), NO_OBJECT)
+    nearest = np.zeros_like(shown)
+    for image, (own, classes) in enumerate(zip(squares, labels, strict=True)):
+        overlaps = np.where(classes == NO_OBJECT, 0.0, _overlaps(windows.boxes, own))
+        nearest[image], most = overlaps.argmax(axis=1), overlaps.max(axis=1)
+        kinds = np.where(most >= _IS_OBJECT, classes[nearest[image]], _AMBIGUOUS)
+        shown[image] = np.where(most < _IS_NONE, NO_OBJECT, kinds)
+    return shown, nearest
+
+
+def _overlaps(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The intersection of each pair of boxes over their union."""
+    starts, ends = np.maximum(some[:, None, :2], others[:, :2]), np.minimum(some[:, None, 2:], others[:, 2:])
+    common = np.clip(ends - starts, 0, None).prod(axis=-1)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=-1) for boxes in (some, others)]
+    return np.asarray(common / np.maximum(areas[0][:, None] + areas[1] - common, 1e-9))
+
+
+def _some(places: np.ndarray, most: int, generator: np.random.Generator) -> np.ndarray:
+    return places[np.sort(generator.permutation(len(places))[:most])]
+
+
+def _ridge_filter(objects: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Weights of features by which windows with objects differ from others; both kinds count the same."""
+    difference = objects.mean(axis=0) - others.mean(axis=0)
+    spread = np.cov(objects, rowvar=False, bias=True) + np.cov(others, rowvar=False, bias=True)
+    spread += 1e-3 * np.trace(spread) / len(spread) * np.eye(len(spread))
+    return np.linalg.solve(spread, difference).astype(np.float32)
+
+
+def _proposed(scores: np.ndarray) -> np.ndarray:
+    return np.argsort(-scores, axis=1, kind="stable")[:, :_NUM_PROPOSED]
+
+
+def _surest(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> Detections:
+    """Boxes that a machine takes for its class, without those that a surer one of that class covers."""
+    found: list[tuple[float, int, np.ndarray]] = []
+    for number, own in zip(classes.tolist(), scores.T, strict=True):
+        left = np.argsort(-own, kind="stable")
+        left = left[own[left] > _LEAST_SCORE]
+        while len(left):
+            found.append((float(own[left[0]]), number, boxes[left[0]]))
+            left = left[1:][_overlaps(boxes[left[:1]], boxes[left[1:]])[0] < _LARGEST_IOU]
+    found.sort(key=lambda one: -one[0])
+    return Detections(
+        np.array([box for *_, box in found]).reshape(-1, 4), np.array([number for _, number, _ in found], np.int64),
+        np.array([score for score, *_ in found]),
+    )  # fmt: skip
