@@ -105,6 +105,7 @@ def vit() -> keras.Model:
 class MLPMixerLayer(layers.Layer):
     def __init__(self, num_patches: int, width: int) -> None:
         super().__init__()
+        self.num_patches = num_patches
         self.across = keras.Sequential([layers.Dense(6, activation="gelu"), layers.Dense(num_patches)])
         self.within = keras.Sequential([layers.Dense(6, activation="gelu"), layers.Dense(width)])
         self.normalize = layers.LayerNormalization(epsilon=1e-6)
@@ -112,7 +113,7 @@ class MLPMixerLayer(layers.Layer):
     def build(self, input_shape: Any) -> None:
         self.normalize.build(input_shape)
         self.within.build(input_shape)
-        self.across.build((input_shape[0], input_shape[2], input_shape[1]))
+        self.across.build((input_shape[0], input_shape[2], self.num_patches))
 
     def call(self, inputs: Any) -> Any:
         channels = ops.transpose(self.normalize(inputs), axes=(0, 2, 1))

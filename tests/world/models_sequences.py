@@ -71,7 +71,7 @@ def weather() -> dict[str, Any]:
 
 @world_model(weather)
 def weather_forecast() -> keras.Model:
-    inputs = keras.layers.Input(shape=(4, 3))
+    inputs = keras.layers.Input(shape=(8, 3))
     model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(6)(inputs)))
     model.compile(optimizer=sgd(), loss="mse")
     return model
@@ -119,50 +119,6 @@ def anomaly_autoencoder() -> keras.Model:
 def stateful_rnn() -> keras.Model:
     model = keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), layers.LSTM(4, stateful=True), layers.Dense(1)])
     model.compile(optimizer=sgd(), loss="mse")
-    return model
-
-
-class MinimalCell(layers.Layer):
-    """A recurrent cell of one's own, with a nest of inputs and states."""
-
-    def __init__(self, units: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.units = units
-        self.state_size = [units, (units, units)]
-        self.output_size = units
-
-    def build(self, input_shapes: Any) -> None:
-        first, second = input_shapes
-        self.kernel_1 = self.add_weight(shape=(first[1], self.units), initializer="uniform", name="kernel_1")
-        self.kernel_2 = self.add_weight(
-            shape=(second[1], second[2], self.units), initializer="uniform", name="kernel_2"
-        )
-
-    def call(self, inputs: Any, states: Any) -> Any:
-        state, matrix = states
-        output_1 = ops.matmul(inputs[0], self.kernel_1) + state
-        seen = ops.einsum("bij,ijk->bk", inputs[1], self.kernel_2)
-        matrix = 0.5 * matrix + seen[:, :, None] * ops.tanh(state)[:, None, :]
-        return ops.tanh(output_1 + ops.sum(matrix, axis=2)), (output_1, matrix)
-
-    def get_initial_state(self, batch_size: Any = None) -> Any:
-        return [ops.zeros((batch_size, self.units)), ops.zeros((batch_size, self.units, self.units))]
-
-
-class NestedRNN(keras.Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = layers.RNN(MinimalCell(4), return_sequences=False)
-        self.head = layers.Dense(1)
-
-    def call(self, inputs: Any) -> Any:
-        return self.head(self.rnn((inputs["flat"], inputs["square"])))
-
-
-@world_model(lambda: batches({"flat": rows(6, 3), "square": rows(6, 2, 2, seed=2)}, rows(1)))
-def nested_recurrent_cell() -> keras.Model:
-    model = NestedRNN()
-    model.compile(optimizer=sgd(), loss="mse", metrics=["mae"])
     return model
 
 

@@ -41,8 +41,10 @@ class ArrayBatches:
         del state
         return tf.constant(True)
 
-    def check_rows(self, batch: Any, num_replicas: int) -> None:
-        """Nothing to do: all arrays have the same number of rows."""
+    def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
+        """The batch as it is: all arrays have the same number of rows."""
+        del num_replicas
+        return batch
 
     def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
         """The global batch of one step, and the next loop state."""
@@ -106,16 +108,17 @@ class IteratorBatches:
             return self.num_global_rows
         return _num_rows(next(a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0))
 
-    def check_rows(self, batch: Any, num_replicas: int) -> None:
-        """Refuses batches whose components differ in their numbers of rows, since no replica could be given its own."""
+    def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
+        """The batch, after a check that its components have one number of rows: else no replica could have its own."""
         leaves = [a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0]
         counts = [_num_rows(leaf) for leaf in leaves]
         if all(isinstance(count, int) for count in counts):
             if len(set(counts)) > 1:
                 raise DataError(_uneven(counts, num_replicas))
-            return
-        for count in counts[1:]:
-            tf.debugging.assert_equal(count, counts[0], _UNEVEN_ROWS)
+            return batch
+        checks = [tf.debugging.assert_equal(count, counts[0], _UNEVEN_ROWS) for count in counts[1:]]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
         """Rows `start` to `stop` of the global batch, which the iterator has to have; without them all that it has."""
@@ -182,7 +185,7 @@ def _uneven(counts: list[int], num_replicas: int) -> str:
 
 
 def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
-    """Raises DataError for what `IteratorBatches.check_rows` found while the graph ran; else does nothing."""
+    """Raises DataError for what `IteratorBatches.with_checked_rows` found while the graph ran; else does nothing."""
     text = str(error)
     if _UNEVEN_ROWS in text:
         counts = [int(count) for count in re.findall(r"\[(\d+)\]", text)]  # TensorFlow writes both

@@ -98,7 +98,7 @@ class SeveralReplicas:
     def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: Any, batch: Any) -> Any:
         """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
         metrics = metrics_in(self._model)
-        self._rows.check(batches, batch)
+        batch = self._rows.checked(batches, batch)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.noted_results.while_tracing(metrics))
             for metric, attributes in gathered_updates(metrics):
@@ -150,7 +150,7 @@ class SeveralReplicas:
 
     def predict(self, batches: Any, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
-        self._rows.check(batches, batch)
+        batch = self._rows.checked(batches, batch)
         with self._replicas.strategy.scope():
             outputs = self._rows.run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
             return self._replicas.local_results(outputs)

@@ -79,10 +79,11 @@ class StepOnRows:
         finally:
             self.inside_branch = False
 
-    def check(self, batches: Any, batch: Any) -> None:
-        """Refuses a batch whose rows cannot be split, and a model built for other numbers of rows than replicas get."""
-        num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
-        batches.check_rows(batch, num_replicas)
+    def checked(self, batches: Any, batch: Any) -> Any:
+        """The batch. One whose rows cannot be split is refused, and a model built for other numbers of rows."""
+        num_replicas = self._replicas.num_replicas
+        batch = batches.with_checked_rows(batch, num_replicas)
+        num_rows = batches.num_rows(batch)
         for tensor in getattr(self._model, "inputs", None) or []:
             fixed = tensor.shape[0]
             if fixed is not None and isinstance(num_rows, int) and num_rows != fixed * num_replicas:
@@ -93,6 +94,7 @@ class StepOnRows:
                     + f"), but {num_rows} rows are split over {num_replicas} replicas. Build it with "
                     f"batch_size={num_rows // num_replicas}, the rows of one replica, or train on one replica."
                 )
+        return batch
 
     def num_contributors(self, num_rows: Any, if_empty: str) -> Any:
         """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""
