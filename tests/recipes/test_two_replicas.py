@@ -5,8 +5,10 @@ the replicas. Dropout alone is drawn by each replica for its own rows, so that t
 those of one device that draws as many is proved by `tfaccel.parity`.
 
 Replicas add up gradients in another order than one device, which rounds in another way. The detector, with its many
-batch normalizations one behind the other, enlarges such a difference more than tenfold with every step, so that the
-losses of its first two steps are compared; the others make some twelve, and are evaluated.
+batch normalizations one behind the other, enlarges such a difference some tenfold with every step. One device does so
+too: on the digit scenes, with the rows of each batch in reverse order, its losses are off by 7e-7, 8e-5, 1e-4 and
+1.5e-2 in steps 2 to 5, those of two replicas by 6e-7, 8e-6, 5e-4 and 7e-4. So the losses of its first two steps are
+compared; the others make some twelve, and are evaluated.
 """
 
 import json
