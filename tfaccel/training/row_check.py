@@ -55,12 +55,12 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         CoupledRowsError: names the layer, loss, metric or step that couples the rows, and what can be done.
     """
     name_of_step = f"{type(model).__name__}.{kind}_step"
-    problem: str | None = None
+    problem, parts = None, None
     for part_rows in range(MAX_PART_ROWS, 0, -1):
-        parts = _parts(batch, part_rows)
-        if parts is None:
-            continue
         try:
+            parts = _parts(batch, part_rows)
+            if parts is None:
+                continue
             problem, draws = _check(model, replicas, parts, kind)
             if problem is None and draws and kind == "train":  # without dropout more can be told
                 own = has_own_train_step(model)
@@ -124,12 +124,11 @@ def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
         return None
     with_rows = [leaf for leaf in leaves if leaf.shape.rank]
     num_rows = min((int(leaf.shape[0] or 0) for leaf in with_rows), default=0)
-    size = part_rows
-    if num_rows < 2 * size:
+    if num_rows < 2 * part_rows:
         return None
     # Rows with the least and the most padding: what is divided by the rest shows there.
     order = np.argsort(sum(_padding(leaf[: min(num_rows, MAX_ROWS)]) for leaf in with_rows), kind="stable").tolist()
-    first, second = order[:size], order[-size:]
+    first, second = order[:part_rows], order[-part_rows:]
 
     def take(rows: list[int]) -> Any:
         def of(leaf: Any) -> Any:
