@@ -26,8 +26,7 @@ def own_tensors(model: keras.Model) -> Iterator[None]:
     original = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
-        kept = [(layer, {name: (value, _contents(value)) for name, value in vars(layer).items()})
-                for layer in all_layers(model)]  # fmt: skip
+        kept = [(layer, _attributes(layer)) for layer in all_layers(model)]
         result = original(context, *args, **kwargs)
         for layer, attributes in kept:
             _put_back(layer, attributes)
@@ -41,9 +40,13 @@ def own_tensors(model: keras.Model) -> Iterator[None]:
             tf.distribute.ReplicaContext.merge_call = original
 
 
-def _contents(value: Any) -> Any:
-    """A copy of a list or dict, which may be changed in place; None of anything else."""
-    return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else None
+def _attributes(layer: keras.layers.Layer) -> dict[str, tuple[Any, Any]]:
+    """Name -> the attribute, and a copy of it if it is a list or dict, which may be changed in place."""
+
+    def copied(value: Any) -> Any:
+        return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else None
+
+    return {name: (value, copied(value)) for name, value in vars(layer).items()}
 
 
 def _put_back(layer: keras.layers.Layer, attributes: dict[str, tuple[Any, Any]]) -> None:

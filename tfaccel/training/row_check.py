@@ -96,13 +96,14 @@ def _check(
                 runs[name] = observed_run(model, parts.get(name, parts["AB"]), kind, still=still)
             if _lengths_meet(runs["A"], runs["AB"]):
                 raise _LengthsMeet
-            problem = _problem(model, runs)
+            draws = _draws(runs)
+            problem = _problem(model, runs, draws=draws)
             if problem is None:
                 break
         reset()
         with global_losses(model):
             mark_gathered(runs["AB"].updates, num_rows_of(parts["AB"]))
-    return problem, _draws(runs)
+    return problem, draws
 
 
 class _LengthsMeet(Exception):
@@ -147,13 +148,13 @@ def _padding(leaf: Any) -> Any:
     return tf.reduce_sum(tf.cast(tf.equal(by_row, tf.zeros_like(by_row)), tf.int64), axis=1).numpy()
 
 
-def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
+def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | None:
     """What couples the rows, as the beginning of a sentence; None if nothing does or nobody can tell."""
     if any(run.gathers for run in runs.values()):
         return None
-    draws = _draws(runs)
-    for name, value in runs["AB"].values.items():
-        found = {which: run.values.get(name) for which, run in runs.items()}
+    values = {which: run.values for which, run in runs.items()}
+    for name, value in values["AB"].items():
+        found = {which: of_run.get(name) for which, of_run in values.items()}
         spread = spread_of(value, [found[which] for which in _OTHER_SEEDS if which in found])
         if name in runs["AB"].by_row:
             alike = found["A"] is None or are_close(value[: found["A"].shape[0]], found["A"], spread)
@@ -168,8 +169,9 @@ def _problem(model: keras.Model, runs: dict[str, Run]) -> str | None:
 
 def _draws(runs: dict[str, Run]) -> bool:
     """Whether other random numbers, or nothing but another run, change any value by more than rounding does."""
-    for name, value in runs["AB"].values.items():
-        others = [runs[which].values.get(name) for which in _OTHER_SEEDS if which in runs]
+    reruns = [runs[which].values for which in _OTHER_SEEDS if which in runs]
+    for name, value in runs["AB"].values.items() if reruns else ():
+        others = [rerun.get(name) for rerun in reruns]
         size = float(tf.norm(tf.cast(value, tf.float64)))
         if np.isfinite(size) and spread_of(value, others) > 1e-5 * size:
             return True
