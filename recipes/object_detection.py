@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-EPOCHS = 12
+EPOCHS = 24
 GLOBAL_BATCH_SIZE = 32
 IMAGE_SIZE = 128  # of images of your own
 MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)  # of images of your own; scenes are new in every epoch

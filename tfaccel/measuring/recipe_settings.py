@@ -49,7 +49,7 @@ RECIPE_SETTINGS = {
         neighbours={"epochs": (12, 48), "learning_rate": (5e-3, 2e-2)},
         metric="accuracy", higher_is_better=True,
     ),
-    "object_detection": _epochs(12, 6, 24),
+    "object_detection": _epochs(24, 12, 48),
     "sequence_forecasting": RecipeSettings(
         present={"epochs": 10, "learning_rate": 4e-3, "width": 48, "dropout": 0.0},
         neighbours={"epochs": (5, 20), "learning_rate": (2e-3, 8e-3), "width": (24, 96), "dropout": (0.1,)},
