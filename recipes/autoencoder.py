@@ -37,7 +37,6 @@ import numpy as np
 from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.number_rows import read_number_rows
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
@@ -82,8 +81,6 @@ def workload(
     data_dir: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
     encoding: str = "utf-8",
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     latent_size: int = LATENT_SIZE,
     width: int = WIDTH,
     dropout: float = 0.0,
@@ -96,8 +93,6 @@ def workload(
         data_dir: a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         encoding: of a CSV file.
-        epochs: passes over the training examples, for the learning rate's schedule.
-        global_batch_size: examples per step, over all replicas.
         latent_size: numbers by which an example is described.
         width: filters of the first convolution; all other layers have more, in proportion, those for rows too.
         dropout: part of the hidden values of both networks that is left out in each step, from 0 to below 1.
@@ -110,15 +105,13 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         1437
     """
     options = TrainingOptions.of({**DEFAULTS, **training_options})
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size, width=width)
+    check_counts(latent_size=latent_size, width=width)
     check_parts(dropout=dropout)
     examples = read_examples(data_dir, image_size=image_size, encoding=encoding)
-    check_one_batch(examples.num_examples[TRAIN], global_batch_size, "images" if examples.is_image else "rows")
-    num_steps = epochs * max(1, examples.num_examples[TRAIN] // global_batch_size)
     costs = autoencoder_cost(examples.shape, latent_size, width=width)
 
     def batches(values: Any, **part: Any) -> Any:
@@ -133,13 +126,14 @@ def workload(
     return AutoencoderWorkload(
         name="autoencoder",
         build_model=lambda: autoencoder(examples, latent_size, width, dropout=dropout, remat=remat),
-        compile_args=lambda: compile_args(options, examples, num_steps=num_steps),
+        compile_args=lambda num_steps: compile_args(options, examples, num_steps=num_steps),
         train_data=train_data,
         validation_data=lambda batch_size: batches(
             examples.in_order(TEST, batch_size), global_batch_size=batch_size, seed=0, epoch=0
         ),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=examples.num_examples[TRAIN],
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

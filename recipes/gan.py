@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
@@ -79,8 +78,6 @@ def workload(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     latent_size: int = LATENT_SIZE,
     width: int = WIDTH,
     dropout: float = 0.2,
@@ -93,8 +90,6 @@ def workload(
     Arguments:
         data_dir: a folder of images; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
-        epochs: passes over the training images.
-        global_batch_size: images per step, over all replicas.
         latent_size: numbers of noise from which an image is made.
         width: filters of both networks at the image's full size, a multiple of 8; each halving doubles them.
         dropout: part of the discriminator's features that is left out in each step, from 0 to below 1.
@@ -108,19 +103,17 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         1437
     """
     options = TrainingOptions.of({**DEFAULTS, **training_options})
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, latent_size=latent_size, width=width)
+    check_counts(latent_size=latent_size, width=width)
     if width % GROUPS:
         raise WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     if options.early_stopping is not None:
         raise WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
-    check_one_batch(images.num_train_images, global_batch_size, "images")
-    num_steps = epochs * max(1, images.num_train_images // global_batch_size)
     flops_per_example, num_parameters = gan_costs(images, latent_size, width=width)
 
     @functools.cache
@@ -164,11 +157,12 @@ def workload(
     return GanWorkload(
         name="gan",
         build_model=build_model,
-        compile_args=lambda: compile_args(options, num_steps=num_steps),
+        compile_args=lambda num_steps: compile_args(options, num_steps=num_steps),
         train_data=train_data,
         callbacks=callbacks,
         judge=(lambda model: judge_of_samples()(model)) if len(images.class_names) > 1 else None,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,
         num_parameters=num_parameters,

@@ -32,7 +32,6 @@ from tfaccel.data.cache_choice import PLACES, CacheOptions
 from tfaccel.data.data_place import data_place
 from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard, only_shard
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
@@ -78,8 +77,6 @@ def workload(
     image_size: int | None = None,
     width: int = WIDTH,
     num_blocks: int = NUM_BLOCKS,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     label_smoothing: float = LABEL_SMOOTHING,
     augmentation: Literal["moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout"] = "moves",
     cache: Literal["auto", "memory", "disk", "none"] = "auto",
@@ -93,8 +90,6 @@ def workload(
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         width: filters of the first blocks; each halving of the size doubles them.
         num_blocks: residual blocks for each size.
-        epochs: passes over the training images, for the learning rate's schedule.
-        global_batch_size: images per step, over all replicas.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
         augmentation: how training images are changed at random: turned, zoomed and shifted a little (moves), not at
             all (none), or moved and then augmented by batches; see `tfaccel.data.image_augmentation`.
@@ -108,23 +103,21 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         1437
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_blocks=num_blocks)
+    check_counts(width=width, num_blocks=num_blocks)
     check_parts(label_smoothing=label_smoothing)
     check_choice("augmentation", augmentation, AUGMENTATIONS)
     check_choice("cache", cache, PLACES)
     kept = CacheOptions(place=cache)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
-    check_one_batch(images.num_train_images, global_batch_size, "images")
     blocks = residual_blocks(images.image_size, width=width, num_blocks=num_blocks)
     flops_per_example, num_parameters = cost(images, blocks)
     data_and_model = {"data_dir": data_place(data_dir), "image_size": images.image_size, "width": width,
                       "num_blocks": num_blocks,
                       "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip
-    num_steps = epochs * max(1, images.num_train_images // global_batch_size)
 
     @functools.cache
     def batches() -> Any:
@@ -157,14 +150,17 @@ def workload(
     return ImageWorkload(
         name="image_classification",
         build_model=lambda: residual_network(images, blocks, remat=remat),
-        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda num_steps: classifier_compile_args(
+            options, num_steps=num_steps, label_smoothing=label_smoothing
+        ),
         train_data=train_data,
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         augment=None if augmentation == "none" else augment,
         augment_mixes_rows=mixes_rows,
         raw_input=ImageInput.of(images),
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=images.num_train_images,
         flops_per_example=flops_per_example,
         num_parameters=num_parameters,

@@ -40,7 +40,6 @@ from tfaccel.data.boxed_images import BoxedImages
 from tfaccel.data.coco_files import read_coco
 from tfaccel.data.data_place import data_place
 from tfaccel.data.digit_scenes import TEST_SEEDS, digit_scenes
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
@@ -84,8 +83,6 @@ def workload(
     data_dir: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
     test_part: Literal["test", "validation"] = "test",
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     width: int = WIDTH,
     dropout: float = 0.0,
     remat: bool = False,
@@ -99,8 +96,6 @@ def workload(
             128. Digits have 64.
         test_part: the digits of the test scenes: those of the test part, or, to choose settings by, a fifth of the
             training part (validation), which is then not trained on.
-        epochs: passes over the training images, for the learning rate's schedule.
-        global_batch_size: images per step, over all replicas.
         width: filters at half of the image's size; all other layers have more, in proportion.
         dropout: part of the features that is left out in each step, from 0 to below 1.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
@@ -113,17 +108,15 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         1024
     """
     check_coco_library()
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width)
+    check_counts(width=width)
     check_parts(dropout=dropout)
     check_choice("test_part", test_part, tuple(TEST_SEEDS))
     images = read_images(data_dir, image_size, test_part)
-    check_one_batch(images.num_train_images, global_batch_size, "images")
-    num_steps = epochs * max(1, images.num_train_images // global_batch_size)
     costs = cost(images, width)
 
     @functools.cache
@@ -135,11 +128,12 @@ def workload(
     return DetectionWorkload(
         name="object_detection",
         build_model=lambda: detector(images, width, dropout=dropout, remat=remat),
-        compile_args=lambda: compile_args(options, num_steps=num_steps),
+        compile_args=lambda num_steps: compile_args(options, num_steps=num_steps),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=images.num_train_images,
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.seasons import season_length, seasonal_naive
 from tfaccel.data.series_augmentation import series_augmentation
 from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
@@ -80,8 +79,6 @@ def workload(
     model: Literal["gru", "convolution"] = "convolution",
     window: int = WINDOW,
     horizon: int = HORIZON,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     width: int = WIDTH,
     dropout: float = DROPOUT,
     augmentation: Literal["none", "jitter"] = "none",
@@ -98,8 +95,6 @@ def workload(
         model: how the past is read: by a gated recurrent unit or by temporal convolutions.
         window: rows of the past that the model sees.
         horizon: rows that it forecasts.
-        epochs: passes over the training windows, for the learning rate's schedule.
-        global_batch_size: windows per step, over all replicas.
         width: numbers that describe the past at each step.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
         augmentation: none, or random jitter and scale of the past (jitter); see `tfaccel.data.series_augmentation`.
@@ -112,12 +107,12 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         2793
     """
     options = TrainingOptions.of(training_options)
     counts = {"window": window, "horizon": horizon, "width": width}
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, **counts)
+    check_counts(**counts)
     check_parts(dropout=dropout)
     check_choice("model", model, MODELS)
     changed = series_augmentation(augmentation)
@@ -128,8 +123,6 @@ def workload(
     else:
         series = read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
     num_windows = series.num_windows(window, horizon)
-    check_one_batch(num_windows, global_batch_size, "windows")
-    num_steps = epochs * max(1, num_windows // global_batch_size)
     costs = forecaster_cost(series, model, (window, horizon), width=width)
 
     @functools.cache
@@ -141,11 +134,12 @@ def workload(
     return SeriesWorkload(
         name="sequence_forecasting",
         build_model=lambda: forecaster(series, model, (window, horizon), width=width, dropout=dropout, remat=remat),
-        compile_args=lambda: compile_args(options, series, num_steps=num_steps),
+        compile_args=lambda num_steps: compile_args(options, series, num_steps=num_steps),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=num_windows,
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import (
     TextPairs,
     documentation_summaries,
@@ -92,8 +91,6 @@ def workload(
     num_words: int = 100,
     width: int = WIDTH,
     num_blocks: int = NUM_BLOCKS,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.3,
     label_smoothing: float = 0.0,
     remat: bool = False,
@@ -109,8 +106,6 @@ def workload(
         num_words: words and signs of a document that are read; the rest is cut off.
         width: of the Transformer's blocks.
         num_blocks: of the encoder, and of the decoder.
-        epochs: passes over the training documents, for the learning rate's schedule.
-        global_batch_size: documents per step, over all replicas.
         dropout: part of the numbers inside the model that is dropped in training.
         label_smoothing: part of the target that is spread over all words.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
@@ -127,7 +122,7 @@ def workload(
         'words'
     """
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words, width=width,
+    check_counts(num_words=num_words, width=width,
                  num_blocks=num_blocks)  # fmt: skip
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     pairs = (
@@ -142,11 +137,9 @@ def workload(
     settings = {"data_dir": data_place(data_dir), "num_words": num_words, "width": width,
                 "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
                 "document_column": document_column, "summary_column": summary_column}  # fmt: skip
-    num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
     costs = sequence_to_sequence_cost(
         (len(vocabulary),) * 2, lengths, width=width, num_blocks=num_blocks, num_copied=NUM_COPIED
     )
-    check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
     def batches() -> Any:
@@ -161,11 +154,14 @@ def workload(
         build_model=lambda: build_model(
             vocabulary, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda num_steps: token_compile_args(
+            options, num_steps=num_steps, label_smoothing=label_smoothing
+        ),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=len(pairs.train),
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

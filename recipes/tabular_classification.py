@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
@@ -78,8 +77,6 @@ def workload(
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",
     class_weights: Literal["auto", "balanced", "none"] = "auto",
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     width: int = WIDTH,
     num_layers: int = NUM_LAYERS,
     dropout: float = DROPOUT,
@@ -97,8 +94,6 @@ def workload(
             categorical, date and ignored; or the same as a dictionary.
         encoding: of a CSV file.
         class_weights: whether rows of small classes count more; see `tfaccel.data.table_options.TableOptions`.
-        epochs: passes over the training rows, for the learning rate's schedule.
-        global_batch_size: rows per step, over all replicas.
         width: of each hidden layer.
         num_layers: hidden layers.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
@@ -112,11 +107,11 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         455
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
+    check_counts(width=width, num_layers=num_layers)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     table_options = TableOptions(
         target=EMBEDDED_TARGET if data_dir is None else target, column_kinds=column_kinds, encoding=encoding,
@@ -126,9 +121,6 @@ def workload(
         table = make_tabular_set(embedded_table(data), table_options, classification=True)
     else:
         table = read_tabular_set(data_dir, table_options, classification=True)
-    check_one_batch(len(table.train.targets), global_batch_size, "rows")
-    num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
-    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
     num_outputs = len(table.encoding.class_names)
     shape = {"width": width, "num_layers": num_layers}
     parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat, **shape)
@@ -143,12 +135,17 @@ def workload(
     return TabularWorkload(
         name="tabular_classification",
         build_model=lambda: network(table, parts),
-        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda num_steps: classifier_compile_args(
+            for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN),
+            num_steps=num_steps,
+            label_smoothing=label_smoothing,
+        ),
         train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=TableInput.of(table.encoding),
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=len(table.train.targets),
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
@@ -72,8 +71,6 @@ def workload(
     target: str | None = None,
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     width: int = WIDTH,
     num_layers: int = NUM_LAYERS,
     dropout: float = DROPOUT,
@@ -88,8 +85,6 @@ def workload(
         column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
             categorical, date and ignored; or the same as a dictionary.
         encoding: of a CSV file.
-        epochs: passes over the training rows, for the learning rate's schedule.
-        global_batch_size: rows per step, over all replicas.
         width: of each hidden layer.
         num_layers: hidden layers.
         dropout: part of the hidden values that is left out in each step, from 0 to below 1.
@@ -102,11 +97,11 @@ def workload(
         WorkloadError: if another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         353
     """
     options = TrainingOptions.of(training_options)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
+    check_counts(width=width, num_layers=num_layers)
     check_parts(dropout=dropout)
     target = EMBEDDED_TARGET if data_dir is None else target
     table_options = TableOptions(target=target, column_kinds=column_kinds, encoding=encoding)
@@ -114,9 +109,6 @@ def workload(
         table = make_tabular_set(embedded_table("diabetes"), table_options, classification=False)
     else:
         table = read_tabular_set(data_dir, table_options, classification=False)
-    check_one_batch(len(table.train.targets), global_batch_size, "rows")
-    num_steps = epochs * max(1, len(table.train.targets) // global_batch_size)
-    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
     shape = {"width": width, "num_layers": num_layers}
     parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat, **shape)
     cost = parts.cost(table.encoding)
@@ -130,12 +122,13 @@ def workload(
     return TabularWorkload(
         name="tabular_regression",
         build_model=lambda: network(table, parts),
-        compile_args=lambda: compile_args(options, table, num_steps=num_steps),
+        compile_args=lambda num_steps: compile_args(options, table, num_steps=num_steps),
         train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=TableInput.of(table.encoding),
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=len(table.train.targets),
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
@@ -177,6 +170,7 @@ def compile_args(options: TrainingOptions, table: TabularSet, *, num_steps: int)
     """What `Model.compile` takes: squared errors as parts of the target's variance."""
     import keras
 
+    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
     return {
         "optimizer": options.make_optimizer(num_steps=num_steps),
         "loss": "mean_squared_error",

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.raw_input import TextInput
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
@@ -86,8 +85,6 @@ def workload(
     data_dir: str | os.PathLike[str] | None = None,
     model: ModelName = MODEL,
     num_words: int = 100,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.5,
     token_dropout: float = 0.4,
     label_smoothing: float = 0.1,
@@ -103,8 +100,6 @@ def workload(
             documentation, whose chapter group is to be found.
         model: what reads the texts.
         num_words: words and signs of each text that are read.
-        epochs: passes over the training texts, for the learning rate's schedule.
-        global_batch_size: texts per step, over all replicas.
         dropout: part of the numbers inside the model that is dropped in training.
         token_dropout: part of the words that is made unknown in training.
         label_smoothing: part of the target that is spread over all classes.
@@ -123,7 +118,7 @@ def workload(
     """
     check_choice("model", model, get_args(ModelName))
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model])
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_words=num_words)
+    check_counts(num_words=num_words)
     check_parts(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
     columns = {"text_column": text_column, "label_column": label_column}
     texts = documentation_passages() if data_dir is None else read_labelled_texts(data_dir, **columns)
@@ -133,8 +128,6 @@ def workload(
                 **columns}  # fmt: skip
     num_classes = len(texts.class_names)
     costs = cost(model, len(vocabulary), num_words, num_classes=num_classes)
-    num_steps = epochs * max(1, len(texts.train_texts) // global_batch_size)
-    check_one_batch(len(texts.train_texts), global_batch_size)
 
     @functools.cache
     def batches() -> Any:
@@ -153,12 +146,15 @@ def workload(
         build_model=lambda: build_model(
             model, len(vocabulary), num_words, num_classes=num_classes, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: classifier_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda num_steps: classifier_compile_args(
+            options, num_steps=num_steps, label_smoothing=label_smoothing
+        ),
         train_data=train_data_of(batches, several_epochs=True),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=len(texts.train_texts),
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

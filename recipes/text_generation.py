@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_documentation import documentation_text
 from tfaccel.data.text_files import read_text
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
@@ -83,8 +82,6 @@ def workload(
     model: ModelName = MODEL,
     width: int = 128,
     num_layers: int = 2,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.1,
     label_smoothing: float = 0.0,
     remat: bool = False,
@@ -97,8 +94,6 @@ def workload(
         model: what writes.
         width: of the model's layers.
         num_layers: LSTM layers or Transformer blocks.
-        epochs: passes over the training text, for the learning rate's schedule.
-        global_batch_size: pieces of text per step, over all replicas.
         dropout: part of the numbers inside the model that is dropped in training.
         label_smoothing: part of the target that is spread over all characters.
         remat: calculate the inside of each Transformer block again in the backward pass: less memory, more time.
@@ -114,7 +109,7 @@ def workload(
     """
     check_choice("model", model, get_args(ModelName))
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model], global_clipnorm=1.0)
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, width=width, num_layers=num_layers)
+    check_counts(width=width, num_layers=num_layers)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     train_text, test_text = documentation() if data_dir is None else read_parts(data_dir)
     vocabulary = Vocabulary.of([train_text], unit="characters")
@@ -123,7 +118,6 @@ def workload(
                 "remat": remat}  # fmt: skip
     # An example fewer than there are places for, since each epoch begins at another character.
     num_examples = (len(train_text) - NUM_CHARACTERS - 1) // STRIDE
-    check_one_batch(num_examples, global_batch_size)
     costs = cost(model, len(vocabulary), width=width, num_layers=num_layers)
 
     @functools.cache
@@ -138,13 +132,12 @@ def workload(
         build_model=lambda: build_model(
             model, len(vocabulary), width=width, num_layers=num_layers, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: compile_args(
-            options, num_steps=epochs * max(1, num_examples // global_batch_size), label_smoothing=label_smoothing
-        ),
+        compile_args=lambda num_steps: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=num_examples,
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

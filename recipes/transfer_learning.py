@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.data_place import data_place
 from tfaccel.data.few_digits import few_digits
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
@@ -99,8 +98,6 @@ def workload(
     num_stages: int = 2,
     lora_rank: int | None = None,
     baseline: bool = True,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.2,
     label_smoothing: float = 0.1,
     remat: bool = False,
@@ -120,8 +117,6 @@ def workload(
         lora_rank: the backbone's dense layers and convolutions learn by low-rank updates (LoRA) of this rank in place
             of all their weights; None for no LoRA.
         baseline: train the same network from scratch as well, for comparison.
-        epochs: passes over the training images, for the schedule of learning rates and stages.
-        global_batch_size: images per step, over all replicas.
         dropout: part of the features that is left out in each step, from 0 to below 1.
         label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
         remat: calculate the inside of the backbone again in the backward pass: less memory, more time.
@@ -133,7 +128,7 @@ def workload(
         WorkloadError: if there is no such backbone, or another argument cannot be used.
 
     Example:
-        >>> workload(epochs=3).num_train_examples
+        >>> workload().num_train_examples
         100
     """
     arguments = {name: value for name, value in locals().items() if name != "training_options"} | training_options
@@ -141,14 +136,12 @@ def workload(
     if options.learning_rate is None:
         options = replace(options, learning_rate=RATE_PARTS[pretrained] * options.peak_learning_rate)
     counts = {} if lora_rank is None else {"lora_rank": lora_rank}
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, num_stages=num_stages, **counts)
+    check_counts(num_stages=num_stages, **counts)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     if type(head_width) is not int or head_width < 0:
         raise WorkloadError(f"`head_width` must be a whole number of at least 0. Received: head_width={head_width!r}.")
     network = find_backbone(backbone)
     images = read_images(data_dir, network, image_size)
-    check_one_batch(images.num_train_images, global_batch_size, "images")
-    num_steps = epochs * max(1, images.num_train_images // global_batch_size)
     costs = classifier_cost(network, images.image_size, len(images.class_names), head_width=head_width,
                             frozen_normalisations=pretrained)  # fmt: skip
     stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
@@ -164,7 +157,7 @@ def workload(
                                        num_stages=num_stages, remat=remat)  # fmt: skip
         return classifier(images, backbone, head_width=head_width, dropout=dropout)
 
-    def compile_args() -> dict[str, Any]:
+    def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
 
         from tfaccel.training.staged_optimizer import staged_optimizer
@@ -183,7 +176,8 @@ def workload(
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         raw_input=ImageInput.of(images),
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=images.num_train_images,
         flops_per_example=None if costs is None else costs.flops_per_example,
         num_parameters=None if costs is None or lora_rank is not None else costs.num_parameters,

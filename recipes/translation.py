@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfaccel.data.data_place import data_place
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.data.text_pairs import TextPairs, dates_in_words, encode_pairs, read_translations
 from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
 from tfaccel.data.train_data import train_data_of
@@ -77,8 +76,6 @@ def workload(
     max_length: int = 128,
     width: int = WIDTH,
     num_blocks: int = NUM_BLOCKS,
-    epochs: int = EPOCHS,
-    global_batch_size: int = GLOBAL_BATCH_SIZE,
     dropout: float = 0.0,
     label_smoothing: float = 0.0,
     remat: bool = False,
@@ -92,8 +89,6 @@ def workload(
         max_length: tokens of a text that are read, or written, at most; longer ones are cut off.
         width: of the Transformer's blocks.
         num_blocks: of the encoder, and of the decoder.
-        epochs: passes over the training pairs, for the learning rate's schedule.
-        global_batch_size: pairs per step, over all replicas.
         dropout: part of the numbers inside the model that is dropped in training.
         label_smoothing: part of the target that is spread over all tokens.
         remat: calculate the inside of each block again in the backward pass: less memory, more time.
@@ -109,7 +104,7 @@ def workload(
     """
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_choice("unit", unit, ("characters", "words"))
-    check_counts(epochs=epochs, global_batch_size=global_batch_size, max_length=max_length, width=width,
+    check_counts(max_length=max_length, width=width,
                  num_blocks=num_blocks)  # fmt: skip
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     pairs = dates_in_words() if data_dir is None else read_translations(data_dir)
@@ -120,11 +115,9 @@ def workload(
     settings = {"data_dir": data_place(data_dir), "unit": unit, "max_length": max_length,
                 "width": width, "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing,
                 "remat": remat}  # fmt: skip
-    num_steps = epochs * max(1, len(pairs.train) // global_batch_size)
     costs = sequence_to_sequence_cost(
         (len(vocabularies[0]), len(vocabularies[1])), lengths, width=width, num_blocks=num_blocks
     )
-    check_one_batch(len(pairs.train), global_batch_size)
 
     @functools.cache
     def batches() -> Any:
@@ -138,11 +131,14 @@ def workload(
         build_model=lambda: build_model(
             vocabularies, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
         ),
-        compile_args=lambda: token_compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
+        compile_args=lambda num_steps: token_compile_args(
+            options, num_steps=num_steps, label_smoothing=label_smoothing
+        ),
         train_data=train_data_of(batches),
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
-        global_batch_size=global_batch_size,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=len(pairs.train),
         flops_per_example=costs.flops_per_example,
         num_parameters=costs.num_parameters,

@@ -4,7 +4,7 @@ from absl import flags
 
 from tfaccel.scripts.command import own_flags
 from tfaccel.scripts.plan_flags import AUTO
-from tfaccel.scripts.workload_parameters import own_names, parameter_defaults
+from tfaccel.scripts.workload_parameters import own_names, workload_defaults
 
 _TRAINING = (
     "epochs seed optimizer learning_rate schedule warm_up weight_decay clipnorm global_clipnorm early_stopping ema "
@@ -35,7 +35,7 @@ def grouped_flags_help() -> str:
     first, *others = chosen
     order = {first: chosen[first], _OWN: own, **{title: chosen[title] for title in others},
              _OTHERS: sorted(set(by_name) - listed)}  # fmt: skip
-    defaults = parameter_defaults()
+    defaults = workload_defaults()
     parts = []
     for title, names in order.items():
         if names:

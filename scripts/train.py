@@ -29,12 +29,12 @@ from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import (
-    chosen_epochs,
     define_train_flags,
     run_dir,
     run_option,
@@ -42,7 +42,7 @@ from tfaccel.scripts.train_flags import (
     workload_options,
 )
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
-from tfaccel.scripts.workload_parameters import define_parameter_flags, workload_parameters
+from tfaccel.scripts.workload_parameters import define_parameter_flags
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_dir import checked_place
 
@@ -66,11 +66,11 @@ def _main() -> int:
     directory = run_dir()
     checked_place(directory, flags.FLAGS["resume"].value or "never")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        workload, plan, epochs = _what_to_train()
+        workload, plan = _what_to_train()
         if not quiet:
             _print_plan(workload, plan)
         try:
-            result = _train(workload, plan, epochs, directory)
+            result = _train(workload, plan, directory)
         except KeyboardInterrupt:
             print("\nStopped. The same command with --resume=auto goes on from the newest checkpoint.", file=sys.stderr)
             return _INTERRUPTED
@@ -81,25 +81,16 @@ def _main() -> int:
     return 0
 
 
-def _what_to_train() -> tuple[Workload, Plan, int]:
-    """The workload, made for the plan's batch size and the epochs; the plan; the epochs."""
-    fixed, options = fixed_fields(), workload_options()
-    plan_file = flags.FLAGS["plan"].value
+def _what_to_train() -> tuple[Workload, Plan]:
+    fixed, plan_file = fixed_fields(), flags.FLAGS["plan"].value
     plan = None if plan_file is None else _changed(Plan.load(plan_file), fixed)
-    batch_size = plan.global_batch_size if plan is not None else fixed.get("global_batch_size")
-    parameters = workload_parameters()
-    if "epochs" in parameters and run_option("epochs") is not None:
-        options["epochs"] = run_option("epochs")
-    if "global_batch_size" in parameters and batch_size is not None:
-        options["global_batch_size"] = batch_size
-    workload = chosen_workload(**options)
+    workload = chosen_workload(**workload_options())
+    run_epochs_of(workload, run_option("epochs"))  # a missing number is told of at once
     if plan is None:
         from tfaccel.hardware.detect import detect_hardware
 
         plan = default_plan(detect_hardware(), workload, **fixed)
-        if "global_batch_size" in parameters and plan.global_batch_size != workload.global_batch_size:
-            workload = chosen_workload(**{**options, "global_batch_size": plan.global_batch_size})
-    return with_teacher(workload), plan, chosen_epochs(parameters)
+    return with_teacher(workload), plan
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
@@ -108,14 +99,14 @@ def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
     return replace(plan, **fixed, reasons=tuple(reasons.items()))
 
 
-def _train(workload: Workload, plan: Plan, epochs: int, directory: str) -> TrainResult:
+def _train(workload: Workload, plan: Plan, directory: str) -> TrainResult:
     from tfaccel.training.train import train
 
     result = train(
         workload,
         plan,
         run_dir=directory,
-        epochs=epochs,
+        epochs=run_option("epochs"),
         seed=flags.FLAGS["seed"].value or 0,
         resume=flags.FLAGS["resume"].value or "never",
         checkpoint_interval=run_option("checkpoint_interval"),

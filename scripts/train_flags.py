@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.errors import TfaccelError
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.model_flags import quiet_tensorflow
@@ -35,7 +35,7 @@ _DISTILLATION = {
     "distill_alpha": "part of the loss that is the teacher's, above 0 and at most 1, or auto",
 }
 _RUN_OPTIONS = {
-    "epochs": "passes over the training data, or auto for the recipe's choice",
+    "epochs": "passes over the training data, or auto for what the workload recommends",
     "checkpoint_interval": "optimizer steps between checkpoints, or auto: after epochs, at 2 % of the time at most",
 }
 
@@ -119,13 +119,3 @@ def run_dir() -> str:
     first = Path("runs", f"{name or 'run'}-{datetime.now():%Y-%m-%d}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return str(next(folder for folder in itertools.chain([first], others) if not folder.exists()))
-
-
-def chosen_epochs(parameters: dict[str, Any]) -> int:
-    """The value of --epochs, or the default of the workload's own parameter `epochs`."""
-    epochs = run_option("epochs")
-    if epochs is None:
-        epochs = parameters.get("epochs")
-    if type(epochs) is not int:
-        raise WorkloadError("This workload does not say how many epochs it needs. Give --epochs=NUMBER.")
-    return epochs

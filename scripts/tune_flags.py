@@ -9,7 +9,6 @@ from tfaccel.errors import TfaccelError
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import define_train_flags, run_option, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags
-from tfaccel.scripts.workload_parameters import workload_parameters
 from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
 
 # Flag -> the largest value, and its help.
@@ -85,8 +84,6 @@ def search_options() -> dict[str, Any]:
         options["epochs"] = run_option("epochs")
     if "early_stopping" in of_workload:
         options["early_stopping"] = of_workload.pop("early_stopping")
-    if "global_batch_size" in plan_fields and "global_batch_size" in workload_parameters():
-        of_workload["global_batch_size"] = plan_fields.pop("global_batch_size")
     chosen = {name: flags.FLAGS[name].value for name in ("algorithm", "pruning", "keep_models", "retrain")}
     return {**options, **chosen, "workload_options": of_workload, "plan_fields": plan_fields}
 

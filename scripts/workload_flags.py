@@ -7,7 +7,13 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.load_workload import load_recipe, load_workload
+from tfaccel.planning.load_workload import (
+    check_function,
+    import_named,
+    is_import_path,
+    load_recipe,
+    load_workload,
+)
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.planning.workload import Workload
 
@@ -35,6 +41,8 @@ def chosen_workload(**kwargs: Any) -> Workload:
     if import_path is not None and recipe is None:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
+        if is_import_path(import_path):
+            check_function(import_path, import_named(import_path, error_type=WorkloadError))
         return load_workload(import_path, **kwargs)
     names = ", ".join(entry.name for entry in list_recipes()) or "none"
     raise WorkloadError(

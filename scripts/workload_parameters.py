@@ -1,5 +1,6 @@
 """Flags that a workload brings along: one for each parameter of the function that makes it."""
 
+import contextlib
 import inspect
 import math
 import os
@@ -22,7 +23,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 
 # The workload's own parameters that became flags: name -> the kind of value, or the values there are.
 _own_kinds: dict[str, str | tuple[str, ...]] = {}
-_defaults: dict[str, Any] = {}  # of all its parameters that have one
+_functions: list[Callable[..., Any]] = []  # the one that makes the workload, if it could be loaded
 
 
 def define_parameter_flags(argv: Sequence[str]) -> None:
@@ -34,14 +35,13 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
     for name in _own_kinds:
         flags.FLAGS.__delattr__(name)
     _own_kinds.clear()
-    _defaults.clear()
+    _functions.clear()
     function = _function(_written("recipe", argv), _written("workload", argv))
     if function is None:
         return
+    _functions.append(function)
     hints, texts = get_type_hints(function), _argument_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.default is not inspect.Parameter.empty:
-            _defaults[name] = parameter.default
         kind = _kind(hints.get(name, type(parameter.default)))
         if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
             continue
@@ -59,9 +59,16 @@ def own_names() -> list[str]:
     return list(_own_kinds)
 
 
-def parameter_defaults() -> dict[str, Any]:
-    """Parameter of the workload -> what it is where no flag sets it; whether it became a flag or was one."""
-    return dict(_defaults)
+def workload_defaults() -> dict[str, Any]:
+    """The workload's choices where no flag decides: its parameters, and the length and batch size it recommends."""
+    if not _functions:
+        return {}
+    function = _functions[0]
+    found = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    with contextlib.suppress(Exception):  # it may need arguments, or data that are not there
+        made = function()
+        found |= {"epochs": made.epochs, "global_batch_size": made.global_batch_size}
+    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
 
 
 def parameter_values() -> dict[str, Any]:
@@ -78,14 +85,6 @@ def parameter_values() -> dict[str, Any]:
         elif kind != "switch" and flag.value != AUTO:
             values[name] = value_of(name, str(flag.value), kind)
     return values
-
-
-def workload_parameters() -> dict[str, Any]:
-    """Parameter -> default value of the function that --recipe or --workload names; empty where it cannot be loaded."""
-    function = _function(flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value)
-    if function is None:
-        return {}
-    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
 def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:

@@ -20,11 +20,10 @@ def left_run(folder, work, **config):
 
 
 def test_workload_has_the_run_s_options(tmp_path):
-    trained = image_classification.workload(epochs=3, global_batch_size=32, optimizer="sgd", label_smoothing=0.0,
-                                            augmentation="none", image_size=16)  # fmt: skip
-    work = workload_of_run(left_run(tmp_path / "run", trained))
+    trained = image_classification.workload(optimizer="sgd", label_smoothing=0.0, augmentation="none", image_size=16)
+    work = workload_of_run(left_run(tmp_path / "run", trained, global_batch_size=32))
     assert dict(work.options) == dict(trained.options)
-    assert work.global_batch_size == 32
+    assert (work.global_batch_size, work.epochs) == (32, 3)
 
 
 def test_options_that_are_the_recipe_s_own_choice_are_left_to_it(tmp_path):

@@ -33,7 +33,7 @@ def accuracy_of(path, work):
     return float(np.mean(right))
 
 folder, methods = sys.argv[1:]
-work = image_classification.workload(epochs=2)
+work = image_classification.workload()
 train(work, run_dir=f"{folder}/run", epochs=2, verbose=0)
 found = compress(f"{folder}/run", methods=methods, latency_seconds=0.02, training={"epochs": 1, "num_clusters": 8})
 print(json.dumps({one.variant.name: {

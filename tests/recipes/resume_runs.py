@@ -39,7 +39,7 @@ def run_case(folder: Path, case: dict) -> list:
     size, epochs = case.get("batch", 8), case.get("epochs", 2)
     strategy = "mirrored" if replicas > 1 else "none"
     plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=size)
-    work = recipe.workload(data_dir=folder / case["data"], global_batch_size=size, epochs=epochs, **case["options"])
+    work = recipe.workload(data_dir=folder / case["data"], **case["options"])
     run_dir = folder / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
     result = train(work, plan, run_dir=run_dir, epochs=epochs, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
                    callbacks=[death()] if kind == "killed" else [])  # fmt: skip

@@ -63,7 +63,7 @@ def test_a_search_is_told_how_many_samples_are_recognised(logical_devices):
     work = recipe.workload(ema=True)
     assert work.judge is not None
     model = work.build_model()
-    model.compile(**work.compile_args())
+    model.compile(**work.compile_args(num_steps=9))
     weights = model.generator.get_weights()
     judged = work.judge(model)
     assert sorted(judged) == ["val_recognised"]

@@ -68,7 +68,7 @@ def test_single_targets_take_their_own_columns(logical_devices, tmp_path):
 
 def test_forecasts_do_not_depend_on_the_number_of_windows(logical_devices, tmp_path):
     (tmp_path / "s.csv").write_text("\n".join(["t,a", *(f"{row},{row % 7}" for row in range(100))]))
-    work = recipe.workload(data_dir=tmp_path / "s.csv", time_column="t", window=10, horizon=4, global_batch_size=8)
+    work = recipe.workload(data_dir=tmp_path / "s.csv", time_column="t", window=10, horizon=4)
     model = work.build_model()
     past, _ = next(iter(work.train_data(8, seed=0, epoch=0)))
     whole = np.asarray(model(past))
@@ -78,7 +78,7 @@ def test_forecasts_do_not_depend_on_the_number_of_windows(logical_devices, tmp_p
 
 def test_jitter_changes_the_past_in_deviations_of_its_column(logical_devices, tmp_path):
     (tmp_path / "s.csv").write_text("\n".join(["t,a", *(f"{row},{1000 + 100 * (row % 7)}" for row in range(100))]))
-    options = {"data_dir": tmp_path / "s.csv", "time_column": "t", "window": 10, "horizon": 4, "global_batch_size": 8}
+    options = {"data_dir": tmp_path / "s.csv", "time_column": "t", "window": 10, "horizon": 4}
     plain, jittered = (
         next(iter(recipe.workload(**options, augmentation=name).train_data(8, seed=0, epoch=0)))
         for name in ("none", "jitter")

@@ -12,7 +12,6 @@ from absl import flags
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS
 from tfaccel.planning.plan import Plan
 from tfaccel.scripts import train as train_command
-from tfaccel.scripts.train_flags import chosen_epochs
 
 RECIPE = "--recipe=image_classification"
 FLAGS = (
@@ -22,6 +21,7 @@ FLAGS = (
     "synchronize_batch_norm teacher warm_up weight_decay workload xla"
 )
 LINES = """
+import dataclasses
 from tfaccel import Workload
 
 def data(batch_size):
@@ -29,15 +29,18 @@ def data(batch_size):
     x = tf.reshape(tf.range(40.0) / 40.0, (40, 1))
     return tf.data.Dataset.from_tensor_slices((x, 2.0 * x + 1.0)).batch(batch_size)
 
-def workload(*, epochs=3):
+def workload():
     def build_model():
         import keras
         return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     compile_args = lambda: {"optimizer": "sgd", "loss": "mse"}
     train_data = lambda batch_size, *, seed, epoch: data(batch_size)
-    return Workload(f"lines of {epochs} epochs", build_model, compile_args, train_data, data, global_batch_size=8)
+    return Workload("lines", build_model, compile_args, train_data, data, global_batch_size=8, epochs=3)
 
 def endless():
+    return dataclasses.replace(workload(), epochs=None)
+
+def old(*, epochs=3):
     return workload()
 """
 
@@ -145,7 +148,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(train, tmp_path, arguments, 
 
 @pytest.mark.parametrize("flag", ["data_dir=x", "optimizer=sgd", "weight_decay=0.1", "ema", "remat"])
 def test_flag_that_a_workload_does_not_take_is_refused(train, tmp_path, flag):
-    (tmp_path / "my_trained_module.py").write_text("def workload(*, epochs=1): pass\n")
+    (tmp_path / "my_trained_module.py").write_text("def workload(): pass\n")
     status, _, err = train("--workload=my_trained_module:workload", "--run_dir=run", f"--{flag}")
     sys.modules.pop("my_trained_module", None)
     assert status == 2
@@ -204,7 +207,7 @@ def test_workload_of_your_own_trains_for_your_epochs(command, tmp_path):
     ended = command("--workload=lines:workload", "--run_dir=two", "--quiet", "--epochs=2")
     assert ended.returncode == 0, ended.stderr
     assert len(json.loads((tmp_path / "two/result.json").read_text())["history"]["loss"]) == 2
-    assert "Trained lines of 2 epochs" in ended.stdout
+    assert "Trained lines" in ended.stdout
     assert "Plan" not in ended.stdout and "epoch 1" not in ended.stderr
 
 
@@ -213,5 +216,12 @@ def test_workload_without_epochs_of_its_own_needs_them(train, tmp_path):
     status, _, err = train("--workload=lines_without_epochs:endless", "--run_dir=run")
     sys.modules.pop("lines_without_epochs", None)
     assert (status, files_in(tmp_path)) == (2, ["lines_without_epochs.py"])
-    assert "This workload does not say how many epochs it needs. Give --epochs=NUMBER." in err
-    assert chosen_epochs({"epochs": 3}) == 3
+    assert "Workload 'lines' does not say how many epochs it needs. Give epochs (--epochs=NUMBER)." in err
+
+
+def test_workload_that_takes_what_the_run_decides_is_refused(train, tmp_path):
+    (tmp_path / "lines_with_epochs.py").write_text(LINES)
+    status, _, err = train("--workload=lines_with_epochs:old", "--run_dir=run", "--epochs=5")
+    sys.modules.pop("lines_with_epochs", None)
+    assert (status, files_in(tmp_path)) == (2, ["lines_with_epochs.py"])
+    assert "lines_with_epochs:old has a parameter `epochs`, which the run decides. Leave it out: recommend" in err

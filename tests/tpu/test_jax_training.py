@@ -30,7 +30,7 @@ os.environ.update(runtime.environ)
 import tfaccel
 from tfaccel.recipes import image_classification
 
-workload = image_classification.workload(epochs=3)
+workload = image_classification.workload()
 plan = tfaccel.default_plan(tfaccel.detect_hardware(), workload, **runtime.plan_fields)
 result = runtime.train(workload, plan, run_dir="run", epochs=3, resume="auto", verbose=0)
 

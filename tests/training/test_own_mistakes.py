@@ -51,7 +51,7 @@ def work(**changes):
         ({"train_data": lambda *, seed, epoch: None}, "too many positional arguments"),
         ({"validation_data": lambda: None}, r"validation_data is called as validation_data\(global_batch_size\)"),
         ({"build_model": lambda width: None}, r"build_model is called as build_model\(\). Received a function"),
-        ({"compile_args": lambda steps: None}, r"compile_args is called as compile_args\(\)"),
+        ({"compile_args": lambda steps: None}, r"compile_args is called as compile_args\(num_steps\) or"),
         ({"callbacks": lambda model: None}, r"callbacks is called as callbacks\(\)"),
     ],
 )  # fmt: skip

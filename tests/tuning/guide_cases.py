@@ -12,7 +12,7 @@ from tfaccel import Workload
 SIDE, CLASSES, BATCH = 8, 4, 16
 
 
-def _workload(name, train, held_out, *, epochs):
+def _workload(name, train, held_out):
     def batches(arrays, batch_size):
         import tensorflow as tf
 
@@ -22,7 +22,7 @@ def _workload(name, train, held_out, *, epochs):
         return batches(train, batch_size)
 
     return Workload(name, keras.Sequential, dict, train_data, lambda batch_size: batches(held_out, batch_size),
-                    global_batch_size=BATCH, num_train_examples=len(train[0]))  # fmt: skip
+                    global_batch_size=BATCH, epochs=1, num_train_examples=len(train[0]))  # fmt: skip
 
 
 def _images(seed, rows, *, one_hot):
@@ -33,22 +33,22 @@ def _images(seed, rows, *, one_hot):
     return images, keras.utils.to_categorical(labels, CLASSES) if one_hot else labels
 
 
-def images(*, epochs: int = 1):
+def images():
     """Images with one-hot labels."""
-    return _workload("images", _images(1, 96, one_hot=True), _images(2, 32, one_hot=True), epochs=epochs)
+    return _workload("images", _images(1, 96, one_hot=True), _images(2, 32, one_hot=True))
 
 
-def labelled_images(*, epochs: int = 1):
+def labelled_images():
     """Images with whole numbers for labels."""
-    return _workload("labelled_images", _images(1, 96, one_hot=False), _images(2, 32, one_hot=False), epochs=epochs)
+    return _workload("labelled_images", _images(1, 96, one_hot=False), _images(2, 32, one_hot=False))
 
 
-def numbers(*, epochs: int = 1):
+def numbers():
     """Rows of ten numbers, and a number to each."""
     random = np.random.default_rng(3)
     rows = [random.random((n, 10)).astype("float32") for n in (96, 32)]
     train, held_out = ((x, x.sum(axis=1, keepdims=True)) for x in rows)
-    return _workload("numbers", train, held_out, epochs=epochs)
+    return _workload("numbers", train, held_out)
 
 
 def _classifier(*hidden, optimizer="adam", loss="categorical_crossentropy"):

@@ -18,7 +18,7 @@ def data(batch_size, **place):
     return tf.data.Dataset.from_tensor_slices((x, 2.0 * x + 1.0)).batch(batch_size)
 
 
-def workload(*, epochs: int = 2, learning_rate: float = 0.1, width: int = 4):
+def workload(*, learning_rate: float = 0.1, width: int = 4):
     def build_model():
         import keras
 
@@ -34,7 +34,7 @@ def workload(*, epochs: int = 2, learning_rate: float = 0.1, width: int = 4):
         return data(batch_size)
 
     return Workload("lines", build_model, compile_args, train_data, data, global_batch_size=8,
-                    num_train_examples=NUM_ROWS, options={"learning_rate": learning_rate})  # fmt: skip
+                    epochs=2, num_train_examples=NUM_ROWS, options={"learning_rate": learning_rate})  # fmt: skip
 
 
 def compiled(learning_rate=0.1, width=4):

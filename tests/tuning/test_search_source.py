@@ -5,13 +5,13 @@ import importlib
 import pytest
 
 from tfaccel import Workload
-from tfaccel.errors import SearchError
+from tfaccel.errors import SearchError, WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
 from tfaccel.tuning.source import Reference, SearchSource
 
 
-def made_up(*, epochs: int = 3, width: int = 8):
+def made_up(*, width: int = 8):
     return Workload(f"width {width}", object, dict, lambda *args, **kwargs: None, global_batch_size=4)
 
 
@@ -42,7 +42,6 @@ def test_functions_travel_by_reference():
     again = SearchSource.from_json(source.to_json())
     assert again == source
     assert again.make_workload({"width": 5}).name == "width 5"
-    assert again.parameters() == {"epochs": 3, "width": 8}
     assert again.space == Reference(kind="import", text="some_module:build", name="some_module:build")
     assert SearchSource.of("gan", None).workload.kind == "recipe"
     assert SearchSource.of("gan", None).space.load() is None
@@ -60,6 +59,16 @@ def test_functions_travel_by_reference():
 def test_what_cannot_travel_is_refused(workload, space, message):
     with pytest.raises(SearchError, match=message):
         SearchSource.of(workload, space)
+
+
+def takes_epochs(*, epochs: int = 3):
+    return made_up()
+
+
+def test_the_batch_size_of_a_trial_becomes_the_workload_s():
+    assert SearchSource.of(made_up, None).make_workload({"global_batch_size": 16}).global_batch_size == 16
+    with pytest.raises(WorkloadError, match=r"takes_epochs has a parameter `epochs`, which the run decides\. Leave it"):
+        SearchSource.of(takes_epochs, None).make_workload({})
 
 
 def test_what_cannot_be_loaded_is_said():
@@ -84,6 +93,7 @@ def test_every_recipe_has_a_space_of_its_own(name):
     assert any(name in arguments for name in PARTS)
     assert arguments["optimizer"] == workload.options["optimizer"]
     assert arguments["global_batch_size"] == workload.global_batch_size
+    del arguments["global_batch_size"]  # the plan's
     again = function(**arguments)
     assert again.name == workload.name
     assert again.options["learning_rate"] == arguments["learning_rate"]
@@ -97,7 +107,8 @@ def test_what_is_fixed_is_not_searched():
     assert not {"model", "optimizer", "dropout"} & set(arguments)
     assert {"label_smoothing", "token_dropout"} <= set(arguments)
     searched = recipe_space(made_up, made_up())
-    assert searched(Defaults()) == {"width": 8}
+    assert searched(Defaults()) == {"width": 8, "global_batch_size": 4}
+    assert recipe_space(made_up, made_up(), fixed=["global_batch_size"])(Defaults()) == {"width": 8}
 
 
 def test_a_function_without_parameters_has_no_space():

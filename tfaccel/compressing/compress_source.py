@@ -24,6 +24,7 @@ from tfaccel.compressing.examples import (
 from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import has_own_test_step
 from tfaccel.training.private_api import all_layers, call_model
@@ -191,7 +192,8 @@ def _task(model: keras.Model, workload: Workload | None, held_out: Batches) -> t
         return TaskMetrics(held_out), "; its test_step is its own, so that outputs alone are compared"
     if workload is not None:
         names = list(getattr(model, "output_names", None) or ())
-        return TaskMetrics(held_out, compile_args=workload.compile_args(), output_names=names), ""
+        arguments = compile_arguments(workload, num_steps=num_optimizer_steps(workload) or 1)
+        return TaskMetrics(held_out, compile_args=arguments, output_names=names), ""
     if not model.compiled:
         return TaskMetrics(held_out), "; the model is not compiled, so that outputs alone are compared"
     return TaskMetrics(held_out, compiled=model), ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,8 @@ from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.suite_options import SuiteOptions
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.load_workload import load_recipe
+from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
@@ -52,9 +51,8 @@ def _recipe_figures(
     names: Sequence[str], options: SuiteOptions
 ) -> tuple[list[Figure], dict[str, tuple[Measurement, ...]]]:
     """Trains the image recipe, and compresses it."""
-    make_workload = import_module(f"{RECIPES_PACKAGE}.{_RECIPE}").workload
-    epochs = max(1, round(inspect.signature(make_workload).parameters["epochs"].default * options.scale))
-    work: Workload = make_workload(epochs=epochs)
+    work = load_recipe(_RECIPE)
+    epochs = max(1, round(run_epochs_of(work, None) * options.scale))
     with tempfile.TemporaryDirectory(prefix="tfaccel-benchmark-") as folder:
         options.progress(f"{_RECIPE}: train")
         run_dir = str(Path(folder) / "run")

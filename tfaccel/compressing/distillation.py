@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def distilled(
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 
-    def compile_args() -> dict[str, Any]:
-        arguments = dict(workload.compile_args())
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        arguments = compile_arguments(workload, num_steps=num_steps)
         _check_loss(arguments.get("loss"), workload.name)
         factor = arguments.get("loss_weights")
         return {**arguments, "loss_weights": (1.0 - alpha) * (1.0 if factor is None else float(factor))}

@@ -31,7 +31,7 @@ def qat_figures(options: SuiteOptions) -> list[Figure]:
         options: `scale` multiplies the epochs of both trainings.
     """
     epochs = max(1, round(qat_task.EPOCHS * options.scale))
-    work = qat_task.workload(epochs=epochs)
+    work = qat_task.workload()
     found = []
     for repetition in range(options.repetitions):
         place = f"qat, {repetition + 1} of {options.repetitions}"

@@ -19,6 +19,7 @@ from tfaccel.compressing.tfmot_stream import named_arrays, save_arrays
 from tfaccel.compressing.tfmot_training import TrainingJob
 from tfaccel.compressing.translation_source import TakenApart
 from tfaccel.errors import CompressionError
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import inner_optimizer
 
@@ -104,7 +105,7 @@ def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, meth
         options: how.
         signature: how the model is called.
     """
-    arguments = workload.compile_args()
+    arguments = compile_arguments(workload, num_steps=num_optimizer_steps(workload) or 1)
     losses, weights = _losses(arguments, taken)
     optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
     training = {

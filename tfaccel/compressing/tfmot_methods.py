@@ -121,7 +121,7 @@ def tfmot_variant(
 
     Example:
         >>> from tfaccel.recipes import image_classification
-        >>> work = image_classification.workload(epochs=1)
+        >>> work = image_classification.workload()
         >>> outcome = tfmot_variant(work.build_model(), "prune", workload=work, options=TfmotOptions(epochs=1))
         >>> round(outcome.sparsity, 2)
         0.8

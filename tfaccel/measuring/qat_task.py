@@ -50,17 +50,12 @@ def build_model() -> keras.Model:
     return keras.Sequential(parts, name="depthwise_digits")
 
 
-def workload(*, epochs: int = EPOCHS) -> Workload:
-    """What the network learns: the digits, moved about a little.
-
-    Arguments:
-        epochs: for the learning rate's schedule.
-    """
+def workload() -> Workload:
+    """What the network learns: the digits, moved about a little."""
     images = digits()
     batches = ImageBatches(images, ImageMoves(rotation=0.2, zoom=0.1, shift=0.1))
-    num_steps = epochs * (images.num_train_images // GLOBAL_BATCH_SIZE)
 
-    def compile_args() -> dict[str, Any]:
+    def compile_args(num_steps: int) -> dict[str, Any]:
         rate = keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, num_steps)
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         return {"optimizer": keras.optimizers.Adam(rate), "loss": loss, "metrics": ["accuracy"]}
@@ -70,8 +65,8 @@ def workload(*, epochs: int = EPOCHS) -> Workload:
 
     return Workload(
         name="depthwise_digits", build_model=build_model, compile_args=compile_args, train_data=train_data,
-        validation_data=batches.test, global_batch_size=GLOBAL_BATCH_SIZE, num_train_examples=images.num_train_images,
-        options={"epochs": epochs},
+        validation_data=batches.test, global_batch_size=GLOBAL_BATCH_SIZE, epochs=EPOCHS,
+        num_train_examples=images.num_train_images,
     )  # fmt: skip
 
 

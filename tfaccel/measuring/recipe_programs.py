@@ -17,6 +17,7 @@ from tfaccel.measuring.measurement import Window
 from tfaccel.measuring.stated_results import StatedResult
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.runtime import Runtime
@@ -30,7 +31,7 @@ class RecipeTraining(abc.ABC):
 
     Args:
         name: of the program.
-        workload: the recipe's, made for `epochs`.
+        workload: the recipe's.
         epochs: passes over the data at most.
         target: what the recipe states to reach; None: trained for all epochs.
 
@@ -141,7 +142,8 @@ class PlainTraining(RecipeTraining):
 
     def _compile_args(self, model: keras.Model) -> dict[str, Any]:
         del model
-        return dict(self.workload.compile_args())
+        examples = self.workload.num_train_examples or 0
+        return compile_arguments(self.workload, num_steps=self.epochs * max(1, examples // self._global_batch_size()))
 
     def _callbacks(self) -> list[Any]:
         return list(self.workload.callbacks()) if self.workload.callbacks else []

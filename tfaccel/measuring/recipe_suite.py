@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
-from importlib import import_module
 
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.input_waits import input_waits
@@ -20,7 +18,8 @@ from tfaccel.measuring.recipe_programs import (
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.stated_results import STATED_RESULTS
 from tfaccel.measuring.suite_options import SuiteOptions
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.load_workload import load_recipe
+from tfaccel.planning.run_length import run_epochs_of
 
 MOST_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
 MOST_INPUT_WAIT = 0.05
@@ -63,10 +62,8 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
 
 
 def _programs(name: str, scale: float) -> list[RecipeTraining]:
-    make_workload = import_module(f"{RECIPES_PACKAGE}.{name}").workload
-    default: int = inspect.signature(make_workload).parameters["epochs"].default
-    epochs, target = max(1, round(default * scale)), STATED_RESULTS.get(name)
-    work = make_workload(epochs=epochs)
+    work = load_recipe(name)
+    epochs, target = max(1, round(run_epochs_of(work, None) * scale)), STATED_RESULTS.get(name)
     return [
         PlannedTraining("tfaccel.train", work, epochs, target),
         DefaultTraining("Model.fit, defaults", work, epochs * (_MORE_EPOCHS if target else 1), target),

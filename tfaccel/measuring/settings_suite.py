@@ -148,11 +148,12 @@ def run_trial(recipe: str, setting: Setting, *, seed: int) -> SettingTrial:
         data = Path(folder, "data")
         data.mkdir()
         arguments, judged_by = write_validation(recipe, data, seed=seed)
-        work = module.workload(**arguments, **setting)
+        own = {name: value for name, value in setting.items() if name != "epochs"}
+        work = module.workload(**arguments, **own)
         scored: tuple[float | None, str, bool] = (None, "", True)
         with contextlib.suppress(NonFiniteLossError):
             result = train(work, run_dir=Path(folder, "run"), epochs=setting["epochs"], seed=seed, verbose=0)
-            judge = work if judged_by is arguments else module.workload(**judged_by, **setting)
+            judge = work if judged_by is arguments else module.workload(**judged_by, **own)
             scored = _score(recipe, result, lambda: module.show_result(judge, result))
     keras.backend.clear_session()
     return SettingTrial(recipe=recipe, setting=setting, seed=seed, score=scored[0], metric=scored[1],

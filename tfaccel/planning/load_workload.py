@@ -93,6 +93,28 @@ def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
     return getattr(module, name)
 
 
+def check_function(name: str, function: Callable[..., Any]) -> None:
+    """Raises WorkloadError if a workload's function has a parameter for what a command or a search decides.
+
+    Its length and batch size are arguments of `tfaccel.train` and fields of the plan. What a workload recommends stands
+    in the `Workload` that it returns; a schedule takes `num_steps` in `compile_args(num_steps)`.
+
+    Example:
+        >>> check_function("mine:workload", lambda width=8: None)
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    for taken in ("epochs", "global_batch_size"):
+        if taken in parameters:
+            raise WorkloadError(
+                f"{name} has a parameter `{taken}`, which the run decides. Leave it out: recommend a value with "
+                f"Workload(..., {taken}=...), and let a learning-rate schedule take num_steps in "
+                "compile_args(num_steps)."
+            )
+
+
 def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raises WorkloadError where the function does not take these arguments; a TypeError would not say so clearly."""
     signature = inspect.signature(function)

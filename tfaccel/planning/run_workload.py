@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = None) -> Workload:
-    """The workload that a finished run trained, made with the run's options.
+    """The workload that a finished run trained, made with the run's options, epochs and batch size.
 
     Arguments:
         run_dir: of the run.
@@ -71,7 +72,8 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
     made = _made(import_path, config)
     if made.name != name:
         raise WorkloadError(f"The run in {path} trained {name!r}. Received the workload {made.name!r}.")
-    return made
+    of_run = {field: config[field] for field in ("epochs", "global_batch_size") if config.get(field) is not None}
+    return replace(made, **of_run)
 
 
 def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
@@ -86,9 +88,6 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
         taken = name in parameters or (takes_more and name in _TRAINING)
         if taken and value != own.options.get(name) and not (value is None and default is not None):
             chosen[name] = value
-    for name in ("epochs", "global_batch_size"):
-        if name in parameters and name in config and config[name] != parameters[name].default:
-            chosen[name] = config[name]
     return load_workload(import_path, **chosen) if chosen != needed else own
 
 

@@ -22,8 +22,10 @@ class Workload:
     Arguments:
         name: a short name, such as "image_classification".
         build_model: `build_model()` returns an uncompiled Keras model. It is called inside the strategy's scope.
-        compile_args: `compile_args()` returns the keyword arguments of `Model.compile`, with a fresh optimizer, loss
-            and metrics. It is called inside the strategy's scope too.
+        compile_args: `compile_args(num_steps)` returns the keyword arguments of `Model.compile`, with a fresh
+            optimizer, loss and metrics. It is called inside the strategy's scope too. `num_steps` is the number of
+            optimizer steps of the whole run, for a learning-rate schedule; whoever runs the training passes it. A
+            function that has no parameter of this name is called without it.
         train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
             of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly. It may take
             two more arguments: `start_step=0`, full batches to leave out at the beginning without reading them, and
@@ -45,6 +47,7 @@ class Workload:
             classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
             takes raw inputs. None where only tensors are taken.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
+        epochs: the recommended number of passes over the training data; None if there is none.
         num_train_examples: examples in one epoch; None if it is not known.
         flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
             known. A multiplication followed by an addition counts as two.
@@ -62,7 +65,7 @@ class Workload:
 
     name: str
     build_model: Callable[[], Any]
-    compile_args: Callable[[], dict[str, Any]]
+    compile_args: Callable[..., dict[str, Any]]
     train_data: Callable[..., Any]
     validation_data: Callable[..., Any] | None = None
     _: KW_ONLY
@@ -72,6 +75,7 @@ class Workload:
     judge: Callable[[Any], Mapping[str, float]] | None = None
     raw_input: Any = None
     global_batch_size: int
+    epochs: int | None = None
     num_train_examples: int | None = None
     flops_per_example: float | None = None
     num_parameters: int | None = None
@@ -95,7 +99,7 @@ class Workload:
                 "A workload's raw_input must be an ImageInput, TextInput or TableInput of `tfaccel.data.raw_input`, or "
                 f"None. Received: raw_input={self.raw_input!r:.200}."
             )
-        for name in ("global_batch_size", "num_train_examples", "num_parameters"):
+        for name in ("global_batch_size", "epochs", "num_train_examples", "num_parameters"):
             value = getattr(self, name)
             optional = name != "global_batch_size"
             if not (optional and value is None) and (type(value) is not int or value < 1):

@@ -12,7 +12,7 @@ from tfaccel.errors import TfaccelError, WorkloadError
 # What tfaccel calls each function of a workload with.
 _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "build_model": ("build_model()", (), {}),
-    "compile_args": ("compile_args()", (), {}),
+    "compile_args": ("compile_args(num_steps) or compile_args()", (), {}),
     "train_data": ("train_data(global_batch_size, *, seed, epoch)", (1,), {"seed": 0, "epoch": 0}),
     "validation_data": ("validation_data(global_batch_size)", (1,), {}),
     "callbacks": ("callbacks()", (), {}),
@@ -31,12 +31,27 @@ def check_parameters(name: str, function: Any) -> None:
         return
     text, positional, named = _CALLS[name]
     signature = inspect.signature(function)
+    if name == "compile_args" and takes_num_steps(function):
+        named = {"num_steps": 1}
     try:
         signature.bind(*positional, **named)
     except TypeError as error:
         raise WorkloadError(
             f"A workload's {name} is called as {text}. Received a function of {signature}: {error}."
         ) from error
+
+
+def takes_num_steps(function: Callable[..., Any]) -> bool:
+    """Whether a workload's `compile_args` has the parameter `num_steps`.
+
+    Example:
+        >>> takes_num_steps(lambda num_steps: {}), takes_num_steps(dict)
+        (True, False)
+    """
+    try:
+        return "num_steps" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a class or builtin without a signature
+        return False
 
 
 def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import whole_file
 from tfaccel.training.result import TrainResult, installed_versions
@@ -70,10 +71,10 @@ def _trained(
 
     size = plan.global_batch_size
     model = workload.build_model()
-    model.compile(**workload.compile_args())
     epoch = workload.train_data(size, seed=seed, epoch=0)
     length = int(epoch.cardinality())
     num_steps = length if length >= 0 else sum(1 for _ in epoch)  # counts where the data set cannot tell
+    model.compile(**compile_arguments(workload, num_steps=epochs * num_steps))
     validation = workload.validation_data(size) if workload.validation_data is not None else None
     directory.start(plan.to_json())
     times, own = StepTimes(), workload.callbacks() if workload.callbacks is not None else ()

@@ -20,6 +20,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.doctor_probes import serve_probes
 from tfaccel.planning.load_workload import load_recipe, load_workload
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.tpu.finding import Finding
 from tfaccel.tpu.graph_findings import find_in_nodes, nodes_of, place_finder
@@ -46,7 +47,8 @@ class TracedStep:
 
         self.dataset = self.workload.train_data(self.replica_batch_size, seed=0, epoch=0)
         self.model = self.workload.build_model()
-        arguments = {**self.workload.compile_args(), "jit_compile": False}
+        num_steps = num_optimizer_steps(self.workload) or 1
+        arguments = {**compile_arguments(self.workload, num_steps=num_steps), "jit_compile": False}
         self.runs_eagerly = bool(arguments.pop("run_eagerly", False))
         self.model.compile(**arguments)
         with contextlib.suppress(PlanError):  # a step that cannot be traced is a finding of its own

@@ -15,6 +15,7 @@ from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_fields import AUGMENTATION_PLACES
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training import private_models
 from tfaccel.training.compiled_model import compiled_model, engine_options
@@ -43,9 +44,14 @@ def is_unplaced(plan: Plan) -> bool:
 
 
 def place_augmentation(
-    workload: Workload, plan: Plan, *, strategy: tf.distribute.Strategy | None = None, seed: int = 0,
+    workload: Workload,
+    plan: Plan,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
     window_seconds: float = WINDOW_SECONDS,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan with the faster `augment_on`, as measured here, and a reason with both times.
 
     A model of the workload is made and trained for some steps by turns, with batches augmented on the host and on the
@@ -56,6 +62,7 @@ def place_augmentation(
         plan: how. With several workers nothing is measured, and they augment on the host.
         strategy: that of the plan, in its runtime; None: a new one.
         seed: decides the data.
+        epochs: of the run that is planned; None for as many as the workload recommends.
         window_seconds: about how long a turn lasts at the slower place; it has at least 4 steps, and at most 64.
 
     Raises:
@@ -72,7 +79,7 @@ def place_augmentation(
         return plan
     if plan.num_workers > 1:
         return _with_place(plan, "host", "Not measured: there are several workers, each with a host of its own.")
-    trials = _trials(workload, plan, make_strategy(plan) if strategy is None else strategy, seed=seed)
+    trials = _trials(workload, plan, make_strategy(plan) if strategy is None else strategy, seed=seed, epochs=epochs)
     estimates = [trials["host"].step_seconds(1)]
     try:
         estimates.append(trials["device"].step_seconds(1))
@@ -89,7 +96,7 @@ def place_augmentation(
     return _with_place(plan, min(median, key=lambda place: median[place]), f"Measured here: a step takes {times}.")
 
 
-def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runtime) -> Plan:
+def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runtime, *, epochs: int) -> Plan:
     """The plan of a run, with augmentation placed where that was left open; the choice is logged.
 
     A run that goes on stays with the place that it began with. Random generators are as if nothing had been measured.
@@ -98,6 +105,7 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
         workload, plan: what is trained, and how.
         run_dir: of this run.
         runtime: of this plan, entered.
+        epochs: of the run.
     """
     if workload.augment is None or not is_unplaced(plan):
         return plan
@@ -105,7 +113,8 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
     if run_dir.resumes and began_with.exists() and plan.num_workers == 1:
         placed = _with_place(plan, Plan.load(began_with).augment_on, "The run began with it.")
     else:
-        placed = place_augmentation(workload, plan, strategy=runtime.strategy, seed=runtime.seed or 0)
+        seed = runtime.seed or 0
+        placed = place_augmentation(workload, plan, strategy=runtime.strategy, seed=seed, epochs=epochs)
         runtime.seed_generators()
     reason, flag = dict(placed.reasons)["augment_on"], override_flag("augment_on")
     logger.info("augment_on=%s: %s To decide it yourself: %s", placed.augment_on, reason, flag)
@@ -151,15 +160,18 @@ class _Trial:
         return feed
 
 
-def _trials(workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int) -> dict[str, _Trial]:
+def _trials(
+    workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None
+) -> dict[str, _Trial]:
     """Place -> training with batches augmented there, all with one model."""
     replicas = Replicas(strategy)
     sources = {
         place: WorkloadSource(workload, replace(plan, augment_on=place), replicas, seed=seed)
         for place in AUGMENTATION_PLACES
     }
+    num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=sources["host"].num_batches)
     with strategy.scope():
-        model = compiled_model(workload, plan)
+        model = compiled_model(workload, plan, num_steps=num_steps)
     private_models.build_model(model, sources["host"].batch_spec)
     engine = engine_of(model, engine_options(plan))
     return {place: _Trial(engine, source) for place, source in sources.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
@@ -17,8 +17,12 @@ from tfaccel.training.engine import EngineOptions
 from tfaccel.training.own_methods import refuse_own_methods
 
 
-def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
+def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
     """A fresh model of a workload, to be called inside the scope of the plan's strategy.
+
+    Args:
+        workload, plan: what is trained, and how.
+        num_steps: optimizer steps of the whole run, for `compile_args`; None if the number is not known.
 
     Raises:
         WorkloadError: if `build_model` returns something else than an uncompiled Keras 3 model, `compile_args`
@@ -38,14 +42,9 @@ def compiled_model(workload: Workload, plan: Plan) -> keras.Model:
             f"build_model of workload {workload.name!r} must return a model that is not compiled. Leave out "
             "`compile`, and let compile_args return its arguments."
         )
-    arguments = call_own(f"compile_args of workload {workload.name!r}", workload.compile_args)
-    if not isinstance(arguments, Mapping):
-        raise WorkloadError(
-            f"compile_args of workload {workload.name!r} must return a dict of the arguments of `Model.compile`, such "
-            f"as {{'optimizer': 'adam', 'loss': 'mse'}}. Received: {arguments!r:.200}"
-        )
+    arguments = compile_arguments(workload, num_steps=num_steps)
     text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"
-    call_own(text, _compile, model, dict(arguments), plan)
+    call_own(text, _compile, model, arguments, plan)
     return model
 
 

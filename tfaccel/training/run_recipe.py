@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
@@ -19,7 +19,7 @@ from tfaccel.training.train import train
 
 ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
 
-_OF_TRAIN = ("seed", "resume", "checkpoint_interval", "callbacks", "verbose")
+_OF_TRAIN = ("epochs", "seed", "resume", "checkpoint_interval", "callbacks", "verbose")
 
 
 def run_recipe(
@@ -33,19 +33,27 @@ def run_recipe(
     """Trains a recipe's workload, and has the chief show the result.
 
     Args:
-        make_workload: the recipe's `workload`; a parameter `epochs` of it has a default.
+        make_workload: the recipe's `workload`.
         show_result: the recipe's `show_result(workload, result)`, which writes into `result.run_dir`, and returns the
             `BaselineScores` that the verdict takes; None where it compares nothing.
-        run_dir, plan: as in `tfaccel.train`; the workload is made for the plan's global batch size.
-        options: `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`; the others are
-            the workload's.
+        run_dir, plan: as in `tfaccel.train`.
+        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`;
+            `global_batch_size`, where there is no plan; the others are the workload's.
+
+    Raises:
+        PlanError: for another `global_batch_size` than the plan's.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
-    if plan is not None:
-        options = {"global_batch_size": plan.global_batch_size, **options}
-    epochs = options.get("epochs", inspect.signature(make_workload).parameters["epochs"].default)
+    batch_size = options.pop("global_batch_size", None)
     workload = make_workload(**options)
-    result = train(workload, plan, run_dir=run_dir, epochs=epochs, **of_train)
+    if plan is not None and batch_size not in (None, plan.global_batch_size):
+        raise PlanError(
+            f"The plan has a global_batch_size of {plan.global_batch_size}. Received: global_batch_size={batch_size!r} "
+            "beside it. Leave it out, or change the plan."
+        )
+    if batch_size is not None:
+        workload = replace(workload, global_batch_size=batch_size)
+    result = train(workload, plan, run_dir=run_dir, **of_train)
     return show_on_chief(show_result, workload, result)
 
 

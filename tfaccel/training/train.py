@@ -16,6 +16,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.memory_check import check_memory
 from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.result import TrainResult, installed_versions
 from tfaccel.training.run_dir import RunDir
@@ -35,7 +36,7 @@ def train(
     plan: Plan | None = None,
     *,
     run_dir: str | os.PathLike[str],
-    epochs: int,
+    epochs: int | None = None,
     seed: int = 0,
     resume: str = "never",
     checkpoint_interval: int | None = None,
@@ -52,7 +53,7 @@ def train(
         workload: what to train.
         plan: how; None: `default_plan` for this machine.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
-        epochs: epochs in all.
+        epochs: epochs in all; None for as many as the workload recommends.
         seed: decides initial weights, dropout and the order of the data.
         resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop. A
             run that is complete is left as it is.
@@ -75,11 +76,12 @@ def train(
         >>> import tempfile, tfaccel
         >>> from tfaccel.recipes import image_classification
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = tfaccel.train(image_classification.workload(epochs=1), run_dir=folder, epochs=1, verbose=0)
+        ...     result = tfaccel.train(image_classification.workload(), run_dir=folder, epochs=1, verbose=0)
         >>> sorted(result.step_seconds)
         ['median', 'p95']
     """
     started = time.perf_counter()
+    epochs = run_epochs_of(workload, epochs)
     check_counts(epochs=epochs)
     check_seed(seed)
     if checkpoint_interval is not None:
@@ -105,7 +107,7 @@ def train(
         from tfaccel.training.train_session import TrainSession
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
-        plan = place_for_run(workload, plan, directory, runtime)
+        plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
         session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
                                checkpoint_interval=checkpoint_interval)  # fmt: skip
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)

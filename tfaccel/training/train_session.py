@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.checkpoint import from_bytes, load_newest, to_bytes, write_state
@@ -75,8 +76,10 @@ class TrainSession:
             self._workload, self._plan, replicas, seed=self._seed, epochs=self._epochs,
             start_epoch=self._first_epoch, start_step=self._first_step,
         )  # fmt: skip
+        num_batches = self._source.num_batches
+        num_steps = num_optimizer_steps(self._workload, self._plan, epochs=self._epochs, num_batches=num_batches)
         with strategy.scope():
-            model = compiled_model(self._workload, self._plan)
+            model = compiled_model(self._workload, self._plan, num_steps=num_steps)
         build_for(model, self._source.batch_spec, self._workload)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics

@@ -21,6 +21,7 @@ import keras_tuner
 import tensorflow as tf
 
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime
 from tfaccel.tuning.recipe_space import recipe_space
@@ -49,12 +50,12 @@ class RecipeModel(keras_tuner.HyperModel):
 
     def build(self, hp: Any) -> keras.Model:
         """The compiled model."""
-        work = self._made = self._source.make_workload({**self._fixed, **self._space(hp), "epochs": self._epochs})
+        work = self._made = self._source.make_workload({**self._fixed, **self._space(hp)})
         with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=work.global_batch_size)) as runtime:
             runtime.seed = self._seed
             runtime.seed_generators()
             model = work.build_model()
-            model.compile(**work.compile_args())
+            model.compile(**compile_arguments(work, num_steps=num_optimizer_steps(work, epochs=self._epochs)))
         return model
 
     def fit(self, hp: Any, model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:

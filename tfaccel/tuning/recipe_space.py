@@ -32,13 +32,14 @@ def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Col
     """The space of a workload's function: `space(hp)` returns arguments for it.
 
     Searched are, as far as the function takes them: architecture (`model`, `width`, `num_blocks` ...), augmentation,
-    regularisation (`dropout`, `label_smoothing` ..., `weight_decay`), `global_batch_size`, and of the training options
-    `optimizer`, `learning_rate` and `schedule`. Defaults are those of the function.
+    regularisation (`dropout`, `label_smoothing` ..., `weight_decay`), and of the training options `optimizer`,
+    `learning_rate` and `schedule`. Where one of them is there, the global batch size is searched too. Defaults are
+    those of the function and of the workload.
 
     Arguments:
         function: makes the workload from its arguments.
         workload: made by it with the arguments that are the same in all trials.
-        fixed: names of those arguments, which are not searched.
+        fixed: names of those arguments, and of fixed fields of the plan, which are not searched.
 
     Raises:
         SearchError: if none of these parameters is there.
@@ -55,6 +56,9 @@ def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Col
             "space: a function space(hp) that returns arguments for it, or build(hp) that returns a compiled model."
         )
 
+    if "global_batch_size" not in fixed:
+        makers.append(_doubled("global_batch_size", workload.global_batch_size))
+
     def space(hp: Any) -> dict[str, Any]:
         return {name: make(hp) for name, make in makers}
 
@@ -68,14 +72,18 @@ def _choice(name: str, values: list[Any], default: Any) -> _Maker:
     return name, lambda hp: hp.Choice(name, values, default=default)
 
 
+def _doubled(name: str, default: int) -> _Maker:
+    return _choice(name, sorted({max(1, default // 2), default, default * 2}), default)
+
+
 def _own_parameters(taken: dict[str, Any], hints: dict[str, Any]) -> list[_Maker]:
     makers: list[_Maker] = []
     for name, default in taken.items():
         values = list(get_args(hints.get(name))) if get_origin(hints.get(name)) is Literal else []
         if name in CHOICES and values:
             makers.append(_choice(name, values, default))
-        elif (name in SIZES or name == "global_batch_size") and type(default) is int:
-            makers.append(_choice(name, sorted({max(1, default // 2), default, default * 2}), default))
+        elif name in SIZES and type(default) is int:
+            makers.append(_doubled(name, default))
         elif name in OPTIONAL_SIZES and type(default) is int:
             makers.append(_choice(name, sorted({*OPTIONAL_SIZES[name], default}), default))
         elif name in DEPTHS and type(default) is int:

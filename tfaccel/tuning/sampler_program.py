@@ -38,7 +38,7 @@ _PLAN: dict[str, Any] = {"strategy": "none", "devices": ("CPU:0",), "dtype_polic
          "global_batch_size": _BATCH}  # fmt: skip
 
 
-def workload(*, epochs: int = 8) -> Workload:
+def workload() -> Workload:
     """The digits, each a row of 64 numbers."""
     train, test = digits().load()
     splits = [(np.float32(np.asarray(split.images).reshape(-1, 64) / 255), split.labels) for split in (train, test)]
@@ -52,7 +52,7 @@ def workload(*, epochs: int = 8) -> Workload:
         return tf.data.Dataset.from_tensor_slices(arrays[1]).batch(batch_size)
 
     return Workload("digits_mlp", keras.Sequential, dict, train_data, held_out, global_batch_size=_BATCH,
-                    num_train_examples=len(arrays[0][0]))  # fmt: skip
+                    epochs=8, num_train_examples=len(arrays[0][0]))  # fmt: skip
 
 
 def model_of(values: Mapping[str, Any]) -> keras.Model:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import os
 import pickle
 import runpy
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import import_named, is_import_path, load_workload
+from tfaccel.planning.load_workload import check_function, import_named, is_import_path, load_workload
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
@@ -127,7 +126,7 @@ class SearchSource:
             sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
 
     def make_workload(self, options: Mapping[str, Any]) -> Workload:
-        """The workload, made with these arguments.
+        """The workload, made with these arguments; `global_batch_size` becomes what the workload recommends.
 
         Raises:
             WorkloadError: if there is none of that name, or it does not take these arguments.
@@ -135,24 +134,21 @@ class SearchSource:
         """
         if self.workload.kind == "none":
             return Workload("no_data", object, dict, _no_data, global_batch_size=1)
+        arguments = dict(options)
+        batch_size = arguments.pop("global_batch_size", None)
+        check_function(self.workload.name, self.workload_function())
         if self.workload.kind in ("recipe", "import"):
-            return load_workload(self.workload.import_path(), **options)
-        made = self.workload_function()(**options)
+            made = load_workload(self.workload.import_path(), **arguments)
+        else:
+            made = self.workload_function()(**arguments)
         if not isinstance(made, Workload):
             raise SearchError(f"{self.workload.name} must return a tfaccel.Workload. Received: {type(made).__name__}.")
-        return made
+        return made if batch_size is None else replace(made, global_batch_size=batch_size)
 
     def workload_function(self) -> Callable[..., Any]:
         """The function that makes the workload."""
         function: Callable[..., Any] = self.workload.load()
         return function
-
-    def parameters(self) -> dict[str, Any]:
-        """Parameter -> default value of the workload's function."""
-        if self.workload.kind == "none":
-            return {}
-        found = inspect.signature(self.workload_function()).parameters.values()
-        return {parameter.name: parameter.default for parameter in found}
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

@@ -15,6 +15,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.compiled_model import compiled_model
@@ -70,7 +71,8 @@ class TrialMaker:
             space = given
         else:
             workload = source.make_workload(options.workload_options)
-            space = recipe_space(source.workload_function(), workload, fixed=options.workload_options)
+            fixed = {*options.workload_options, *options.plan_fields}
+            space = recipe_space(source.workload_function(), workload, fixed=fixed)
         if space is not None and not callable(space):
             raise SearchError(
                 f"The space {source.space.name} must be a function of hp, or a keras_tuner.HyperModel. "
@@ -146,10 +148,7 @@ class TrialMaker:
 
     def workload(self, arguments: Mapping[str, Any] | None = None) -> Workload:
         """The workload, made with the arguments of a trial, or those that all trials share."""
-        own = {**self.options.workload_options, **(arguments or {})}
-        if "epochs" in self.source.parameters():
-            own["epochs"] = self.epochs
-        return self.source.make_workload(own)
+        return self.source.make_workload({**self.options.workload_options, **(arguments or {})})
 
     def plan(self, workload: Workload) -> Plan:
         """The plan for a workload on this worker's devices."""
@@ -158,14 +157,17 @@ class TrialMaker:
             fixed["devices"] = tuple(fixed["devices"])
         return default_plan(self.hardware, workload, **fixed)
 
-    def model(self, made: Any, workload: Workload, plan: Plan) -> keras.Model:
+    def model(self, made: Any, workload: Workload, plan: Plan, *, num_batches: int | None) -> keras.Model:
         """The compiled model, to be called inside the scope of the plan's strategy.
 
         Args:
             made: what the space returned: a compiled model, or arguments of the workload's function.
+            workload, plan: what is trained, and how.
+            num_batches: of an epoch; None if it is not known.
         """
         if not isinstance(made, keras.Model):
-            return compiled_model(workload, plan)
+            num_steps = num_optimizer_steps(workload, plan, epochs=self.epochs, num_batches=num_batches)
+            return compiled_model(workload, plan, num_steps=num_steps)
         made = self._compiled(made)
         if not made.compiled:  # a fit of one's own has its own loop
             return made
@@ -204,10 +206,7 @@ def trial_epochs(source: SearchSource, options: SearchOptions) -> int:
     """
     if source.workload.kind == "none":
         return options.epochs or 1
-    epochs = options.epochs or options.workload_options.get("epochs") or source.parameters().get("epochs")
-    if type(epochs) is not int:
-        raise SearchError("This workload does not say how many epochs it needs. Give epochs (--epochs=NUMBER).")
-    return epochs
+    return options.epochs or run_epochs_of(source.make_workload(options.workload_options), None)
 
 
 def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:

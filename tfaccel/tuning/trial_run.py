@@ -101,11 +101,14 @@ class TrialRunner:
         # Lets go of the trial before. It forgets the dtype policy as well, and the runtime sets the plan's.
         keras.backend.clear_session()
         with Runtime(plan, seed=self.maker.options.seed + execution) as runtime:
-            with runtime.strategy.scope():
-                made = space(hp) if self.builds_models else made
-                model = self.maker.model(made, workload, plan)
+
+            def build(num_batches: int | None) -> keras.Model:
+                with runtime.strategy.scope():
+                    of_trial = space(hp) if self.builds_models else made
+                    return self.maker.model(of_trial, workload, plan, num_batches=num_batches)
+
             trial = _Trial(self, trial_id, hp, workload, plan, Replicas(runtime.strategy), execution)
-            return trial.train(model, save_to)
+            return trial.train(build, save_to)
 
     def pruner(self, trial_id: str) -> Pruner | None:
         """What says after each epoch whether a trial should end; None without pruning."""
@@ -140,12 +143,18 @@ class _Trial:
         self._keeps_state = "tuner/epochs" in values
         self._state_file = _STATE_FILE if execution == 0 else f"{execution}_{_STATE_FILE}"
 
-    def train(self, model: keras.Model, save_to: Path | None) -> dict[str, Any]:
-        """Trains; returns what the row says of it."""
+    def train(self, build: Callable[[int | None], keras.Model], save_to: Path | None) -> dict[str, Any]:
+        """Trains; returns what the row says of it.
+
+        Args:
+            build: makes the compiled model from the number of batches in an epoch.
+            save_to: a file for the trained model; None to let it go.
+        """
         options, maker = self._runner.maker.options, self._runner.maker
         source = WorkloadSource(self._workload, self._plan, self._replicas, seed=self._seed, epochs=self._epochs,
                                 start_epoch=self._first_epoch)  # fmt: skip
         try:
+            model = build(source.num_batches)
             if maker.own_fit is None or (self._before is not None and not model.built):
                 private_models.build_model(model, source.batch_spec)
             extras = self._extras(model, source.batch_spec) if model.built else {}

@@ -1,0 +1,79 @@
+"""How long a run is, and what a workload is compiled with for a run of that length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own, takes_num_steps
+
+
+def run_epochs_of(workload: Workload, epochs: int | None) -> int:
+    """The epochs of a run: as asked for, or else as the workload recommends.
+
+    Raises:
+        WorkloadError: if neither says.
+    """
+    epochs = workload.epochs if epochs is None else epochs
+    if epochs is None:
+        raise WorkloadError(
+            f"Workload {workload.name!r} does not say how many epochs it needs. Give epochs (--epochs=NUMBER)."
+        )
+    return epochs
+
+
+def num_optimizer_steps(
+    workload: Workload, plan: Plan | None = None, *, epochs: int | None = None, num_batches: int | None = None
+) -> int | None:
+    """Optimizer steps of a run.
+
+    Args:
+        workload: what is trained.
+        plan: how; None for the batch size that the workload recommends.
+        epochs: of the run; None for as many as the workload recommends, or else 1.
+        num_batches: of an epoch, before accumulation; None if it is not known: then the full batches of
+            `num_train_examples` count.
+
+    Returns:
+        The number; None where neither number is known.
+
+    Example:
+        >>> work = Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=32,
+        ...                 num_train_examples=100, epochs=5)
+        >>> num_optimizer_steps(work)
+        15
+    """
+    accumulation = 1 if plan is None else plan.accumulation_steps
+    if num_batches is None:
+        if workload.num_train_examples is None:
+            return None
+        size = workload.global_batch_size if plan is None else plan.global_batch_size
+        num_batches = workload.num_train_examples // max(1, size // accumulation)
+    return max(1, (epochs or workload.epochs or 1) * num_batches // accumulation)
+
+
+def compile_arguments(workload: Workload, *, num_steps: int | None) -> dict[str, Any]:
+    """What `compile_args` of a workload returns for a run of so many optimizer steps.
+
+    Raises:
+        WorkloadError: if it fails, returns something else than a dict, or needs a number that is not known.
+    """
+    name = f"compile_args of workload {workload.name!r}"
+    named = {}
+    if takes_num_steps(workload.compile_args):
+        if num_steps is None:
+            raise WorkloadError(
+                f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the workload "
+                "num_train_examples, or its data set a length (`tf.data.experimental.assert_cardinality`)."
+            )
+        named = {"num_steps": num_steps}
+    arguments = call_own(name, workload.compile_args, **named)
+    if not isinstance(arguments, Mapping):
+        raise WorkloadError(
+            f"{name} must return a dict of the arguments of `Model.compile`, such as "
+            f"{{'optimizer': 'adam', 'loss': 'mse'}}. Received: {arguments!r:.200}"
+        )
+    return dict(arguments)
