@@ -93,7 +93,7 @@ def _candidate_table(workload: Workload, plans: list[Plan]) -> Table:
             "on" if plan.jit_compile else "off",
             str(plan.global_batch_size),
             str(plan.replica_batch_size),
-            str(plan.steps_per_execution),
+            "measured" if plan.steps_per_execution is None else str(plan.steps_per_execution),
             ", ".join(_other_differences(plan, plans[0])),
         )
     return table

@@ -60,6 +60,6 @@ def test_compile_args_gets_the_number_where_it_takes_it():
 
 def test_what_is_not_a_dict_is_refused():
     with pytest.raises(
-        WorkloadError, match="compile_args of workload 'made_up' must return a dict .* Received: 'adam'"
+        WorkloadError, match=r"compile_args of workload 'made_up' must return a dict .*Received: 'adam'"
     ):
         compile_arguments(made_up(lambda: "adam"), num_steps=1)

@@ -1,44 +1,107 @@
-"""Whether steps run in a loop is decided once, and a resumed run keeps what was decided."""
+"""Times decide how many steps go into a call, and no number: not how fast the machine is, and not what else it does."""
+
+import json
 
 CODE = """
+import hashlib, json, subprocess, sys
 import keras
+import numpy as np
 import tensorflow as tf
+import tfaccel
 from tfaccel import Plan, Workload, train
 from tfaccel.training import windows
-from tfaccel.training.checkpoint import load_newest
-from pathlib import Path
-import sys
+
+folder = sys.argv[1]
+ROWS = np.random.default_rng(0).standard_normal((96, 8, 8, 3)).astype("float32")
+LABELS = np.arange(96) % 4
 
 def build_model():
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    layers = keras.layers
+    return keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(16, 3), layers.BatchNormalization(), layers.ReLU(),
+                             layers.Flatten(), layers.Dropout(0.2), layers.Dense(4)])
+
+def compile_args(num_steps):
+    rate = keras.optimizers.schedules.CosineDecay(0.05, num_steps)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"optimizer": keras.optimizers.SGD(rate, momentum=0.9), "loss": loss}
 
 def train_data(size, *, seed, epoch):
-    return tf.data.Dataset.from_tensors((tf.ones((size, 4)), tf.zeros((size, 1)))).repeat(6)
+    order = np.random.default_rng([seed, epoch]).permutation(len(ROWS))
+    return tf.data.Dataset.from_tensor_slices((ROWS[order], LABELS[order])).batch(size)
 
-work = Workload("steps", build_model, lambda: {"optimizer": "sgd", "loss": "mse"}, train_data, global_batch_size=8)
+def validation_data(size):
+    return tf.data.Dataset.from_tensor_slices((ROWS, LABELS)).batch(size)
+
+work = Workload("rows", build_model, compile_args, train_data, validation_data, global_batch_size=8, epochs=3)
 plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
-run_dir = Path(sys.argv[1])
 
-class Stop(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            raise KeyboardInterrupt
+def digest(model, history):
+    found = hashlib.sha256(json.dumps(history).encode())
+    for weight in model.get_weights():
+        found.update(weight.tobytes())
+    return found.hexdigest()
 
-def decided(long_step_seconds, name, callbacks):
-    windows.LONG_STEP_SECONDS = long_step_seconds
-    try:
-        train(work, plan, run_dir=run_dir / name, epochs=2, resume="auto", verbose=0, callbacks=callbacks)
-    except KeyboardInterrupt:
-        pass
-    _, position = load_newest(run_dir / name / "checkpoints")
-    return position["epoch"], position["loops"]["train"]
+def of_train(name):
+    result = train(work, plan, run_dir=f"{folder}/{name}", verbose=0)
+    return digest(keras.models.load_model(f"{folder}/{name}/model.keras"), result.history)
 
-assert decided(0.0, "long", [Stop()]) == (1, False)
-assert decided(1000.0, "long", []) == (2, False)
-assert decided(1000.0, "short", [Stop()]) == (1, True)
-assert decided(0.0, "short", []) == (2, True)
+def of_fit(name):
+    keras.utils.set_random_seed(1)
+    model = build_model()
+    model.compile(**compile_args(36))
+    return digest(model, tfaccel.fit(model, ROWS, LABELS, batch_size=8, epochs=3, verbose=0).history)
+
+class Clock:
+    # Every step seems to take this long.
+    def __init__(self, seconds):
+        self.now, self.seconds = 0.0, seconds
+
+    def perf_counter(self):
+        self.now += self.seconds
+        return self.now
+
+def digests(name):
+    return [of_train(name), of_fit(name)]
+
+found = {"idle": digests("idle")}
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+try:
+    found["busy"] = digests("busy")
+finally:
+    for one in busy:
+        one.kill()
+        one.wait()
+for name, seconds in {"slow": 10.0, "fast": 1e-7}.items():
+    windows.time = Clock(seconds)
+    found[name] = digests(name)
+print(json.dumps(found))
 """
 
 
-def test_decision_on_loops_is_kept(run_python, tmp_path):
-    run_python(CODE, tmp_path)
+def test_a_clock_changes_no_number(run_python, tmp_path):
+    found = json.loads(run_python(CODE, tmp_path).stdout.splitlines()[-1])
+    assert list(found) == ["idle", "busy", "slow", "fast"]
+    assert all(digests == found["idle"] for digests in found.values())
+
+
+SINGLE = """
+import numpy as np, keras
+from tfaccel.training.engine import EngineOptions, engine_of
+from tfaccel.training.windows import WindowLength
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+lengths = {}
+for single in (False, True):
+    engine = engine_of(model, EngineOptions(single_steps=single))
+    length = WindowLength(engine, "train", [])
+    lengths[single] = (length.loops, length.is_fixed, length.next(0, None))
+assert lengths == {False: (True, False, 1), True: (False, True, 1)}, lengths
+model.steps_per_execution = 3
+length = WindowLength(engine_of(model, EngineOptions(single_steps=True)), "train", [])
+assert (length.loops, length.next(0, None)) == (True, 3)
+"""
+
+
+def test_single_steps_have_no_loop(run_python):
+    run_python(SINGLE)

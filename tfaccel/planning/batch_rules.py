@@ -1,12 +1,6 @@
 """Rules for batch sizes and for how many steps go into one call."""
 
 from tfaccel.planning.case import Case, Choice
-from tfaccel.planning.device_speeds import estimated_step_seconds
-
-CALL_SECONDS = 0.5  # the middle of 0.2 to 1 s
-MOST_STEPS_PER_EXECUTION = 1000
-_ROUND_NUMBERS = tuple(digit * 10**power for power in range(4) for digit in (1, 2, 5))
-_STEPS_WITHOUT_ESTIMATE = {"CPU": 10, "GPU": 20, "TPU": 100}
 
 
 def accumulation_steps_rule(case: Case) -> list[Choice]:
@@ -32,24 +26,9 @@ def global_batch_size_rule(case: Case) -> list[Choice]:
 
 
 def steps_per_execution_rule(case: Case) -> list[Choice]:
-    """So many that one call lasts about half a second; at most an epoch."""
-    seconds = estimated_step_seconds(case)
-    if seconds is None:
-        steps = _STEPS_WITHOUT_ESTIMATE[case.kind]
-        missing = "the operations per example" if case.workload.flops_per_example is None else "this device's speed"
-        reason = f"A moderate number: without {missing}, a step's time cannot be estimated."
-    else:
-        steps = _round_number(CALL_SECONDS / seconds)
-        reason = (
-            f"One call should last 0.2 to 1 s; a step is estimated, from the device's peak speed, at {_said(seconds)} "
-            "(good to a factor of a few)."
-        )
-    examples = case.workload.num_train_examples
-    if examples is not None:
-        steps_per_epoch = max(1, examples // case["global_batch_size"])
-        if steps > steps_per_epoch:
-            return [Choice(steps_per_epoch, f"The whole epoch of {steps_per_epoch} steps in one call.")]
-    return [Choice(steps, reason)]
+    """As many as are measured to take about half a second."""
+    del case
+    return [Choice(None, "A loop in the graph; while training, so many steps that a call takes about half a second.")]
 
 
 def synchronize_batch_norm_rule(case: Case) -> list[Choice]:
@@ -64,14 +43,3 @@ def synchronize_batch_norm_rule(case: Case) -> list[Choice]:
         if case["jit_compile"]:
             reason += ". XLA cannot compile the sums over replicas, and stays off for models that have it"
     return [Choice(True, f"{reason}.")]
-
-
-def _round_number(count: float) -> int:
-    """The largest of 1, 2, 5, 10, ... up to the count and the bound; at least 1."""
-    return max((n for n in _ROUND_NUMBERS if n <= min(count, MOST_STEPS_PER_EXECUTION)), default=1)
-
-
-def _said(seconds: float) -> str:
-    return (
-        f"{seconds * 1e3:.2g} ms" if seconds < 0.0995 else f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    )

@@ -1,13 +1,11 @@
-"""How long a training step may take: an estimate from the makers' peak figures, good to a factor of a few.
+"""How fast devices calculate: the makers' peak figures, from which times are good to a factor of a few.
 
-It serves to choose how many steps go into one call; it never decides what is fastest. Where the device is not in the
-table, there is no estimate.
+They serve to estimate whether several GPUs are worth while; where a device is not in the table, there is no estimate.
 """
 
 import re
 
 from tfaccel.hardware.hardware import Device
-from tfaccel.planning.case import Case
 
 # Dense matrix multiplication, in 10^12 floating-point operations per second: float32 as Keras runs it (TF32 where the
 # GPU has it, which TensorFlow uses by default), and 16-bit. The first name found in the device's model counts.
@@ -37,37 +35,12 @@ _TPU_PEAK_TERAFLOPS: tuple[tuple[str, float, float], ...] = (
     ("V3", 30.8, 61.5),
     ("V2", 11.3, 22.5),
 )
-# A CPU core with two fused multiply-add units at about 2.5 GHz: 32 (AVX2) or 64 (AVX-512) operations per cycle.
-_CORE_TERAFLOPS, _AVX512_CORE_TERAFLOPS = 0.08, 0.16
 
 # Training reaches a fraction of the peak; large language models reach 38 to 43 % (Llama 3.1), smaller models less.
 REACHED_FRACTION = 0.3
 # A step cannot be shorter than what TensorFlow needs to start its operations: about 150 microseconds were measured
 # for the smallest models inside a loop in the graph on a CPU.
 SHORTEST_STEP_SECONDS = 150e-6
-
-
-def peak_teraflops(case: Case) -> float | None:
-    """The peak of one replica's device in 10^12 operations per second; None where the device is not known."""
-    if case.kind == "CPU":
-        wide = any(feature.startswith(("AVX512", "AMX")) for feature in case.hardware.cpu_features)
-        cores = min(case.hardware.num_usable_cores, case.hardware.num_physical_cores)
-        return (_AVX512_CORE_TERAFLOPS if wide else _CORE_TERAFLOPS) * cores / len(case["devices"])
-    half = case["dtype_policy"] != "float32"
-    peaks = [peak_of(device, half=half) for device in case.accelerators]
-    known = [peak for peak in peaks if peak is not None]
-    return min(known) if known and len(known) == len(peaks) else None
-
-
-def estimated_step_seconds(case: Case) -> float | None:
-    """Seconds of one optimizer step; None where the workload's operations or the device's speed are not known."""
-    peak = peak_teraflops(case)
-    flops = case.workload.flops_per_example
-    if peak is None or flops is None:
-        return None
-    replica_batch_size = case["global_batch_size"] / case.num_replicas
-    compute_seconds = flops * replica_batch_size / (peak * 1e12 * REACHED_FRACTION)
-    return float(max(compute_seconds, SHORTEST_STEP_SECONDS * case["accumulation_steps"]))
 
 
 def peak_of(device: Device, *, half: bool) -> float | None:

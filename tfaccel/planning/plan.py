@@ -33,7 +33,9 @@ class Plan:
         global_batch_size: examples per optimizer step, over all replicas of all workers.
         accumulation_steps: micro-batches that each replica's share of the global batch is divided into; their
             gradients are summed before the one optimizer step.
-        steps_per_execution: optimizer steps in one call of the training function.
+        steps_per_execution: optimizer steps in one call of the training function, run by a loop in the graph; 1: each
+            step is a call of its own, without a loop. None: in a loop too, as many as take about half a second,
+            measured while training; how many changes no number.
         intra_op_threads: threads inside one operation; None leaves the number to TensorFlow (all usable cores).
         inter_op_threads: operations that may run side by side; None leaves the number to TensorFlow.
         gpu_memory_growth: take GPU memory as it is needed, not all of it at the start.
@@ -73,7 +75,7 @@ class Plan:
     jit_compile: bool = False
     global_batch_size: int
     accumulation_steps: int = 1
-    steps_per_execution: int = 1
+    steps_per_execution: int | None = None
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
     gpu_memory_growth: bool = False

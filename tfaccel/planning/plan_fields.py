@@ -41,11 +41,11 @@ COUNT_FIELDS = {
     "num_workers": (1, 65_536),
     "global_batch_size": (1, MAX_COUNT),
     "accumulation_steps": (1, MAX_COUNT),
-    "steps_per_execution": (1, MAX_COUNT),
     "bytes_per_pack": (0, MAX_COUNT),
     "prefetch_batches": (0, 65_536),
 }
 OPTIONAL_COUNT_FIELDS = {
+    "steps_per_execution": (1, MAX_COUNT),
     "intra_op_threads": (1, 4_096),
     "inter_op_threads": (1, 4_096),
     "gpu_memory_limit_bytes": (1, 2**50),

@@ -53,7 +53,8 @@ def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan) -> None:
     if plan.accumulation_steps > 1:
         accumulate(optimizer, plan.accumulation_steps)
     arguments |= {"optimizer": optimizer, "jit_compile": plan.jit_compile}
-    arguments["steps_per_execution"] = plan.steps_per_execution * plan.accumulation_steps
+    if plan.steps_per_execution is not None:
+        arguments["steps_per_execution"] = plan.steps_per_execution * plan.accumulation_steps
     model.compile(**arguments)
 
 
@@ -61,5 +62,5 @@ def engine_options(plan: Plan) -> EngineOptions:
     """The options of the engine that trains as a plan says."""
     return EngineOptions(
         sum_duplicate_indices=plan.sum_duplicate_indices, bytes_per_pack=plan.bytes_per_pack,
-        stop_at_non_finite_loss=True,
+        stop_at_non_finite_loss=True, single_steps=plan.steps_per_execution == 1,
     )  # fmt: skip

@@ -41,6 +41,8 @@ class EngineOptions:
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         check_rows: before the first step of several replicas, look for what couples the rows of a batch (`row_check`).
         whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
+        single_steps: run each step by a graph call of its own, without a loop, unless the model's
+            `steps_per_execution` is above 1.
     """
 
     sum_duplicate_indices: bool = False
@@ -48,6 +50,7 @@ class EngineOptions:
     stop_at_non_finite_loss: bool = False
     check_rows: bool = True
     whole_step: bool = False
+    single_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,6 @@ class Engine:
         self._rows_checked: set[str] = set()  # kinds of steps
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
-        self.loops: dict[str, bool] = {}  # whether steps of a kind run in a loop, once that is decided
 
     def _kind(self, kind: str) -> StepGraphs:
         """What was made for steps of a kind.

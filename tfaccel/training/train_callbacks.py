@@ -114,7 +114,6 @@ class Checkpoints(keras.callbacks.Callback):
         """Gives the other callbacks back what they knew (they forget it when training begins)."""
         if self._restored is not None:
             arrays, position = self._restored
-            self._engine.loops.update(position.get("loops", {}))
             for index, callback in enumerate(self._others):
                 restore_callback(callback, position["callbacks"][index], arrays, f"callback/{index}")
 
@@ -148,7 +147,6 @@ class Checkpoints(keras.callbacks.Callback):
             states.append(state)
             arrays.update(more)
         position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states,
-                    "loops": dict(self._engine.loops),
                     "stopped": step_in_epoch == 0 and bool(self.model.stop_training)}  # fmt: skip
         if self._run_dir.writes:
             save_checkpoint(self._run_dir.checkpoints, arrays, position)

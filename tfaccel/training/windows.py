@@ -12,7 +12,6 @@ import keras
 from tfaccel.training.engine import Engine, WindowResult
 
 WINDOW_SECONDS = 0.4
-LONG_STEP_SECONDS = 0.15  # from here on a step is a graph call of its own, without a loop around it
 LONGEST_GROWTH = 16
 
 _BATCH_HOOKS = {
@@ -65,19 +64,19 @@ class WindowLength:
         self._engine = engine
         self.watched = any(needs_each_batch(callback, kind) for callback in callbacks)
         per_execution = int(engine.model.steps_per_execution)
-        self._fixed = per_execution if per_execution > 1 or self.watched else None
+        self._fixed = per_execution if per_execution > 1 or self.watched or engine.options.single_steps else None
         self._bounds = [c.steps_to_boundary for c in callbacks if hasattr(c, "steps_to_boundary")]
         self._kind = kind
         self._last = 0
 
     @property
     def loops(self) -> bool:
-        """Whether the next graph call needs a loop.
+        """Whether steps run in a loop in the graph.
 
-        TensorFlow optimizes the two graphs differently, so that their results differ in the last bits. What the first
-        step that was timed decided therefore stays, and a checkpoint keeps it.
+        TensorFlow optimizes a graph with a loop and one without differently, so that their results differ in the last
+        bits. Times therefore never decide this, only how many steps go into a call.
         """
-        return self._fixed > 1 if self._fixed is not None else self._engine.loops.get(self._kind, True)
+        return self._fixed is None or self._fixed > 1
 
     @property
     def is_fixed(self) -> bool:
@@ -109,7 +108,6 @@ class WindowLength:
         else:
             # A call may have compiled for a new shape: one slow call must not change the length of windows much.
             times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
-        self._engine.loops.setdefault(self._kind, times[self._kind] < LONG_STEP_SECONDS)
 
 
 def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None,

@@ -174,7 +174,8 @@ class TrialMaker:
         if plan.accumulation_steps > 1:
             accumulate(made.optimizer, plan.accumulation_steps)
         made.jit_compile = plan.jit_compile
-        made.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
+        if plan.steps_per_execution is not None:
+            made.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
         return made
 
     def _compiled(self, model: keras.Model) -> keras.Model:
