@@ -90,4 +90,4 @@ def test_run_on_a_folder_learns_and_leaves_boxes(run_python, tmp_path):
 def test_digits_are_found(run_python, tmp_path):
     code = "import sys; from tfaccel.recipes import object_detection as o; o.run(run_dir=sys.argv[1], verbose=0)"
     run_python(code, tmp_path / "run", timeout_seconds=900)
-    assert json.loads((tmp_path / "run" / "scores.json").read_text())["map_50"] >= 0.95
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())["map_50"] >= 0.98

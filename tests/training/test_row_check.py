@@ -22,6 +22,7 @@ from replica_models import (
 
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
+from tfaccel.training.fit import fit
 from tfaccel.training.merged_metrics import GATHERED
 from tfaccel.training.predict import predict
 from tfaccel.training.replicas import Replicas
@@ -131,6 +132,9 @@ def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     assert predict(model, X, verbose=0).shape == (21, 3)
     assert predict(centred, X, verbose=0, check_rows=False).shape == (21, 1)
     assert evaluate(centred, X, Y, verbose=0, check_rows=False) > 0
+    for verb in (evaluate, fit):  # what one call leaves out, the next one does
+        with pytest.raises(CoupledRowsError, match=r"Layer 'centring'"):
+            verb(centred, X, Y, verbose=0)
 
 
 def test_the_check_can_be_left_out():

@@ -39,7 +39,6 @@ class EngineOptions:
             Keras does not do.
         bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
-        check_rows: before the first step of several replicas, look for what couples the rows of a batch (`row_check`).
         whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
         single_steps: run each step by a graph call of its own, without a loop, unless the model's
             `steps_per_execution` is above 1.
@@ -48,7 +47,6 @@ class EngineOptions:
     sum_duplicate_indices: bool = False
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
-    check_rows: bool = True
     whole_step: bool = False
     single_steps: bool = False
 
@@ -73,6 +71,7 @@ class Engine:
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._rows_checked: set[str] = set()  # kinds of steps
+        self.looks_at_rows = True  # in this call: before the first step, for what couples the rows of a batch
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
 
@@ -134,16 +133,12 @@ class Engine:
 
     def check_rows(self, kind: str, feed: Any) -> None:
         """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""
-        if not self.options.check_rows or self.replicas.num_replicas == 1 or self._on_tpu:
+        if not self.looks_at_rows or self.replicas.num_replicas == 1 or self._on_tpu:
             return
         if kind not in self._rows_checked and not feed.exhausted:
             check_rows(self.model, self.replicas, feed.peek(), kind)
             own = has_own_train_step(self.model) or has_own_test_step(self.model)
-            self.skip_row_check(*((kind,) if own or kind == "predict" else ("train", "test")))
-
-    def skip_row_check(self, *kinds: str) -> None:
-        """Leaves these kinds of steps as checked."""
-        self._rows_checked.update(kinds)
+            self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
 
     def predict(self, feed: Any) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""

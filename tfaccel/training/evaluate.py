@@ -42,7 +42,8 @@ def evaluate(
         model: a compiled `keras.Model`.
         x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict:
             see https://keras.io/api/models/model_training_apis/#evaluate-method.
-        check_rows: with several replicas, look once, on a few rows, for what couples the rows of a batch.
+        check_rows: with several replicas, look once, on a few rows, for what couples the rows of a batch. False: this
+            call does not look.
 
     Returns:
         The loss, a list of loss and metrics, or with `return_dict` a dict from name to value.
@@ -62,7 +63,9 @@ def evaluate(
     arguments = given_arguments(evaluate, locals())
     run = partial(engine_evaluate, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "evaluate"):
-        return call_own_method(model, "evaluate", arguments, {"evaluate": run, "predict": engine_predict})
+        return call_own_method(
+            model, "evaluate", arguments, {"evaluate": run, "predict": partial(engine_predict, check_rows=check_rows)}
+        )
     return run(model, **arguments)
 
 
@@ -80,8 +83,7 @@ def engine_evaluate(
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
-    if not check_rows:
-        engine.skip_row_check("test")
+    engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -83,7 +82,8 @@ def fit(
             they see the true gradient; plain Keras does not.
         bytes_per_pack: size in bytes of the packs in which gradients travel between replicas; 0: TensorFlow decides.
         check_rows: with several replicas, look once, on a few rows before the first step, for losses, layers and
-            metrics that couple the rows of a batch, since every replica sees its own rows only.
+            metrics that couple the rows of a batch, since every replica sees its own rows only. False: this call does
+            not look.
 
     Returns:
         The `keras.callbacks.History`, also kept as `model.history`.
@@ -105,12 +105,11 @@ def fit(
     ['loss']
     """
     arguments = given_arguments(fit, locals())
-    options = EngineOptions(
-        sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack, check_rows=check_rows
-    )
-    run = partial(_fit, options=options)
+    options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
+    run = partial(_fit, options=options, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
-        methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
+        others = {"evaluate": engine_evaluate, "predict": engine_predict}
+        methods = {"fit": run, **{name: partial(verb, check_rows=check_rows) for name, verb in others.items()}}
         history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
         return history
     return run(model, **arguments)
@@ -122,11 +121,16 @@ def _fit(
     shuffle: bool | str = True, class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0,
     steps_per_epoch: int | None = None, validation_steps: int | None = None,
     validation_batch_size: int | None = None, validation_freq: int | list[int] = 1, *, options: EngineOptions,
+    check_rows: bool,
 ) -> keras.callbacks.History:  # fmt: skip
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
     if needs_keras_loop(model, "fit"):
-        given = {name: value for name, value in locals().items() if name not in ("model", "options", "replicas")}
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("model", "options", "check_rows", "replicas")
+        }
         return keras.Model.fit(model, **given)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
@@ -141,6 +145,7 @@ def _fit(
         validation = validation_of_fit(model, replicas, validation_data, batch_size=validation_batch_size or batch_size,
                                        steps=validation_steps, freq=validation_freq)  # fmt: skip
     engine = engine_of(model, options)
+    engine.looks_at_rows = check_rows
     source.reset()
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:

@@ -38,7 +38,8 @@ def predict(
         model: a `keras.Model`, compiled or not.
         x, batch_size, verbose, steps, callbacks:
             see https://keras.io/api/models/model_training_apis/#predict-method.
-        check_rows: with several replicas, look once, on a few rows, for layers that couple the rows of a batch.
+        check_rows: with several replicas, look once, on a few rows, for layers that couple the rows of a batch. False:
+            this call does not look.
 
     Returns:
         A numpy array (or the nest of arrays that the model gives); ragged and sparse outputs stay tensors.
@@ -73,6 +74,7 @@ def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, ve
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
+    engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,
@@ -84,8 +86,7 @@ def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, ve
     executions: list[Any] = []
     done = 0
     feed = source.feed()
-    if check_rows:
-        engine.check_rows("predict", feed)
+    engine.check_rows("predict", feed)
     while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
         callbacks.on_predict_batch_begin(done)
         batches = [_to_host(engine.predict(feed))]
