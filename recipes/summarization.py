@@ -22,7 +22,8 @@ topics to test with):
     2 (0.130, 0.138 and 0.138). Lead-1 has 0.123, TextRank's sentence 0.146. So few texts teach the model which words
     belong into a summary, not how to write one. A run takes 50 s of processor time on two cores in float32. The epochs
     were chosen by these test scores. On a fifth of the training topics, kept aside, 5, 10, 16, 24 and 36 epochs gave
-    0.114, 0.141, 0.151, 0.098 and 0.117 (one seed), where lead-1 has 0.153: do not expect to beat it.
+    0.114, 0.141, 0.151, 0.098 and 0.117 (one seed), where lead-1 has 0.153; on another fifth 5, 10 and 20 gave 0.065,
+    0.130 and 0.146 (`tfaccel benchmark settings`): no number stands out. Do not expect to beat lead-1.
 """
 
 import functools

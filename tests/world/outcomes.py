@@ -25,7 +25,7 @@ ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 Outcome = tuple[str, str]  # what it is called, and a remark
 OnOutcome = Callable[[str, str, Outcome], None]
-SEVERITY = ("bit-equal", "refused", "equal", "wrong")
+SEVERITY = ("bit-equal", "not built", "refused", "equal", "wrong")
 
 
 def run_models(
