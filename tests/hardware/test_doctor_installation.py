@@ -37,9 +37,9 @@ def test_a_fault_without_a_remedy_and_an_unknown_status_are_refused():
     [("3.14.9", "fail"), ("3.15.0", "ok"), ("3.15.9", "ok"), ("3.16.0.dev1", "warn"), ("4.0", "warn"), ("abc", "warn")],
 )
 def test_versions_older_than_tested_fail_and_newer_warn(version, status):
-    check = check_version("keras version", version, ((3, 15), (3, 15)), "pip install 'keras>=3.15'")
+    check = check_version("keras version", version, ((3, 15), (3, 15)), "pip install 'keras>=3.15,<3.16'")
     assert check.status == status
-    assert (check.remedy == "pip install 'keras>=3.15'") is (status == "fail")
+    assert (check.remedy == "pip install 'keras>=3.15,<3.16'") is (status == "fail")
 
 
 def test_installed_versions_are_read_from_metadata(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FILES = ("setup.cfg", "pyproject.toml", "constraints.txt")  # what the environment is made from
 pytestmark = pytest.mark.skipif(not (ROOT / "scripts").is_dir(), reason="needs the sources")
 
 
@@ -57,9 +58,9 @@ def test_no_supported_python_is_said_clearly(tmp_path):
     assert "PYTHON=/path/to/python" in found.stderr
 
 
-@pytest.mark.parametrize("changed", ["setup.cfg", "pyproject.toml"])
+@pytest.mark.parametrize("changed", FILES)
 def test_stamp_follows_what_the_environment_is_made_from(tmp_path, changed):
-    for name in ("setup.cfg", "pyproject.toml"):
+    for name in FILES:
         (tmp_path / name).write_text("first")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
@@ -71,12 +72,14 @@ def test_stamp_follows_what_the_environment_is_made_from(tmp_path, changed):
 
 
 def test_environment_that_stands_is_reused(tmp_path):
-    for name in ("setup.cfg", "pyproject.toml"):
+    for name in FILES:
         (tmp_path / name).write_text("first")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     python = tmp_path / ".venv/bin/python"
     real = shlex.quote(sys.executable)
-    python.write_text(f'#!/bin/sh\n[ "$4" = --editable ] && echo installs; [ "$2" = pip ] || exec {real} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *--editable*) echo installs;; esac; [ "$2" = pip ] || exec {real} "$@"\n'
+    )
     python.chmod(0o755)
     first = run_bash("make_environment", cwd=tmp_path)
     assert (first.returncode, first.stdout.count("Installing tfaccel")) == (0, 1)
@@ -100,3 +103,31 @@ def test_help_of_test_needs_no_environment(tmp_path):
     asked = subprocess.run([tmp_path / "scripts/test", "--help"], capture_output=True, text=True, check=True)
     assert "./scripts/test [--all] [arguments of pytest]" in asked.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("failure", "tries"),
+    [
+        ("", ["--constraint"]),
+        ("ERROR: No matching distribution found for keras==3.15.1", ["--constraint", "--editable"]),
+        ("ERROR: ResolutionImpossible: for help visit", ["--constraint", "--editable"]),
+        ("ERROR: Could not install packages due to an OSError: no space left", ["--constraint"]),
+    ],
+)
+def test_tested_versions_are_installed_where_they_can_be(tmp_path, failure, tries):
+    """The first option that pip gets, for each time that it is called."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(
+        f"""#!/bin/bash
+echo "$5"
+[[ "$5" == --constraint && -n {shlex.quote(failure)} ]] || exit 0
+echo {shlex.quote(failure)} >"$8"
+exit 1
+"""
+    )
+    python.chmod(0o755)
+    found = run_bash("install_tested", cwd=tmp_path)
+    assert found.stdout.split() == tries
+    assert (found.returncode == 0) is (len(tries) == 2 or not failure)
+    assert ("constraints.txt cannot be installed here" in found.stderr) is (len(tries) == 2)

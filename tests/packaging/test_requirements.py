@@ -4,6 +4,9 @@ import configparser
 import re
 from pathlib import Path
 
+from tfaccel.hardware import doctor_installation
+from tfaccel.tested_versions import TESTED
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,6 +36,26 @@ def test_gpu_machines_get_the_same_tensorflow():
     extras = setup_cfg()["options.extras_require"]
     required = entries(setup_cfg()["options"]["install_requires"])
     assert entries(extras["gpu"])["tensorflow[and-cuda]"] == required["tensorflow"]
+
+
+def test_versions_are_stated_alike():
+    required = entries(setup_cfg()["options"]["install_requires"])
+    extras = setup_cfg()["options.extras_require"]
+    assert required["tensorflow"] == doctor_installation.TENSORFLOW_REQUIREMENT.removeprefix("tensorflow")
+    assert required["keras"] == doctor_installation.KERAS_REQUIREMENT.removeprefix("keras")
+    assert required["keras"] == between(TESTED["keras"])
+    assert required["tensorflow"] == between(TESTED["tensorflow"])
+    versions = {"keras": doctor_installation.KERAS_VERSIONS, "tensorflow": doctor_installation.TENSORFLOW_VERSIONS}
+    for package, pair in versions.items():
+        assert [".".join(map(str, version)) for version in pair] == [TESTED[package][0], TESTED[package][-1]]
+    for extra in ("tune", "dev"):
+        assert entries(extras[extra])["keras-tuner"].endswith(between(TESTED["keras-tuner"]).split(",")[1])
+
+
+def between(tested):
+    """From the first tested minor version up to the one after the last."""
+    major, minor = tested[-1].split(".")
+    return f">={tested[0]},<{major}.{int(minor) + 1}"
 
 
 def test_every_warning_filter_is_explained():

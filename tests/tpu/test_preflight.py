@@ -64,15 +64,15 @@ def test_missing_packages_are_installed_where_asked(tmp_path):
     pip, said = Pip(), []
     assert prepare_runtime(machine, install=True, say=said.append, run_pip=pip).kind == "CPU"
     ((*requirements,),) = pip.asked
-    assert "keras>=3.15" in requirements
-    assert any(requirement.startswith(("tensorflow<", "tensorflow>")) for requirement in requirements)
+    for package in ("keras", "tensorflow"):
+        assert any(requirement.startswith((f"{package}<", f"{package}>")) for requirement in requirements)
     assert said == [f"Installing {', '.join(requirements)} ..."]
     assert not [requirement for requirement in requirements if "extra" in requirement]
 
 
 def test_missing_packages_that_nobody_installs_are_an_error_with_the_command(tmp_path):
     with pytest.raises(
-        RuntimeError, match=r"missing \(installing was not asked for\)\. Run: pip install '.*'keras>=3\.15'"
+        RuntimeError, match=r"missing \(installing was not asked for\)\. Run: pip install '.*'keras[<>].*'"
     ):
         prepare_runtime(make_machine(tmp_path))
     pip = Pip(lambda requirements: "ERROR: no network")

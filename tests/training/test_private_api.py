@@ -6,6 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfaccel import tested_versions
 from tfaccel.errors import PlanError, VersionError
 from tfaccel.training import private_api
 from tfaccel.training.replicas import Replicas
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 @pytest.fixture
 def versions_not_yet_checked():
-    private_api.check_versions.cache_clear()
+    tested_versions.warn_if_untested.cache_clear()
     yield
-    private_api.check_versions.cache_clear()
+    tested_versions.warn_if_untested.cache_clear()
 
 
 @pytest.mark.usefixtures("versions_not_yet_checked")
@@ -41,7 +42,7 @@ def test_missing_part_names_the_version_that_has_it():
     with pytest.raises(
         VersionError, match=rf"keras {keras.__version__} has no `_symbolic_build`.*pip install 'keras=="
     ):
-        private_api.private_part(types.SimpleNamespace(), "_symbolic_build")
+        tested_versions.private_part(types.SimpleNamespace(), "_symbolic_build")
 
 
 @pytest.mark.parametrize(

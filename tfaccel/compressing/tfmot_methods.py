@@ -33,6 +33,7 @@ from tfaccel.compressing.translation_source import TakenApart, take_apart
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import near_name
 from tfaccel.planning.workload import Workload
+from tfaccel.tested_versions import installed_version, warn_if_untested
 
 _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}
 # A file holds kernels with batch normalizations in them, and as multiples of scales.
@@ -154,6 +155,8 @@ def check_method(method: str) -> None:
         raise CompressionError(
             f"Method {method} needs {' and '.join(missing)}. Install the extra: pip install 'tfaccel[compress]'."
         )
+    for package in _PACKAGES.values():
+        warn_if_untested(package, installed_version(package))
 
 
 def _parts(method: str, training: Mapping[str, TrainingJob], batches: TrainingBatches, taken: TakenApart,

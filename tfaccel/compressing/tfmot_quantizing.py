@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfaccel.compressing import private_tfmot
 from tfaccel.compressing.translation_graph import FlatGraph, tensors_in
 from tfaccel.compressing.translation_kept import kept_layer_class
 from tfaccel.compressing.translation_model import TranslatedLayers, assemble
@@ -47,9 +48,8 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
         CompressionError: if TFMOT can quantize no layer that has weights.
     """
     import tensorflow_model_optimization as tfmot
-    import tf_keras
 
-    tf_keras.__internal__.enable_unsafe_deserialization()  # TFMOT copies models with lambdas of its own
+    private_tfmot.allow_lambdas()
     scheme = _scheme(method)
     chosen = _quantizable(graph, layers, scheme.get_quantize_registry())
     with_weights = [path for path, layer in layers.by_path.items() if layer.trainable_weights]
@@ -58,7 +58,7 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
             f"TFMOT can quantize none of the layers with weights ({_described(layers, with_weights)}). Use a "
             "post-training method (dynamic, int8, int16x8), or prune or cluster."
         )
-    consumers, output_only = _consumers(graph), _output_only_config()
+    consumers, output_only = _consumers(graph), private_tfmot.output_config_class()()
     numbers = itertools.count()  # a layer that is called several times has several ranges
 
     def wrap(path: str, layer: Any) -> Any:
@@ -120,9 +120,8 @@ def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]
 def _scheme(method: str) -> Any:
     """TFMOT's scheme; those that preserve something would take layers without weights that they cannot quantize."""
     import tensorflow_model_optimization as tfmot
-    from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_scheme
 
-    default = default_8bit_quantize_scheme.Default8BitQuantizeScheme()
+    default = tfmot.quantization.keras.default_8bit.Default8BitQuantizeScheme()
     if method == "qat":
         return default
     if method == "pqat":
@@ -136,17 +135,8 @@ def _scheme(method: str) -> Any:
     return scheme
 
 
-def _output_only_config() -> Any:
-    from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_configs
-
-    return default_8bit_quantize_configs.Default8BitOutputQuantizeConfig()
-
-
 def _custom_objects(tfmot: Any) -> Any:
-    from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_configs
-
-    config = default_8bit_quantize_configs.Default8BitOutputQuantizeConfig
-    kept = kept_layer_class()
+    config, kept = private_tfmot.output_config_class(), kept_layer_class()
     return tfmot.quantization.keras.quantize_scope({kept.__name__: kept, config.__name__: config})
 
 
@@ -179,7 +169,7 @@ def _masked(graph: FlatGraph, layers: TranslatedLayers) -> set[str]:
     consumers, found = _consumers(graph), set()
 
     def after(path: str, index: int, tensor: Any) -> Any:
-        if getattr(tensor, "_keras_mask", None) is not None:
+        if private_tfmot.has_mask(tensor):
             found.update(consumers.get((path, index), set()))
         return tensor
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.compressing import private_tfmot
 from tfaccel.compressing.tfmot_options import TfmotOptions
 from tfaccel.compressing.translation_graph import FlatGraph
 from tfaccel.compressing.translation_model import TranslatedLayers, assemble
@@ -176,16 +177,13 @@ def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
 
 def _prunable(layer: Any) -> list[Any]:
     """The variables of a layer that are pruned; the layer is given the method by which TFMOT asks for them."""
-    from tensorflow_model_optimization.python.core.sparsity.keras import prune_registry
-
-    if not hasattr(layer, "get_prunable_weights"):
-        if prune_registry.PruneRegistry.supports(layer):
-            prune_registry.PruneRegistry.make_prunable(layer)
-        else:
-            layer.get_prunable_weights = lambda: [
-                variable for variable in layer.trainable_weights if _short_name(variable) in _KERNELS
-            ]
-    return list(layer.get_prunable_weights())
+    found = private_tfmot.prunable_weights(layer)
+    if found is None:
+        layer.get_prunable_weights = lambda: [
+            variable for variable in layer.trainable_weights if _short_name(variable) in _KERNELS
+        ]
+        found = layer.get_prunable_weights()
+    return found
 
 
 def _has_fours(kernel: Any) -> bool:
@@ -194,14 +192,9 @@ def _has_fours(kernel: Any) -> bool:
 
 
 def _clusterable(layer: Any, num_clusters: int) -> bool:
-    from tensorflow_model_optimization.python.core.clustering.keras import clustering_registry
-
     kernels = [v for v in layer.trainable_weights if _short_name(v) in _KERNELS]
     enough = bool(kernels) and all(int(np.prod(v.shape)) > num_clusters for v in kernels)
-    try:
-        return enough and bool(clustering_registry.ClusteringRegistry.supports(layer))
-    except AttributeError:  # a layer without cells that TFMOT takes for a recurrent one
-        return False
+    return enough and private_tfmot.can_be_clustered(layer)
 
 
 def _short_name(variable: Any) -> str:

@@ -63,11 +63,11 @@ def kept_layer_class() -> Any:
             self._saved, self._arguments = saved, arguments
             layer = restored(json.loads(saved))
             self._held = _Held(layer)
-            self._is_layer = isinstance(layer, keras.layers.Layer)
-            self._takes_training = self._is_layer and "training" in inspect.signature(layer.call).parameters
-            self.supports_masking = bool(self._is_layer and layer.supports_masking)
+            self._calls_layer = isinstance(layer, keras.layers.Layer)
+            self._takes_training = self._calls_layer and "training" in inspect.signature(layer.call).parameters
+            self.supports_masking = bool(self._calls_layer and layer.supports_masking)
             # A list of variables, so that they are trained, copied and saved with this layer.
-            self._variables_of_keras = [variable.value for variable in layer.variables] if self._is_layer else []
+            self._variables_of_keras = [variable.value for variable in layer.variables] if self._calls_layer else []
 
         @property
         def keras_layer(self) -> Any:
@@ -96,7 +96,7 @@ def kept_layer_class() -> Any:
 
         def kernels(self) -> list[Any]:
             """The Keras 3 variables that are kernels or tables."""
-            variables = self._held.value.trainable_variables if self._is_layer else []
+            variables = self._held.value.trainable_variables if self._calls_layer else []
             return [v for v in variables if v.name in _PRUNABLE and len(v.shape) >= 2]
 
         def get_config(self) -> dict[str, Any]:

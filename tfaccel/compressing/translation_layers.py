@@ -105,8 +105,8 @@ def _value(option: str, value: Any) -> Any:
         if name not in _ACTIVATIONS:
             raise UntranslatableError(f"tf_keras has no activation {name!r} that calculates the same")
         return _ACTIVATIONS[name]
-    for ending, module in (("_regularizer", tf_keras.regularizers), ("_constraint", tf_keras.constraints)):
-        if option.endswith(ending):
+    for ending, module in (("regularizer", tf_keras.regularizers), ("constraint", tf_keras.constraints)):
+        if option.endswith(f"_{ending}"):
             return _rebuilt(option, value, module)
     return value
 

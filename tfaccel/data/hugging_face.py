@@ -12,6 +12,7 @@ import numpy as np
 from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.encoded_images import EncodedPart, encoded_image_set
 from tfaccel.data.image_set import EncodedImages, ImageSet
+from tfaccel.data.private_datasets import fingerprint
 from tfaccel.data.text_labels import LabelledTexts, labelled_texts
 from tfaccel.errors import DataError
 
@@ -92,7 +93,7 @@ class _Images(EncodedImages):
 
     def identity(self) -> str:
         """The fingerprint that `datasets` gives to a table and all that was done to it."""
-        return f"{self._split._fingerprint} {self._column}"
+        return f"{fingerprint(self._split)} {self._column}"
 
 
 def _bytes(value: Mapping[str, Any] | None) -> bytes:

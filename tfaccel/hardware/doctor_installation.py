@@ -25,7 +25,7 @@ PYTHON_VERSIONS = ((3, 11), (3, 13))
 TENSORFLOW_VERSIONS = ((2, 20), (2, 21))
 TENSORFLOW_REQUIREMENT = "tensorflow>=2.20,<2.22"
 KERAS_VERSIONS = ((3, 15), (3, 15))
-KERAS_REQUIREMENT = "keras>=3.15"
+KERAS_REQUIREMENT = "keras>=3.15,<3.16"
 
 
 def check_python(examination: Examination) -> Iterator[Check]:
@@ -78,7 +78,7 @@ def check_version(name: str, version: str, tested: tuple[tuple[int, int], tuple[
     """Older than tested fails; newer is warned of.
 
     Example:
-        >>> check_version("keras version", "3.16.0", ((3, 15), (3, 15)), "pip install 'keras>=3.15'").status
+        >>> check_version("keras version", "3.16.0", ((3, 15), (3, 15)), "pip install 'keras>=3.15,<3.16'").status
         'warn'
     """
     first, last = (".".join(map(str, pair)) for pair in tested)

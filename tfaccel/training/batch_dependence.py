@@ -46,7 +46,7 @@ def _sources(tensor: Any, batch: Any) -> Iterator[str]:
         seen.add(_key(one))
         if _key(one) in of_batch:
             yield _BATCH
-        elif isinstance(one, tf.__internal__.EagerTensor):
+        elif _is_eager(one):
             if one.dtype == tf.resource:
                 yield _STATE
         elif one.op.type == "Placeholder":
@@ -61,9 +61,11 @@ def _sources(tensor: Any, batch: Any) -> Iterator[str]:
 
 
 def _key(tensor: Any) -> Any:
-    if isinstance(tensor, tf.__internal__.EagerTensor):
-        return id(tensor)
-    return id(tensor.graph), tensor.name
+    return id(tensor) if _is_eager(tensor) else (id(tensor.graph), tensor.name)
+
+
+def _is_eager(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
 
 
 def _is_size_other_than_rows(tensor: tf.Tensor) -> bool:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfaccel.errors import RunDirError
 from tfaccel.training.files import finite
 from tfaccel.training.model_parts import inner_optimizer, optimizers_of
+from tfaccel.training.private_api import gradient_accumulators
 from tfaccel.training.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
 from tfaccel.training.replicas import Replicas
 
@@ -81,8 +82,7 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]
     for i, variable in enumerate(model.metrics_variables):
         yield f"metric/{i}", variable, True
     for owner, optimizer in optimizers_of(model).items():
-        inner = inner_optimizer(optimizer)
-        accumulators = {id(v) for v in getattr(inner, "_accumulated_gradients", None) or [] if v is not None}
+        accumulators = {id(v) for v in gradient_accumulators(inner_optimizer(optimizer)) if v is not None}
         for i, variable in enumerate(optimizer.variables):
             yield f"{owner}/{i}", variable, id(variable) in accumulators
 

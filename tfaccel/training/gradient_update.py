@@ -173,7 +173,7 @@ class GradientUpdate:
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.sum_duplicate_indices:
             gradients = densify(gradients)
-        with private_api.calculated_once(self.optimizer):
+        with private_api.one_learning_rate(self.optimizer):
             apply_as_class(self.optimizer, gradients, variables)
 
 

@@ -87,7 +87,7 @@ class OneReplica:
             if trainable is not None and not self._replicas.is_default:
                 build(trainable)
             gradients = densify(list(gradients)) if self._sum_duplicate_indices else gradients
-            with self._replicas.local(optimizer.variables, 0), private_api.calculated_once(optimizer):
+            with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
                 type(optimizer).apply(optimizer, gradients, trainable)
 
         return apply

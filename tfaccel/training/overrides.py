@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -26,22 +25,12 @@ def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[N
 
 def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:
     """A function that calls another once in each graph in which it is asked, and remembers what that returned."""
-    values: dict[int, Any] = {}
+    values: dict[tf.Graph, Any] = {}  # holds the graphs, so that none takes the place of another
 
     def value() -> Any:
-        graph = id(tf.compat.v1.get_default_graph())
+        graph = tf.compat.v1.get_default_graph()
         if graph not in values:
             values[graph] = function()
         return values[graph]
 
     return value
-
-
-def within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls another one inside a context."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return function(*args, **kwargs)
-
-    return call

@@ -6,15 +6,15 @@ code runs, the model's class has one more base right before `keras.Model`, whose
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.training.private_api import class_of
 from tfaccel.training.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
@@ -52,7 +52,7 @@ def call_own_method(
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
             reached.append(method)
-            with _class_of(self, plain):
+            with class_of(self, plain):
                 return method(self, *args, **kwargs)
 
         return call
@@ -62,7 +62,7 @@ def call_own_method(
     methods = {one: noted(method) for one, method in engine_methods.items()}
     refused = {one: _refusing(plain, name, one) for one in _ON_BATCH} if several else {}
     base = type("EngineMethods", (keras.Model,), {**methods, **refused})
-    with _class_of(model, type(plain.__name__, (plain, base), {"__module__": plain.__module__})):
+    with class_of(model, type(plain.__name__, (plain, base), {"__module__": plain.__module__})):
         result = getattr(model, name)(**arguments)
     if several and not reached:
         raise PlanError(
@@ -70,16 +70,6 @@ def call_own_method(
             f"Call super().{name}(...) for the steps, or build the model outside of any strategy."
         )
     return result
-
-
-@contextlib.contextmanager
-def _class_of(model: keras.Model, kind: type) -> Iterator[None]:
-    before = type(model)
-    object.__setattr__(model, "__class__", kind)
-    try:
-        yield
-    finally:
-        object.__setattr__(model, "__class__", before)
 
 
 def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:

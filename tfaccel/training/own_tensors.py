@@ -8,14 +8,14 @@ the losses that its layers added for instance, would be another replica's afterw
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfaccel.training.private_api import all_layers
-from tfaccel.training.private_losses import patch_lock
+from tfaccel.training.private_losses import merge_calls
 
 _MISSING = object()
 
@@ -23,21 +23,16 @@ _MISSING = object()
 @contextlib.contextmanager
 def own_tensors(model: keras.Model) -> Iterator[None]:
     """While tracing a step of several replicas: wherever a replica waits, the tensors in the layers are kept for it."""
-    original = tf.distribute.ReplicaContext.merge_call
 
-    def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
+    def wait(merge: Callable[[], Any]) -> Any:
         kept = [(layer, _attributes(layer)) for layer in all_layers(model)]
-        result = original(context, *args, **kwargs)
+        result = merge()
         for layer, attributes in kept:
             _put_back(layer, attributes)
         return result
 
-    with patch_lock:
-        tf.distribute.ReplicaContext.merge_call = merge_call
-        try:
-            yield
-        finally:
-            tf.distribute.ReplicaContext.merge_call = original
+    with merge_calls(wait):
+        yield
 
 
 def _attributes(layer: keras.layers.Layer) -> dict[str, tuple[Any, Any]]:

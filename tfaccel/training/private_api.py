@@ -1,54 +1,26 @@
-"""What tfaccel needs of the private parts of Keras, with the versions they were tested on.
+"""What tfaccel needs of the private parts of Keras's models, layers, optimizers and callbacks.
 
-`private_losses` and `private_tensorflow` hold the rest; everything else in this package uses public API. Each function
-says what it needs and why the public API does not serve. Another minor version of Keras or TensorFlow is warned of
-once; a part that is gone raises `VersionError`.
+The other files `private_*.py` hold the rest; everything else in this package uses public API. Each function says what
+it needs and why the public API does not serve. Another minor version of Keras or TensorFlow is warned of once; a part
+that is gone raises `VersionError` (see `tested_versions`).
 """
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import VersionError
-from tfaccel.training.overrides import instance_attributes, once_per_graph, within
-from tfaccel.training.private_tensorflow import equal_operations_once
-
-TESTED_KERAS = ("3.15",)
-TESTED_TENSORFLOW = ("2.20", "2.21")
+from tfaccel.tested_versions import private_part, warn_if_untested
+from tfaccel.training.overrides import instance_attributes, once_per_graph
 
 
-@functools.cache
 def check_versions() -> None:
     """Warns once when Keras or TensorFlow is of a minor version that tfaccel was not tested on."""
-    for name, version, tested in (
-        ("keras", keras.__version__, TESTED_KERAS),
-        ("tensorflow", tf.__version__, TESTED_TENSORFLOW),
-    ):
-        if ".".join(version.split(".")[:2]) not in tested:
-            wanted = " or ".join(f"{v}.*" for v in tested)
-            warnings.warn(
-                f"tfaccel was tested with {name} {wanted}; {version} is installed. It may work; if it does not, "
-                f"install {name}=={tested[-1]}.*",
-                stacklevel=3,
-            )
-
-
-def private_part(root: Any, path: str) -> Any:
-    """`root.path`, or a VersionError that names the versions which have it."""
-    value = root
-    for name in path.split("."):
-        if not hasattr(value, name):
-            raise VersionError(
-                f"keras {keras.__version__} has no `{path}`, which tfaccel needs. "
-                f"Install a version that has it: pip install 'keras=={TESTED_KERAS[-1]}.*'."
-            )
-        value = getattr(value, name)
-    return value
+    warn_if_untested("keras", keras.__version__)
+    warn_if_untested("tensorflow", tf.__version__)
 
 
 # --- Data: what `Model.fit` accepts -------------------------------------------------------------------------------
@@ -146,6 +118,14 @@ def initial_epoch(model: keras.Model, default: int) -> int:
     return getattr(model, "_initial_epoch", None) or default
 
 
+CACHED_EVALUATION = "_use_cached_eval_dataset"  # what Keras's `fit` passes to `evaluate`, and overrides pop
+
+
+def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
+    """Whether a callback profiles batches (`profile_batch`); its public attributes do not tell."""
+    return bool(private_part(callback, "_should_trace"))
+
+
 def keras_mask(value: Any) -> Any:
     """The mask that a layer has set on its output, or None."""
     return getattr(value, "_keras_mask", None)
@@ -186,6 +166,17 @@ _SINGLE_DEVICE_METHODS = ("_backend_update_step", "_apply_weight_decay", "_backe
 
 
 @contextlib.contextmanager
+def class_of(instance: Any, kind: type) -> Iterator[None]:
+    """Gives an object another class for a while, past any `__setattr__` that would track it."""
+    before = type(instance)
+    object.__setattr__(instance, "__class__", kind)
+    try:
+        yield
+    finally:
+        object.__setattr__(instance, "__class__", before)
+
+
+@contextlib.contextmanager
 def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """While tracing, gives an optimizer Keras's device-agnostic code in place of its tf.distribute code.
 
@@ -195,8 +186,7 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
             kind: Any = type(one)
-            object.__setattr__(one, "__class__", _single_device_class(kind))
-            stack.callback(object.__setattr__, one, "__class__", kind)
+            stack.enter_context(class_of(one, _single_device_class(kind)))
             if hasattr(one, "_common_apply"):
                 stack.enter_context(instance_attributes(one, {"_tf_apply": private_part(one, "_common_apply")}))
         yield
@@ -214,20 +204,17 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
     return type(kind.__name__, (kind, type("SingleDevice", (distributed,), methods)), {})
 
 
-_FOR_EACH_VARIABLE = ("_apply_weight_decay", "_backend_update_step")
-
-
 @contextlib.contextmanager
-def calculated_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """During one `apply`, calculates what is the same for all variables once in each graph.
+def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """During one `apply`, calculates the learning rate once in each graph; Keras does so anew for each variable.
 
-    Keras calculates the learning rate, and an Adam its corrections of the bias, anew for each variable.
+    TensorFlow removes the repetitions when a graph is first called. Without them, the first call of the recipe
+    `image_classification` takes less time, which counts in the recipe's published time.
     """
     rate = "_get_current_learning_rate"
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
-            methods = {name: within(equal_operations_once, private_part(one, name)) for name in _FOR_EACH_VARIABLE}
-            stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate)), **methods}))
+            stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate))}))
         yield
 
 
@@ -248,7 +235,9 @@ def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 
 def gradient_accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
-    """The variables in which Keras accumulates gradients, in the order the optimizer was built with."""
+    """The variables in which Keras accumulates gradients, in the order the optimizer was built with; [] without any."""
+    if not (optimizer.gradient_accumulation_steps and optimizer.built):
+        return []
     return list(private_part(optimizer, "_accumulated_gradients"))
 
 

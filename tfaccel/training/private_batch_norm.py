@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private_api import private_part
+from tfaccel.tested_versions import private_part
 
 Sum = Callable[[tf.Tensor], tf.Tensor]
 

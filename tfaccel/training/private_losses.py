@@ -1,4 +1,4 @@
-"""Private parts of Keras's losses: how they are reduced over a batch."""
+"""How losses are reduced over a batch: private parts of Keras's losses, and what is replaced while a step is traced."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private_api import private_part
+from tfaccel.tested_versions import private_part
 
 patch_lock = threading.RLock()
 
@@ -62,6 +62,22 @@ def loss_reduction(
 
 def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
     return function(original, tape, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """While tracing several replicas: `wait(merge)` is called where a replica waits for all, and calls `merge`."""
+    original = tf.distribute.ReplicaContext.merge_call
+
+    def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
+        return wait(lambda: original(context, *args, **kwargs))
+
+    with patch_lock:
+        tf.distribute.ReplicaContext.merge_call = merge_call
+        try:
+            yield
+        finally:
+            tf.distribute.ReplicaContext.merge_call = original
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:

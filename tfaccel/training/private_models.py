@@ -10,9 +10,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
+from tfaccel.tested_versions import private_part
 from tfaccel.training.model_parts import has_own_test_step, has_own_train_step, optimizers_of
 from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.private_api import all_layers, private_part
+from tfaccel.training.private_api import all_layers
 from tfaccel.training.private_losses import patch_lock
 from tfaccel.training.private_random import distribute_global_seeds
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private_api import private_part
+from tfaccel.tested_versions import private_part
 from tfaccel.training.private_losses import patch_lock
 
 _NAME = "global_seed_generator"

@@ -1,15 +1,12 @@
 """Private parts of TensorFlow, and of Keras's variables and metrics, that stand apart from training.
 
-Collectives of several strategies kept apart, operations of a graph made once, what XLA can compile, scales in LiteRT,
-the content of a SavedModel.
+Collectives of several strategies kept apart, what XLA can compile, scales in LiteRT, the content of a SavedModel.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import inspect
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import VersionError
+from tfaccel.tested_versions import private_part
 
 GROUPS_OF_A_STRATEGY = 1000
 _REPEATABLE = frozenset(
@@ -84,64 +81,6 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
         return False
 
 
-_ARITHMETIC = frozenset(
-    ("AddV2", "Cast", "Const", "Maximum", "Minimum", "Mul", "Neg", "Pow", "RealDiv", "Rsqrt", "Sqrt", "Square", "Sub")
-)
-_READ = "ReadVariableOp"
-
-
-@contextlib.contextmanager
-def equal_operations_once() -> Iterator[None]:
-    """While a graph is traced: arithmetic on the same tensors is put into it once, and used again after that.
-
-    TensorFlow removes what is there twice when a graph is first called, and takes longer for it the more there is.
-    Reading a variable gives the same tensor until something else is done with the variable. Nothing changes in eager
-    mode, nor where gradients are recorded, which needs each operation; nor where the private parts are gone.
-    """
-    graph, make_name = tf.compat.v1.get_default_graph(), "_create_op_internal"
-    parts = ("capture", "_device_function_stack", "_colocation_stack", "_current_control_dependencies")
-    make: Any = getattr(graph, make_name, None)  # no method where this is in force already
-    usable = inspect.ismethod(make) and all(hasattr(graph, part) for part in parts)
-    if not usable or tf.executing_eagerly() or _records_gradients():
-        yield
-        return
-    made: dict[Any, tuple[Any, list[Any]]] = {}  # with what the key has ids of, so that nothing else gets them
-    changes: collections.Counter[int] = collections.Counter()
-
-    def once(kind: str, inputs: Sequence[Any], dtypes: Any = None, **options: Any) -> Any:
-        tensors = [graph.capture(one) for one in inputs]
-        ids = [id(one) for one in tensors]
-        if kind not in _ARITHMETIC and kind != _READ:
-            changes.update(i for i, one in zip(ids, tensors, strict=True) if one.dtype == tf.resource)
-            return make(kind, tensors, dtypes, **options)
-        attributes = options.get("attrs") or {}
-        stacks = graph._device_function_stack, graph._colocation_stack
-        places = [*(one for stack in stacks for one in stack.peek_objs()), *graph._current_control_dependencies()]
-        key = (
-            kind, *ids, changes[ids[0]] if kind == _READ else 0,
-            *((name, value.SerializeToString()) for name, value in sorted(attributes.items())),
-            *map(id, places),
-        )  # fmt: skip
-        if key not in made:
-            made[key] = make(kind, tensors, dtypes, **options), [*tensors, *places]
-        return made[key][0]
-
-    setattr(graph, make_name, once)  # a graph has no __dict__
-    try:
-        yield
-    finally:
-        delattr(graph, make_name)
-
-
-def _records_gradients() -> bool:
-    try:
-        from tensorflow.python.eager import record
-
-        return bool(record.could_possibly_record())
-    except (ImportError, AttributeError):
-        return True
-
-
 @functools.cache
 def operations_of_xla() -> frozenset[str] | None:
     """The TensorFlow operations that XLA can compile here; None where this build does not tell.
@@ -162,13 +101,8 @@ def one_scale_per_kernel(converter: Any) -> None:
 
     The public API has no such option.
     """
-    name = "_experimental_disable_per_channel"
-    if not hasattr(converter, name):
-        raise VersionError(
-            f"tensorflow {tf.__version__} has no converter with `{name}`. Install a version that has it: "
-            "pip install 'tensorflow==2.21.*'."
-        )
-    setattr(converter, name, True)
+    private_part(converter, "_experimental_disable_per_channel", package="tensorflow")
+    converter._experimental_disable_per_channel = True
 
 
 @contextlib.contextmanager

@@ -160,7 +160,8 @@ def _worker_index(strategy: tf.distribute.Strategy) -> int:
 
 
 def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
-    return type(strategy).__name__ != "_DefaultDistributionStrategy"
+    with tf.Graph().as_default():  # the scopes that the caller is in do not hold there
+        return strategy is not tf.distribute.get_strategy()
 
 
 def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:

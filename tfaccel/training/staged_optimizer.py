@@ -103,7 +103,9 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         self, default: keras.optimizers.Optimizer, optimizers: Sequence[keras.optimizers.Optimizer],
         paths: Sequence[Sequence[str]], places: Sequence[Sequence[int]] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        super().__init__(_map_of([default, *optimizers], paths), **kwargs)
+        part_of_path = _map_of([default, *optimizers], paths)
+        super().__init__(part_of_path, **kwargs)
+        self._part_of_path = part_of_path
         self._parts = [default, *optimizers]
         self._paths = paths
         self._places = places
@@ -112,7 +114,8 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         """Gives each weight to its optimizer."""
         if self._places is None:
             self._places = [[i for i, one in enumerate(var_list) if one.path in stage] for stage in self._paths]
-        self._optimizer_map = _map_of(self._parts, [[var_list[i].path for i in stage] for stage in self._places])
+        self._part_of_path.clear()
+        self._part_of_path.update(_map_of(self._parts, [[var_list[i].path for i in stage] for stage in self._places]))
         super().build(var_list)
 
     def get_config(self) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from tfaccel.training.inputs import Source, source_of
 from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.own_methods import call_own_method, overrides
 from tfaccel.training.predict import engine_predict
+from tfaccel.training.private_api import CACHED_EVALUATION
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.workload_source import with_plan
-
-_CACHED = "_use_cached_eval_dataset"  # what Keras's `fit` passes to `evaluate`, and overrides pop
 
 
 @dataclass
@@ -81,11 +80,12 @@ class OwnValidation(Validation):
         source = self.source
 
         def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            uses_held_out = kwargs.pop(_CACHED, False)
+            uses_held_out = kwargs.pop(CACHED_EVALUATION, False)
             return engine_evaluate(model, *args, **kwargs, held_out=source if uses_held_out else None)
 
         takes = inspect.signature(engine.model.evaluate).parameters
-        cached = {_CACHED: True} if _CACHED in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()) else {}
+        takes_it = CACHED_EVALUATION in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        cached = {CACHED_EVALUATION: True} if takes_it else {}
         arguments = {**self.arguments, "callbacks": container, "return_dict": True, **cached}
         logs: dict[str, float] = call_own_method(
             engine.model, "evaluate", arguments, {"evaluate": evaluated, "predict": engine_predict}

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfaccel.training.engine import Engine, WindowResult
+from tfaccel.training.private_api import traces_batches
 
 WINDOW_SECONDS = 0.4
 LONGEST_GROWTH = 16
@@ -44,7 +45,7 @@ def _idle_class(callback: keras.callbacks.Callback, kind: str) -> type[keras.cal
         if isinstance(callback, saver) and callback.save_freq == "epoch":
             return saver
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
-        traces = kind == "train" and getattr(callback, "_should_trace", False)
+        traces = kind == "train" and traces_batches(callback)
         return keras.callbacks.Callback if traces else keras.callbacks.TensorBoard
     return keras.callbacks.Callback
 

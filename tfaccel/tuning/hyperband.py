@@ -1,25 +1,22 @@
 """Keras Tuner's Hyperband, in which trials that fail do not keep those that are left from going on.
 
-Made for Keras Tuner 1.4.8, which waits until more trials of a round have a score than are thrown out: where some fail,
-that may never be. `_brackets`, `_get_size`, `_get_epochs` and `_remove_completed_brackets` are its private parts used
-here.
+Keras Tuner waits until more trials of a round have a score than are thrown out: where some fail, that may never be.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from keras_tuner import oracles
+from tfaccel.tuning.private_keras_tuner import OpenHyperband
 
 
-class HyperbandOracle(oracles.HyperbandOracle):
+class HyperbandOracle(OpenHyperband):
     """Hyperband; a failed trial counts as one that is thrown out."""
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """The values of the next trial, and whether there is one."""
-        self._remove_completed_brackets()
-        for bracket in self._brackets:
-            if len(bracket["rounds"][0]) < self._get_size(bracket["bracket_num"], 0):
+        for bracket in self.open_brackets():
+            if len(bracket["rounds"][0]) < self.round_size(bracket["bracket_num"], 0):
                 break
             values = self._promoted(bracket, trial_id)
             if values is not None:
@@ -35,14 +32,14 @@ class HyperbandOracle(oracles.HyperbandOracle):
             before = [self.trials[info["id"]] for info in rounds[place - 1]]
             ready = [trial for trial in before if trial.status == "COMPLETED" and trial.trial_id not in going_on]
             num_failed = sum(trial.status in ("FAILED", "INVALID") for trial in before)
-            thrown_out = self._get_size(number, place - 1) - self._get_size(number, place) - num_failed
+            thrown_out = self.round_size(number, place - 1) - self.round_size(number, place) - num_failed
             if len(ready) > max(0, thrown_out):
                 best = sorted(ready, key=lambda trial: trial.score, reverse=self.objective.direction == "max")[0]
                 rounds[place].append({"past_id": best.trial_id, "id": trial_id})
                 return {
                     **best.hyperparameters.values, "tuner/trial_id": best.trial_id,
-                    "tuner/epochs": self._get_epochs(number, place),
-                    "tuner/initial_epoch": self._get_epochs(number, place - 1),
+                    "tuner/epochs": self.round_epochs(number, place),
+                    "tuner/initial_epoch": self.round_epochs(number, place - 1),
                     "tuner/bracket": number, "tuner/round": place,
                 }  # fmt: skip
         return None

@@ -1,13 +1,11 @@
 """Keras Tuner's oracles, or Optuna in their place: their state survives any kill, and they keep `trials.jsonl`.
 
-Made for Keras Tuner 1.4.8, whose own files are written in place, whose grid search forgets where it was, and
-whose trials are lost if it ends between two writes. `_save_trial`, `_get_oracle_fname`, `_retry_queue`, `_run_times`,
-`_record_values`, `_ordered_ids`, `_populate_next` and `_compare` are its private parts used here.
+Keras Tuner's own files are written in place, its grid search forgets where it was, and its trials are lost if it ends
+between two writes.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import sys
@@ -23,13 +21,14 @@ from tfaccel.training.files import whole_file
 from tfaccel.tuning.hyperband import HyperbandOracle
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.private_keras_tuner import OpenOracle, find_place
 from tfaccel.tuning.trial_row import OUTCOME_FILE, TrialRow, TrialRows, read_outcome, trial_folder
 
 OnRow = Callable[[TrialRow], None]
 FOR_GOOD = "FailedTrialError"  # a trial with this cause is not begun anew: it would fail again
 
 
-class KeptOracle(keras_tuner.Oracle):
+class KeptOracle(OpenOracle):
     """What all oracles here have in addition; see `make_oracle`."""
 
     run_dir: Path
@@ -39,14 +38,14 @@ class KeptOracle(keras_tuner.Oracle):
     on_end: Callable[[str], None]
     most_failed_in_a_row: int | None
     max_trials: int | None
-    _retry_queue: list[str]
 
     def save(self) -> None:
         """Writes the state, whole or not at all."""
-        with whole_file(Path(self._get_oracle_fname())) as temporary:
+        with whole_file(self.state_file) as temporary:
             temporary.write_text(json.dumps(self.get_state()))
 
-    def _save_trial(self, trial: Any) -> None:
+    def save_trial(self, trial: Any) -> None:
+        """Writes a trial's file, whole or not at all."""
         folder = trial_folder(self.run_dir, trial.trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial.json") as temporary:
@@ -60,11 +59,11 @@ class KeptOracle(keras_tuner.Oracle):
             found: dict[str, Any] = super().populate_space(trial_id)
         return found
 
-    def _record_values(self, trial: Any) -> None:
+    def record_values(self, trial: Any) -> None:
         """Keeps the value of a name that stands under several conditions, where Keras Tuner drops it."""
         hyperparameters = trial.hyperparameters
         before = dict(hyperparameters.values)
-        super()._record_values(trial)
+        super().record_values(trial)
         for entry in hyperparameters.space:
             if hyperparameters.is_active(entry) and entry.name in before:
                 hyperparameters.values[entry.name] = before[entry.name]
@@ -73,7 +72,7 @@ class KeptOracle(keras_tuner.Oracle):
     def end_trial(self, trial: Any) -> None:
         """Adds the trial's line to `trials.jsonl`, unless it is to begin anew, then does what Keras Tuner does."""
         row = read_outcome(self.run_dir, trial.trial_id)
-        if trial.status == "INVALID" and self._run_times[trial.trial_id] < self.max_retries_per_trial:
+        if trial.status == "INVALID" and self.num_runs(trial.trial_id) < self.max_retries_per_trial:
             (trial_folder(self.run_dir, trial.trial_id) / OUTCOME_FILE).unlink(missing_ok=True)
         elif row is not None:
             self.tell(row)
@@ -110,12 +109,12 @@ class KeptOracle(keras_tuner.Oracle):
     @keras_tuner.synchronized
     def stop(self) -> None:
         """Lets no further trial begin."""
-        self._retry_queue.clear()
+        self.set_waiting([])
         self.max_trials = -1
 
     def go_on(self) -> None:
         """Takes up the state that is on disk: finished trials stay so, those that were interrupted begin anew."""
-        if not Path(self._get_oracle_fname()).exists():
+        if not self.state_file.exists():
             return
         max_trials = self.max_trials
         self.reload()
@@ -125,12 +124,12 @@ class KeptOracle(keras_tuner.Oracle):
             shutil.rmtree(trial_folder(self.run_dir, trial_id))
         self.forget_others()
         waiting = [trial_id for trial_id in self.start_order if trial_id not in self.end_order]
-        self._retry_queue = []
+        self.set_waiting([])
         if isinstance(self, oracles.GridSearchOracle):
-            self._find_place(self)
+            find_place(self)
         for trial_id in waiting:
             self.finish(trial_id)
-        self._retry_queue = [trial_id for trial_id in reversed(waiting) if trial_id not in self.end_order]
+        self.set_waiting([trial_id for trial_id in reversed(waiting) if trial_id not in self.end_order])
         for trial_id in self.end_order:
             row = read_outcome(self.run_dir, trial_id)
             if row is not None:
@@ -140,18 +139,6 @@ class KeptOracle(keras_tuner.Oracle):
         """Forgets trials that were begun and are none; Keras Tuner has none such."""
         if hasattr(super(), "forget_others"):
             super().forget_others()
-
-    @staticmethod
-    def _find_place(grid: Any) -> None:
-        """Tells a grid search which combinations there are already, in their order, and to look beside each."""
-
-        def compare(one: str, other: str) -> int:
-            values = [grid.trials[name].hyperparameters.values for name in (one, other)]
-            return int(grid._compare(*values))
-
-        for trial_id in sorted(grid.trials, key=functools.cmp_to_key(compare)):
-            grid._ordered_ids.insert(trial_id)
-        grid._populate_next = list(grid.start_order)
 
 
 _KINDS: dict[str, type[keras_tuner.Oracle]] = {

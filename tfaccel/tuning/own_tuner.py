@@ -1,7 +1,4 @@
-"""A subclass of `keras_tuner.Tuner` whose own `run_trial` runs the trials of a search.
-
-Made for Keras Tuner 1.4.8; `_save_trial` is its private part used here.
-"""
+"""A subclass of `keras_tuner.Tuner` whose own `run_trial` runs the trials of a search."""
 
 from __future__ import annotations
 
@@ -19,11 +16,12 @@ from tfaccel.training.runtime import Runtime
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.own_arguments import OwnArguments
 from tfaccel.tuning.own_fit import fatal_unless_metrics
+from tfaccel.tuning.private_keras_tuner import EXPLORES_SPACE, OpenOracle
 from tfaccel.tuning.trial_callbacks import Pruner, TrialReport
 
 # A search does these itself, so that one's own would never be called.
 _NEVER_CALLED = ("__init__", "search", "on_search_begin", "on_search_end", "on_trial_begin", "on_trial_end",
-                 "pre_create_trial", "_populate_initial_space")  # fmt: skip
+                 "pre_create_trial", EXPLORES_SPACE)  # fmt: skip
 
 
 class _Space(keras_tuner.HyperModel):
@@ -36,11 +34,11 @@ class _Space(keras_tuner.HyperModel):
             self.fit = fit
 
 
-class _LocalOracle(keras_tuner.Oracle):
+class _LocalOracle(OpenOracle):
     """What a `run_trial` may ask and tell while it runs; the chief's oracle has the trial's file."""
 
-    def _save_trial(self, trial: Any) -> None:
-        pass
+    def save_trial(self, trial: Any) -> None:
+        """Nothing."""
 
 
 def check_tuner(kind: Any) -> None:

@@ -137,7 +137,7 @@ def suggestion_seconds(space: dict[str, Any], options: SearchOptions, rows: Any)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         oracle: Any = make_oracle(space, options, _OBJECTIVE, run_dir=run_dir, epochs=1, on_row=lambda row: None)
-        oracle._set_project_dir(folder, "tuner")
+        oracle.set_project_dir(folder, "tuner")
         for row in rows:
             before = time.process_time()
             trial = oracle.create_trial("worker")

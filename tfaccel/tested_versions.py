@@ -1,0 +1,84 @@
+"""The versions of other packages whose private parts tfaccel uses, and the one way to such a part.
+
+Private parts are named only in the files called `private_*.py`. Another minor version is warned of once; a part that is
+gone raises `VersionError`, which names the versions that have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import warnings
+from typing import Any
+
+from tfaccel.errors import VersionError
+
+TESTED = {
+    "datasets": ("5",),
+    "keras": ("3.15",),
+    "keras-tuner": ("1.4",),
+    "tensorflow": ("2.20", "2.21"),
+    "tensorflow-model-optimization": ("0.8",),
+    "tf-keras": ("2.20", "2.21"),
+}
+
+
+@functools.cache
+def warn_if_untested(package: str, version: str) -> None:
+    """Warns once when a package has a version that tfaccel was not tested with.
+
+    Args:
+        package: a key of `TESTED`.
+        version: the installed version.
+
+    Example:
+        >>> warn_if_untested("keras", "3.15.1")
+    """
+    tested = TESTED[package]
+    if not any(f"{version}.".startswith(f"{known}.") for known in tested):
+        wanted = " or ".join(f"{known}.*" for known in tested)
+        warnings.warn(
+            f"tfaccel was tested with {package} {wanted}; {version} is installed. It may work; if it does not, "
+            f"install {package}=={tested[-1]}.*",
+            stacklevel=4,
+        )
+
+
+def installed_version(package: str) -> str:
+    """The installed version of a package; "" where there is none of this name.
+
+    Example:
+        >>> installed_version("no-such-package")
+        ''
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def private_part(root: Any, path: str, *, package: str = "keras") -> Any:
+    """`root.path`, a private part of a package.
+
+    Args:
+        root: a module, class or object of the package.
+        path: names with dots between them.
+        package: a key of `TESTED`.
+
+    Raises:
+        VersionError: if there is no such part, with the versions that have it.
+
+    Example:
+        >>> private_part("a text", "__class__.__name__")
+        'str'
+    """
+    value = root
+    for name in path.split("."):
+        if not hasattr(value, name):
+            found = " ".join(filter(None, (package, installed_version(package))))
+            raise VersionError(
+                f"{found} has no `{path}`, which tfaccel needs. Install a version that has it: "
+                f"pip install '{package}=={TESTED[package][-1]}.*'."
+            )
+        value = getattr(value, name)
+    return value
