@@ -11,6 +11,7 @@ from source_tree import Source, aliases, dotted_name, imports, sources
 LAYERS = {
     "errors": 0,
     "hardware": 1,
+    "processes": 1,
     "data": 2,
     "planning": 2,
     "measuring": 3,
@@ -20,7 +21,6 @@ LAYERS = {
     "tuning": 4,
     "compressing": 4,
     "exporting": 4,
-    "launching": 4,
     "serving": 4,
     "reporting": 4,
     "parity": 4,
