@@ -48,7 +48,7 @@ def test_objects_go_both_ways_and_a_death_is_told(echo):
         child.send("die")
         with pytest.raises(EOFError):
             child.receive(60)
-        child.send("heard by nobody")
+        assert not child.send("heard by nobody")
         assert child.how_it_ended() == "was killed by SIGABRT (the program aborted itself)"
         assert child.output().startswith("begins\n")
 

@@ -138,8 +138,3 @@ run_workers([sys.executable, "-c", {worker!r}], environments=[{{}}], time_limit_
         assert is_running(pid)
         process.kill()
     assert wait_until_ended(pid)
-
-
-def test_no_tensorflow():
-    code = "import sys, tfaccel.processes.local_cluster; sys.exit(len({'tensorflow', 'keras'} & set(sys.modules)))"
-    subprocess.run(python(code), check=True)

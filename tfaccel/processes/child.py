@@ -173,6 +173,7 @@ def run_program(
     command: Sequence[str],
     *,
     environment: Environment | None = None,
+    base: Mapping[str, str] | None = None,
     given: str = "",
     time_limit_seconds: float | None = None,
 ) -> str:
@@ -180,19 +181,20 @@ def run_program(
 
     Args:
         command: program and arguments.
-        environment: what to add to the environment of this process; None removes a name.
+        environment, base: as for `Child`.
         given: its standard input.
         time_limit_seconds: how long it may take; then it is ended with all that it started.
 
     Raises:
         ProcessError: if it ended with another status than 0, or the time was up.
+        OSError: if it cannot be started.
 
     Example:
         >>> import sys
         >>> run_program([sys.executable, "-c", "print(input() + '!')"], given="Hello")
         'Hello!\\n'
     """
-    with Child(command, environment=environment, reads_stdout=True) as child:
+    with Child(command, environment=environment, base=base, reads_stdout=True) as child:
         try:
             written, _ = child.process.communicate(given, time_limit_seconds)
         except subprocess.TimeoutExpired as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import select
@@ -49,10 +48,13 @@ class ConnectedChild(Child):
         finally:
             theirs.close()
 
-    def send(self, message: Any) -> None:
-        """Sends an object; nothing happens where the child has ended, which `receive` tells."""
-        with contextlib.suppress(ConnectionError):
+    def send(self, message: Any) -> bool:
+        """Sends an object; False where the child has ended, which `receive` tells as well."""
+        try:
             self.connection.send(message)
+        except ConnectionError:
+            return False
+        return True
 
     def receive(self, time_limit_seconds: float | None = None) -> Any:
         """The next object from the child.
