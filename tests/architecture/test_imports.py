@@ -61,15 +61,17 @@ CHILD_PROGRAMS = {
     "tfaccel.compressing.conversion_program",
     "tfaccel.compressing.runtime_probe",
     "tfaccel.compressing.tfmot_program",
+    "tfaccel.processes.fork_server_program",
     "tfaccel.tpu.compile_probes",
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
-    "tfaccel.tuning.nursery_program",
     "tfaccel.tuning.plain_program",
     "tfaccel.tuning.sampler_program",
     "tfaccel.tuning.worker_program",
 }
+# `grep` between standard error and the terminal: this process writes into it, and never waits for what it says.
+CHILDREN_OF_THEIR_OWN = {"tfaccel/training/quiet_start.py"}
 
 PRIVATE_PARTS = ("api", "batch_norm", "losses", "models", "random", "tensorflow")
 PRIVATE_API_FILES = {f"tfaccel/training/private_{part}.py" for part in PRIVATE_PARTS}
@@ -159,7 +161,18 @@ def private_imports(source: Source) -> list[str]:
     return [f"{source.path}:{line}: uses {name}" for line, name in sorted(found)]
 
 
-RULES = [upward_imports, heavy_imports, imports_of_child_programs, private_imports]
+def own_children(source: Source) -> list[str]:
+    """Child processes that are started elsewhere than in tfaccel.processes."""
+    if source.module.startswith("tfaccel.processes.") or source.path in CHILDREN_OF_THEIR_OWN:
+        return []
+    return [
+        f"{source.path}:{found.line}: imports subprocess"
+        for found in imports(source)
+        if found.name.split(".")[0] == "subprocess"
+    ]
+
+
+RULES = [upward_imports, heavy_imports, imports_of_child_programs, private_imports, own_children]
 
 
 @pytest.mark.parametrize("find", RULES, ids=lambda find: find.__name__)
@@ -251,6 +264,12 @@ def test_heavy_import_elsewhere_or_for_types_is_allowed():
 def test_private_import_is_found(text):
     assert private_imports(Source("tfaccel/training/step.py", text))
     assert private_imports(Source("tfaccel/training/private_api.py", text)) == []
+
+
+def test_a_child_of_its_own_is_found():
+    for text in ("import subprocess", "def f():\n    from subprocess import run"):
+        assert own_children(Source("tfaccel/data/images.py", text))
+        assert own_children(Source("tfaccel/processes/child.py", text)) == []
 
 
 def test_noun_modules_exist():
