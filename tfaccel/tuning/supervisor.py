@@ -90,7 +90,8 @@ class Supervisor:
         Raises:
             SearchError: if the workload or the space cannot be used.
         """
-        deadline = time.monotonic() + max(self._options.stall_seconds, _FEWEST_START_SECONDS)
+        limit_seconds = max(self._options.stall_seconds, _FEWEST_START_SECONDS)
+        deadline = time.monotonic() + limit_seconds
         while True:
             child, message = self._next()
             if message is not None and message["event"] == "discovered":
@@ -101,7 +102,10 @@ class Supervisor:
                 words = self._fork_server.end_of_log(child)
                 raise SearchError(f"A process of the search {child.how_it_ended()}. {words}")
             if time.monotonic() > deadline:
-                raise SearchError("The space was not built within stall_seconds.")
+                raise SearchError(
+                    f"The space was not built within {limit_seconds:g} seconds. If it takes longer, give more time: "
+                    "stall_seconds."
+                )
 
     def run(self, run_dir: Path, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
         """Runs all trials.
