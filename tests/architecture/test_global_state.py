@@ -6,8 +6,8 @@ import re
 import pytest
 from source_tree import Source, aliases, dotted_name, sources
 
-# These are programs: the parity child splits the CPU of a process of its own, the nursery prepares those that it makes.
-RUNTIME_FILES = {"tfaccel/training/runtime.py", "tfaccel/parity/child.py", "tfaccel/tuning/nursery_program.py"}
+# These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes.
+RUNTIME_FILES = {"tfaccel/training/runtime.py", "tfaccel/parity/child.py", "tfaccel/processes/fork_server_program.py"}
 
 SETTER = re.compile(
     r"keras\.(config|backend)\.(set_|enable_|disable_).*"

@@ -11,6 +11,7 @@ LAYERS = {
     "errors": 0,
     "tested_versions": 0,
     "hardware": 1,
+    "processes": 1,
     "data": 2,
     "planning": 2,
     "measuring": 3,
@@ -20,7 +21,6 @@ LAYERS = {
     "tuning": 4,
     "compressing": 4,
     "exporting": 4,
-    "launching": 4,
     "serving": 4,
     "reporting": 4,
     "parity": 4,
@@ -61,15 +61,17 @@ CHILD_PROGRAMS = {
     "tfaccel.compressing.conversion_program",
     "tfaccel.compressing.runtime_probe",
     "tfaccel.compressing.tfmot_program",
+    "tfaccel.processes.fork_server_program",
     "tfaccel.tpu.compile_probes",
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
-    "tfaccel.tuning.nursery_program",
     "tfaccel.tuning.plain_program",
     "tfaccel.tuning.sampler_program",
     "tfaccel.tuning.worker_program",
 }
+# `grep` between standard error and the terminal: this process writes into it, and never waits for what it says.
+CHILDREN_OF_THEIR_OWN = {"tfaccel/training/quiet_start.py"}
 
 
 def package_of(module: str) -> str:
@@ -142,7 +144,18 @@ def imports_of_child_programs(source: Source) -> list[str]:
     return [f"{source.path}:{line}: imports {name}" for line, name in names if name in CHILD_PROGRAMS]
 
 
-RULES = [upward_imports, heavy_imports, imports_of_child_programs]
+def own_children(source: Source) -> list[str]:
+    """Child processes that are started elsewhere than in tfaccel.processes."""
+    if source.module.startswith("tfaccel.processes.") or source.path in CHILDREN_OF_THEIR_OWN:
+        return []
+    return [
+        f"{source.path}:{found.line}: imports subprocess"
+        for found in imports(source)
+        if found.name.split(".")[0] == "subprocess"
+    ]
+
+
+RULES = [upward_imports, heavy_imports, imports_of_child_programs, own_children]
 
 
 @pytest.mark.parametrize("find", RULES, ids=lambda find: find.__name__)
@@ -219,6 +232,12 @@ def test_import_of_a_child_program_is_found(name):
 def test_heavy_import_elsewhere_or_for_types_is_allowed():
     assert heavy_imports(Source("tfaccel/training/fit.py", "import tensorflow")) == []
     assert heavy_imports(Source("tfaccel/planning/workload.py", "if TYPE_CHECKING:\n    import keras")) == []
+
+
+def test_a_child_of_its_own_is_found():
+    for text in ("import subprocess", "def f():\n    from subprocess import run"):
+        assert own_children(Source("tfaccel/data/images.py", text))
+        assert own_children(Source("tfaccel/processes/child.py", text)) == []
 
 
 def test_noun_modules_exist():

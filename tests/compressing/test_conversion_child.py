@@ -53,7 +53,7 @@ def test_a_child_that_cannot_convert_or_dies_is_an_error(logical_devices, monkey
             converter.convert("float16")
         (pid,) = children() - before
         psutil.Process(pid).kill()
-        with pytest.raises(CompressionError, match="crashed or ran out of memory: its process was killed by signal 9"):
+        with pytest.raises(CompressionError, match=r"crashed: its process was killed by SIGKILL \(often"):
             converter.convert("float16")
         with pytest.raises(CompressionError, match="odd_one"):  # in a new child
             converter.convert("dynamic")

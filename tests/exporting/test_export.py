@@ -226,7 +226,7 @@ def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, m
     old = Path(exported.folder, "model.tflite").read_bytes()
     for content, message in [
         (old, "model.tflite: output logits differs by 3 from the Keras model's"),
-        (old[:1000], r"model.tflite cannot be used in a fresh process \(status 1\)"),
+        (old[:1000], r"model.tflite cannot be used in a fresh process: it ended with status 1\. Its last words: "),
     ]:
         monkeypatch.setattr(litert_files, "litert_content", lambda *arguments, content=content, **named: content)
         with pytest.raises(ExportError, match=message):

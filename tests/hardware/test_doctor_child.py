@@ -25,9 +25,9 @@ def probe_modules(tmp_path, *names, time_limit_seconds=60.0, **fields):
 def test_a_crash_costs_its_own_probe_only(tmp_path):
     results = probe_modules(tmp_path, "loud", "aborts", "leaves", "raises", "json")
     assert [result.ok for result in results] == [True, False, False, False, True]
-    assert results[1].cause == "killed by SIGABRT (the program aborted itself)"
+    assert results[1].cause == "its process was killed by SIGABRT (the program aborted itself)"
     assert "Check failed: no such device" in results[1].output
-    assert results[2].cause == "ended with status 3 in the middle of it"
+    assert results[2].cause == "its process ended with status 3"
     assert results[3].cause == "ImportError: libfoo.so.1: cannot open"
 
 
@@ -46,7 +46,7 @@ def test_an_interpreter_that_cannot_start_or_dies_at_once(tmp_path):
     dying.write_text("#!/bin/sh\nkill -ILL $$\n")
     dying.chmod(0o755)
     (result,) = probe_modules(tmp_path, "json", python=str(dying))
-    assert result.cause.startswith("killed by SIGILL (the processor lacks an instruction")
+    assert result.cause.startswith("its process was killed by SIGILL (the processor lacks an instruction")
 
 
 def test_settings_with_checks_of_their_own_do_not_reach_the_children(tmp_path):

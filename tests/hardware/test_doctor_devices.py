@@ -7,6 +7,7 @@ from tfaccel.hardware.doctor_child import ProbeResult
 from tfaccel.hardware.doctor_devices import check_cpu, check_one_gpu, check_tpus, computation_check, kernels_check
 from tfaccel.hardware.doctor_examination import COMPUTATIONS, Examination
 from tfaccel.hardware.hardware import Device
+from tfaccel.processes.child import how_it_ended
 
 KERNELS = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 
@@ -67,7 +68,9 @@ def test_kernels_must_be_built_for_the_gpu(capability, status):
             "fail",
             "free",
         ),
-        (ProbeResult(ok=False, cause="killed by SIGABRT", output="ptxas fatal"), "fail", "update the driver"),
+        (ProbeResult(ok=False, cause=f"its process {how_it_ended(-6)}", output="ptxas fatal"), "fail", "update the"),
+        (ProbeResult(ok=False, cause=f"its process {how_it_ended(-9)}"), "fail", "update the driver"),
+        (ProbeResult(ok=False, cause=f"its process {how_it_ended(-6)}", output="Out of memory"), "fail", "free memory"),
     ],
 )
 def test_each_end_of_a_probe_has_its_status_and_remedy(result, status, remedy):
@@ -132,6 +135,6 @@ def test_a_broken_numpy_is_named(tmp_path):
 
 def test_devices_are_skipped_where_tensorflow_cannot_be_imported(tmp_path):
     examination = make_examination(tmp_path)
-    examination.__dict__["tensorflow"] = ProbeResult(ok=False, cause="killed by SIGABRT")
+    examination.__dict__["tensorflow"] = ProbeResult(ok=False, cause="its process was killed by SIGABRT")
     (check,) = check_cpu(examination)
     assert (check.name, check.status, check.detail) == ("CPU:0", "skip", "TensorFlow cannot be imported")

@@ -117,7 +117,7 @@ def test_a_tensorflow_that_aborts_is_named_and_nothing_else_is_tried(tmp_path):
     checks = run_check(check_imports, make_machine(tmp_path, environ={"PYTHONPATH": str(tmp_path)}))
     (check,) = checks.values()
     assert check.status == "fail"
-    assert check.detail == f"killed by SIGABRT (the program aborted itself); its last words: {words}"
+    assert check.detail == f"its process was killed by SIGABRT (the program aborted itself); its last words: {words}"
     assert "pip install 'tensorflow>=2.20,<2.22'" in check.remedy
 
 
@@ -144,7 +144,9 @@ def test_each_library_that_cannot_be_imported_has_its_own_line(tmp_path):
     }
     assert checks["import keras-tuner"].detail == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     assert checks["import keras-tuner"].remedy == "pip install 'keras-tuner'"
-    assert checks["import ai-edge-litert"].detail.startswith("killed by SIGSEGV (invalid memory access)")
+    assert checks["import ai-edge-litert"].detail.startswith(
+        "its process was killed by SIGSEGV (invalid memory access)"
+    )
 
 
 # Each probe imports in one child process, the libraries after Keras.

@@ -1,11 +1,11 @@
-"""The examples in the docstrings of the parity modules that need no TensorFlow, and of local workers, run."""
+"""The examples in the docstrings of the parity modules that need no TensorFlow run."""
 
 import doctest
 import importlib
 
 import pytest
 
-MODULES = ["tfaccel.launching.local", "tfaccel.parity.axes", "tfaccel.parity.compare", "tfaccel.parity.covering"]
+MODULES = ["tfaccel.parity.axes", "tfaccel.parity.compare", "tfaccel.parity.covering"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_tpu_without_tensorflow_gets_its_build_and_is_tried(tmp_path):
     assert not [text for text in pip.asked[0] if re.match(r"tensorflow\b(?!-)", text)]
     assert said[1] == "Starting the TPU in a child process ..."
     assert (runtime.kind, runtime.plan_fields) == ("CPU", ON_CPU)
-    assert "TensorFlow's TPU build cannot use it: ended with status 1 in the middle of it" in runtime.reason
+    assert "TensorFlow's TPU build cannot use it: its process ended with status 1" in runtime.reason
 
 
 def test_a_tpu_build_that_cannot_be_installed_leaves_the_cpu(tmp_path):
@@ -112,20 +113,26 @@ def test_a_tpu_build_that_cannot_be_installed_leaves_the_cpu(tmp_path):
     assert any(requirement.startswith("tensorflow") for requirement in pip.asked[1])
 
 
+# Stands for an interpreter: says that a TPU computes, if it is asked by that module.
+ANSWERS = f"""#!{sys.executable}
+import sys
+from multiprocessing.connection import Connection
+module, connection = sys.argv[3], Connection(int(sys.argv[4]))
+if module != "MODULE":
+    sys.exit(1)
+connection.recv()
+connection.send({{"ok": True, "data": {{}}}})
+connection.recv()
+"""
+JAX_ONLY = ANSWERS.replace("MODULE", "tfaccel.tpu.jax_probes")
+
+
 def test_a_tpu_that_computes_is_used(tmp_path):
-    answer = 'read line <&$4; echo \'{"ok": true, "data": {}}\' >&$5; cat <&$4'
-    python = f"#!/bin/bash\n{answer}\n"
+    python = ANSWERS.replace("MODULE", "tfaccel.hardware.doctor_probes")
     machine = tpu_machine(tmp_path, python=python, tensorflow_tpu="2.20.0")
     runtime = prepare_runtime(machine)
     assert str(runtime) == "TPU runtime: 1 TPU v5e (local), driven by TensorFlow's TPU build."
     assert runtime.plan_fields == {}
-
-
-# Says that a TPU computes, but from JAX only.
-JAX_ONLY = """#!/bin/bash
-[[ $3 == tfaccel.tpu.jax_probes ]] || exit 1
-read line <&$4; echo '{"ok": true, "data": {}}' >&$5; cat <&$4
-"""
 
 
 def test_a_tpu_that_only_jax_can_drive_is_used_by_keras_on_jax(tmp_path):
@@ -158,7 +165,7 @@ def test_why_jax_cannot_use_the_tpu_is_told(tmp_path):
     (tmp_path / "run").mkdir()
     failing = Pip(lambda wanted: "ERROR: no wheel" if wanted == ("jax[tpu]",) else None)
     assert run("pip", run_pip=failing).endswith("JAX, which could, cannot be installed: ERROR: no wheel.")
-    assert run("run", run_pip=Pip()).endswith("JAX cannot use it either: ended with status 1 in the middle of it.")
+    assert run("run", run_pip=Pip()).endswith("JAX cannot use it either: its process ended with status 1.")
 
 
 def test_pip_itself_is_asked_and_its_error_told(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.launching.local import cluster_environments
+from tfaccel.processes.local_cluster import cluster_environments
 
 HERE = Path(__file__).parent
 CODE = f"""

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tfaccel.errors import ClusterError
-from tfaccel.launching.local import free_ports
+from tfaccel.processes.local_cluster import free_ports
 from tfaccel.training.rendezvous import Place, meet, wait_seconds
 
 

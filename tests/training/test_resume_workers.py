@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.launching.local import WorkerError, run_local_cluster
+from tfaccel.processes.local_cluster import WorkerError, run_local_cluster
 
 HERE = Path(__file__).parent
 

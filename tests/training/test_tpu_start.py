@@ -49,7 +49,7 @@ found["starts"] = outcome()
 address = Plan(strategy="tpu", devices=("TPU:0", "TPU:1"), tpu="grpc://10.0.0.2:8470", global_batch_size=16)
 found["address"] = outcome(address)
 found["no wheel"] = outcome(machine=make_machine(folder / "other"))
-died = ProbeResult(ok=False, cause="killed by SIGABRT (the program aborted itself)", output="F0 x.inc:12] gone\\n")
+died = ProbeResult(ok=False, cause="its process was killed by SIGABRT", output="F0 x.inc:12] gone\\n")
 found["aborts"] = outcome(tried=died)
 found["hangs"] = outcome(tried=ProbeResult(ok=False, cause="no answer within 300 seconds (ended it)", has_hung=True))
 found["parent fails"] = outcome(error=tf.errors.NotFoundError(None, None, "No OpKernel"))
@@ -100,7 +100,10 @@ def test_without_the_wheel_nothing_is_started(found):
 @pytest.mark.parametrize(
     ("case", "cause"),
     [
-        ("aborts", "killed by SIGABRT (the program aborted itself); its last words: F0 x.inc:12] gone."),
+        (
+            "aborts",
+            "its process was killed by SIGABRT; its last words: F0 x.inc:12] gone.",
+        ),
         ("hangs", "no answer within 300 seconds (ended it)."),
         ("real child", "NotFoundError: "),
     ],

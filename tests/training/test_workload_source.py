@@ -11,7 +11,7 @@ import pytest
 
 from tfaccel import Plan, Workload
 from tfaccel.errors import WorkloadError
-from tfaccel.launching.local import run_local_cluster
+from tfaccel.processes.local_cluster import run_local_cluster
 
 HERE = Path(__file__).parent
 ALONE = SimpleNamespace(num_workers=1, num_replicas=1, worker_index=0)

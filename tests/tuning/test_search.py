@@ -90,8 +90,8 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
     rows = by_ending(result)
     assert len(result.rows) == len(rows) == 9
     assert {ending for ending, row in rows.items() if row.status == "completed"} == {"well", "well again"}
-    assert rows["killed"].cause == "Its process was killed by SIGKILL."
-    assert rows["faults"].cause == "Its process was killed by SIGSEGV."
+    assert rows["killed"].cause == "Its process was killed by SIGKILL (often: out of memory)."
+    assert rows["faults"].cause == "Its process was killed by SIGSEGV (invalid memory access)."
     assert rows["exits"].cause == "Its process ended with status 3."
     assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
     assert rows["memory"].cause == "Out of memory"
@@ -136,7 +136,10 @@ def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
                     plan_fields=FLOAT32, on_row=kill_one)  # fmt: skip
     assert len(result.rows) == 6
     failed = [row for row in result.rows if row.status == "failed"]
-    assert [row.cause for row in failed] in ([], ["Its process was killed by SIGKILL."])  # none, between two trials
+    assert [row.cause for row in failed] in (
+        [],
+        ["Its process was killed by SIGKILL (often: out of memory)."],
+    )  # none, between two trials
 
 
 PROGRAM = """

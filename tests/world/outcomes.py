@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfaccel.launching.local import WorkerError, cluster_environments, run_workers
+from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
 HERE = Path(__file__).parent
 PLACEMENTS = ("no strategy", "two replicas", "two workers")

@@ -38,25 +38,32 @@ def write_rows(path: str, rows: Sequence[Any]) -> None:
     np.savez(path, **{f"{number}:{name}": array for number, row in enumerate(rows) for name, array in row.items()})
 
 
-def converted(conversion: Conversion) -> bytes:
-    """The bytes of the LiteRT file.
+class Converter:
+    """TensorFlow's converter; representative examples of the last conversion are run through its model once."""
 
-    Raises:
-        Exception: of many kinds, for what LiteRT cannot take.
-    """
-    return bytes(_converter(conversion).convert())
+    def __init__(self) -> None:
+        self._debugger: tuple[Conversion, Any] | None = None
 
+    def content(self, conversion: Conversion, kept: Sequence[str] | None) -> bytes:
+        """The bytes of the LiteRT file.
 
-def debugger_of(conversion: Conversion) -> Any:
-    """What quantizes chosen operations only; representative examples are run through it once."""
-    options = tf.lite.experimental.QuantizationDebugOptions()
-    return tf.lite.experimental.QuantizationDebugger(converter=_converter(conversion), debug_options=options)
+        Arguments:
+            conversion: what is converted, and how.
+            kept: operations that stay in float, where chosen ones only are quantized; None to convert all.
 
-
-def quantized(debugger: Any, kept: Sequence[str]) -> bytes:
-    """The file with these operations in float."""
-    debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=list(kept))
-    return bytes(debugger.get_nondebug_quantized_model())
+        Raises:
+            Exception: of many kinds, for what LiteRT cannot take.
+        """
+        if kept is None:
+            return bytes(_converter(conversion).convert())
+        options = tf.lite.experimental.QuantizationDebugOptions
+        if self._debugger is None or self._debugger[0] != conversion:
+            converter = _converter(conversion)
+            debugger = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_options=options())
+            self._debugger = conversion, debugger
+        debugger = self._debugger[1]
+        debugger.options = options(denylisted_nodes=list(kept))
+        return bytes(debugger.get_nondebug_quantized_model())
 
 
 def _converter(conversion: Conversion) -> Any:

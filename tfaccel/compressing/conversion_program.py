@@ -1,4 +1,4 @@
-"""The program of the child process that converts SavedModels to LiteRT: requests come in, one a line, and files go out.
+"""The program of the child process that converts SavedModels to LiteRT: conversions come in, and files go out.
 
 TensorFlow's converter does not give back all memory that a conversion takes; in a process of its own it does, at the
 end of that process.
@@ -6,46 +6,25 @@ end of that process.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
-from typing import Any, TextIO
+from typing import NoReturn
 
-from tfaccel.compressing.conversion import Conversion, converted, debugger_of, quantized
-
-
-def main(arguments: list[str]) -> int:
-    """Answers requests on standard input until it is closed.
-
-    Arguments:
-        arguments: the descriptor to write answers to.
-    """
-    debuggers: dict[str, Any] = {}
-    with os.fdopen(int(arguments[0]), "w") as answers:
-        for line in sys.stdin:
-            _answer(json.loads(line), debuggers, answers)
-    return 0
+from tfaccel.compressing.conversion import Converter
+from tfaccel.processes.connection import connect_to_parent
 
 
-def _answer(request: dict[str, Any], debuggers: dict[str, Any], answers: TextIO) -> None:
-    conversion = Conversion(**request["conversion"])
-    try:
-        if request["kept"] is None:
-            content = converted(conversion)
-        else:
-            key = json.dumps(request["conversion"])
-            if key not in debuggers:
-                debuggers.clear()
-                debuggers[key] = debugger_of(conversion)
-            content = quantized(debuggers[key], request["kept"])
-        Path(request["path"]).write_bytes(content)
-        answer = {"error": ""}
-    except Exception as error:  # The converter raises errors of many kinds.
-        answer = {"error": str(error) or type(error).__name__}
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+def main(argv: list[str]) -> NoReturn:
+    """Answers each conversion with the content of a file, or with the text of an error; ends with its parent."""
+    parent = connect_to_parent(argv)
+    converter = Converter()
+    while True:
+        conversion, kept = parent.recv()
+        try:
+            answer: bytes | str = converter.content(conversion, kept)
+        except Exception as error:  # The converter raises errors of many kinds.
+            answer = str(error) or type(error).__name__
+        parent.send(answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from tfaccel.compressing.variant import Variant
 from tfaccel.compressing.variant_result import Latency
 from tfaccel.errors import CompressionError
+from tfaccel.processes.child import ProcessError, run_program
 
 _PROGRAM = "tfaccel.compressing.runtime_probe"
 _TIME_LIMIT_SECONDS = 900.0
@@ -76,7 +76,6 @@ def _answer(
 ) -> Any:
     """What the child program says."""
     environment = {
-        **os.environ,
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTRAOP_THREADS": str(num_threads),
@@ -86,15 +85,12 @@ def _answer(
         np.savez(inputs, **row)  # type: ignore[arg-type]
         asked = {**task, "inputs": str(inputs), "num_threads": num_threads, **(loading or {})}
         try:
-            child = subprocess.run(
-                [sys.executable, "-m", _PROGRAM], input=json.dumps(asked), capture_output=True, text=True,
-                env=environment, timeout=_TIME_LIMIT_SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise CompressionError(
-                f"Measuring {', '.join(task['files'])} took over {error.timeout:g} seconds."
-            ) from error
-    if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CompressionError(f"Measuring {', '.join(task['files'])} failed with status {child.returncode}: {last}")
-    return json.loads(child.stdout.strip().splitlines()[-1])
+            answer = run_program(
+                [sys.executable, "-m", _PROGRAM],
+                given=json.dumps(asked),
+                environment=environment,
+                time_limit_seconds=_TIME_LIMIT_SECONDS,
+            )
+        except ProcessError as error:
+            raise CompressionError(f"Measuring {', '.join(task['files'])} failed: {error}") from error
+    return json.loads(answer.strip().splitlines()[-1])

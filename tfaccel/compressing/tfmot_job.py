@@ -15,8 +15,8 @@ import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
-from tfaccel.compressing.tfmot_stream import named_arrays, save_arrays
 from tfaccel.compressing.tfmot_training import TrainingJob
+from tfaccel.compressing.tfmot_weights import named_arrays, save_arrays
 from tfaccel.compressing.translation_source import TakenApart
 from tfaccel.errors import CompressionError
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps

@@ -27,8 +27,8 @@ from tfaccel.compressing.examples import Batches
 from tfaccel.compressing.tfmot_child import Parts, run_child
 from tfaccel.compressing.tfmot_job import TrainingBatches, sendable, write_job
 from tfaccel.compressing.tfmot_options import TRAINED_METHODS, TfmotOptions, stages_of
-from tfaccel.compressing.tfmot_stream import arrays_by_path
 from tfaccel.compressing.tfmot_training import TrainingJob
+from tfaccel.compressing.tfmot_weights import arrays_by_path
 from tfaccel.compressing.translation_source import TakenApart, take_apart
 from tfaccel.errors import CompressionError
 from tfaccel.planning.near_name import near_name

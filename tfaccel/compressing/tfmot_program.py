@@ -1,8 +1,7 @@
 """The program of a child process in which TFMOT trains a model: TFMOT knows Keras 2 only, and changes its process.
 
-`tfmot_child` starts it with a folder and the numbers of two pipes: batches come from the first, and reports go to the
-second, a line of JSON each. The folder holds what to do (`job.json`, `weights.npz`, `check.npz`), and takes what is
-made of it (`weights_out.npz`, `predictions.npz`, `model.tflite`).
+`tfmot_child` starts it with a folder, sends batches, and takes reports. The folder holds what to do (`job.json`,
+`weights.npz`, `check.npz`), and takes what is made of it (`weights_out.npz`, `predictions.npz`, `model.tflite`).
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import json
 import os
 import shutil
 import sys
-import threading
-import time
 import traceback
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
-from tfaccel.compressing.tfmot_stream import arrays_by_path, named_arrays, read_part, save_arrays
+from tfaccel.compressing.tfmot_weights import arrays_by_path, named_arrays, save_arrays
 from tfaccel.compressing.translation_graph import FlatGraph
 from tfaccel.errors import TfaccelError
-
-_SECONDS_BETWEEN_LOOKS = 0.5
+from tfaccel.processes.connection import connect_to_parent
 
 
 class Program:
@@ -33,14 +32,12 @@ class Program:
 
     Arguments:
         folder: where it is described, and where results go.
-        batches: the pipe of batches.
-        reports: the file descriptor for reports.
+        parent: batches come from it, and reports go to it.
     """
 
-    def __init__(self, folder: Path, batches: IO[bytes], reports: int) -> None:
+    def __init__(self, folder: Path, parent: Connection) -> None:
         self._folder = folder
-        self._batches = batches
-        self._reports = reports
+        self._parent = parent
         self._job: dict[str, Any] = json.loads((folder / "job.json").read_text())
         self._graph = FlatGraph.from_json(self._job["graph"])
         self._options = TfmotOptions.from_json(self._job["options"])
@@ -50,7 +47,7 @@ class Program:
 
     def report(self, **message: Any) -> None:
         """Sends a report."""
-        os.write(self._reports, json.dumps(message).encode() + b"\n")
+        self._parent.send(message)
 
     def run(self) -> None:
         """Translates the model, compares it, and goes through the stages of the method."""
@@ -79,7 +76,7 @@ class Program:
         job = TrainingJob(**self._job["training"][stage])
         if is_first and tf_optimizer(job)[1]:
             self.report(note=tf_optimizer(job)[1])
-        batches = read_part(self._batches)
+        batches = self._part()
         if stage in ("qat", "pqat", "cqat"):
             quantized = quantized_model(self._graph, layers, stage)
             self._notes(quantized.notes)
@@ -104,10 +101,15 @@ class Program:
         from tfaccel.compressing.tfmot_quantizing import litert_file
 
         num_inputs = len(self._graph.inputs)
-        rows = [_outputs(model, batch[:num_inputs]) for batch in read_part(self._batches)]
+        rows = [_outputs(model, batch[:num_inputs]) for batch in self._part()]
         save_arrays(self._folder / "predictions.npz", named_arrays({str(n): row for n, row in enumerate(rows)}))
         self.report(stage="convert")
         (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
+
+    def _part(self) -> Iterator[list[np.ndarray]]:
+        """The batches up to the end of a part (the training data, say)."""
+        while (batch := self._parent.recv()) is not None:
+            yield batch
 
     def _notes(self, notes: list[str]) -> None:
         for note in notes:
@@ -121,37 +123,23 @@ def _outputs(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(output) for output in tf.nest.flatten(outputs)]
 
 
-def _end_with_parent(folder: Path) -> None:
-    """Ends this process when its parent is gone, which could not remove the folder either."""
-    parent = os.getppid()
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=look, daemon=True).start()
-
-
 def main(argv: list[str]) -> None:
     """Runs the job, and reports how it ended."""
-    folder, reports = Path(argv[1]), int(argv[3])
-    _end_with_parent(folder)
+    folder = Path(argv[2])
+    parent = connect_to_parent(argv, on_orphaned=partial(shutil.rmtree, folder, ignore_errors=True))
     settings = json.loads((folder / "job.json").read_text())
     sys.path.extend(path for path in settings["sys_path"] if path not in sys.path)
-    with os.fdopen(int(argv[2]), "rb") as batches:
-        program = Program(folder, batches, reports)
-        try:
-            for module in settings["modules"]:
-                import_module(module)
-            program.run()
-            program.report(done=True)
-        except TfaccelError as error:
-            program.report(error=str(error))
-        except Exception as error:
-            traceback.print_exc()
-            program.report(error=f"{type(error).__name__}: {' '.join(str(error).split())[:600]}", unexpected=True)
+    program = Program(folder, parent)
+    try:
+        for module in settings["modules"]:
+            import_module(module)
+        program.run()
+        program.report(done=True)
+    except TfaccelError as error:
+        program.report(error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        program.report(error=f"{type(error).__name__}: {' '.join(str(error).split())[:600]}", unexpected=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # whatever libraries do when a program ends is of no interest, and may hang

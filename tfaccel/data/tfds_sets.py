@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from tfaccel.data.text_labels import LabelledTexts, labelled_texts
 from tfaccel.data.tfrecord_files import RecordIndex
 from tfaccel.data.tfrecord_images import ImageFeatures, read_tfrecord_images
 from tfaccel.errors import DataError
+from tfaccel.processes.child import ProcessError, run_program
 
 TFDS = "tfds:"
 
@@ -105,13 +104,11 @@ def _describe(name: str) -> dict[str, Any]:
         )
     dataset, _, config = name.removeprefix(TFDS).partition(":")
     address = f"{dataset}/{config}" if config else dataset
-    done = subprocess.run(
-        [sys.executable, "-c", _DESCRIBE, address], capture_output=True, text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise DataError(f"tensorflow-datasets ended with status {done.returncode} on {name}: {done.stderr[-500:]}")
-    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        written = run_program([sys.executable, "-c", _DESCRIBE, address], environment={"CUDA_VISIBLE_DEVICES": "-1"})
+    except ProcessError as error:
+        raise DataError(f"Reading {name} with tensorflow-datasets failed: {error}") from error
+    described: dict[str, Any] = json.loads(written.splitlines()[-1])
     if "error" in described:
         raise DataError(f"Cannot prepare {name} with the package tensorflow-datasets: {described['error']}")
     if described["format"] != "tfrecord":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.fresh_process import packed
+from tfaccel.processes.child import ProcessError, last_words, run_program
 
 TOLERANCE = 1e-4  # of the largest output, at least of 1
 _OF_TENSORFLOW = ("keras", "saved_model")  # one process is fresh for both: to start TensorFlow takes seconds
@@ -76,20 +76,14 @@ def _outputs_of_fresh_process(files: Sequence[Comparison], modules: Sequence[str
 
 
 def _run(order: str, names: str) -> None:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "tfaccel.exporting.fresh_process", order]
     try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=_MOST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ExportError(f"{names}: loaded again, it did not answer for {_MOST_SECONDS:g} seconds.") from error
-    if ended.returncode != 0:
-        lines = [line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        raise ExportError(
-            f"{names} cannot be used in a fresh process (status {ended.returncode}): {lines[-1][:_LONGEST_REASON]}"
-        )
+        run_program(command, environment=environment, time_limit_seconds=_MOST_SECONDS)
+    except ProcessError as error:
+        how = f"it {error.how}. Its last words: {last_words(error.output)[:_LONGEST_REASON]}"
+        raise ExportError(f"{names} cannot be used in a fresh process: {how}") from error
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

@@ -1,34 +1,18 @@
 """Runs probes in child processes, which may crash or hang without taking the caller along.
 
-The child (`doctor_probes`) runs its probes one after the other and reports each over a pipe of its own, so that what
-libraries print disturbs nothing. When it dies or falls silent, the probe that was running has failed, and a new child
-goes on with the next.
+The child (`doctor_probes`) runs its probes one after the other. When it dies or falls silent, the probe that was
+running has failed, and a new child goes on with the next.
 """
 
-import contextlib
-import json
-import os
-import select
-import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tfaccel.hardware.machine import Machine
+from tfaccel.processes.connection import ConnectedChild
 
 DOCTOR_PROBES = "tfaccel.hardware.doctor_probes"
-
-_SIGNAL_MEANINGS = {
-    signal.SIGABRT: "the program aborted itself",
-    signal.SIGILL: "the processor lacks an instruction that the library was built for",
-    signal.SIGSEGV: "invalid memory access",
-    signal.SIGBUS: "memory that could not be reached",
-    signal.SIGKILL: "ended from outside, perhaps for lack of memory",
-    signal.SIGTERM: "ended from outside",
-}
+_SHOWN_CHARACTERS = 20000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +57,7 @@ class ProbeProcess:
         self._machine = machine
         self._program = program
         self._environ = {**_child_environ(machine), **(environ or {})}
-        self._child: _Child | None = None
+        self._child: ConnectedChild | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -89,18 +73,22 @@ class ProbeProcess:
             time_limit_seconds: how long it may take; then the child is ended with all that it started.
         """
         try:
-            self._child = child = self._child or _Child(self._machine.python, self._program, self._environ)
+            self._child = child = self._child or ConnectedChild(
+                self._program, python=self._machine.python, base=self._environ
+            )
         except OSError as error:
             return ProbeResult(ok=False, cause=f"cannot start {self._machine.python}: {error.strerror}")
         try:
-            report = child.ask(probe, time_limit_seconds)
+            child.send(list(probe))
+            report = child.receive(time_limit_seconds)
         except TimeoutError:
             cause = f"no answer within {time_limit_seconds:g} seconds (ended it)"
-            result = ProbeResult(ok=False, cause=cause, output=child.output(), has_hung=True)
+            result = ProbeResult(ok=False, cause=cause, output=child.output(_SHOWN_CHARACTERS), has_hung=True)
         except EOFError:
-            result = ProbeResult(ok=False, cause=child.death(), output=child.output())
+            cause = f"its process {child.how_it_ended()}"
+            result = ProbeResult(ok=False, cause=cause, output=child.output(_SHOWN_CHARACTERS))
         else:
-            return ProbeResult(**report, output="" if report["ok"] else child.output())
+            return ProbeResult(**report, output="" if report["ok"] else child.output(_SHOWN_CHARACTERS))
         self.end()
         return result
 
@@ -140,79 +128,6 @@ def run_probes(
             on_start(probe)
             results.append(process.run(probe, time_limit_seconds=time_limit_seconds))
     return results
-
-
-class _Child:
-    """A started child: it reads probes from one pipe, a line of JSON each, and reports over another."""
-
-    def __init__(self, python: str, program: str, environ: Mapping[str, str]) -> None:
-        probe_reader, probe_writer = os.pipe()
-        report_reader, report_writer = os.pipe()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes it)
-        self._probes, self._reports = os.fdopen(probe_writer, "wb", buffering=0), os.fdopen(report_reader, "rb")
-        self._unread = b""
-        try:
-            self._process = subprocess.Popen(
-                [python, "-P", "-m", program, str(probe_reader), str(report_writer)],
-                env=dict(environ),
-                pass_fds=[probe_reader, report_writer],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError:
-            self._close()
-            raise
-        finally:
-            os.close(probe_reader)
-            os.close(report_writer)
-
-    def ask(self, probe: Sequence[Any], limit_seconds: float) -> dict[str, Any]:
-        """The report on a probe; TimeoutError where the child is silent for too long, EOFError where it died."""
-        with contextlib.suppress(BrokenPipeError):  # the pipe of reports tells as well
-            self._probes.write(json.dumps(list(probe)).encode() + b"\n")
-        deadline = time.monotonic() + limit_seconds
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([self._reports], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            chunk = os.read(self._reports.fileno(), 65536)
-            if not chunk:
-                raise EOFError
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        report: dict[str, Any] = json.loads(line)
-        return report
-
-    def death(self) -> str:
-        """How the child ended."""
-        try:
-            status = self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            return "closed its report without ending"
-        if status >= 0:
-            return f"ended with status {status} in the middle of it"
-        number = -status
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        meaning = _SIGNAL_MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
-        return f"killed by {name}" + (f" ({meaning})" if meaning else "")
-
-    def output(self) -> str:
-        """The end of what the child has printed so far."""
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 20000))
-        return self._output.read().decode(errors="replace")
-
-    def end(self) -> None:
-        """Ends the child and all that it started."""
-        with contextlib.suppress(ProcessLookupError):  # it and its group may have ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        for stream in (self._probes, self._reports, self._output):
-            stream.close()
 
 
 def _child_environ(machine: Machine) -> dict[str, str]:

@@ -112,7 +112,9 @@ def _computation_remedy(device: str, result: ProbeResult) -> str:
         return "install TensorFlow anew in a new virtual environment; if it stays, report it with `tfaccel env`"
     if result.has_hung:
         return f"look whether another program blocks {device}; give more time with --time_limit_seconds"
-    if "out of memory" in f"{result.cause} {result.output}".lower() or "RESOURCE_EXHAUSTED" in result.output:
+    # Of a process that was killed, only its own words tell whether the device's memory was too small.
+    told = result.output if result.cause.startswith("its process") else f"{result.cause} {result.output}"
+    if "out of memory" in told.lower() or "RESOURCE_EXHAUSTED" in told:
         return f"free memory on {device}: nvidia-smi lists the programs that hold it"
     return f"update the driver and TensorFlow's CUDA packages (pip install -U 'tfaccel[gpu]'), or leave {device} out"
 

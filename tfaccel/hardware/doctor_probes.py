@@ -1,41 +1,38 @@
-"""The program of the doctor's child processes: runs probes in order and reports each as a line of JSON.
+"""The program of the doctor's child processes: runs probes in order and reports each.
 
-`doctor_child` starts it with the numbers of two pipes; TensorFlow is imported only by the probes that need it.
+`doctor_child` starts it; TensorFlow is imported only by the probes that need it.
 """
 
 import ctypes
-import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
+
+from tfaccel.processes.connection import connect_to_parent
 
 _TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold
 
 
-def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """Runs probes until the caller has no more; a failed one is reported and the next one runs. Does not return.
+def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> NoReturn:
+    """Runs probes until the caller ends the process; a failed one is reported and the next one runs.
 
     Arguments:
-        argv: a command line with the numbers of two pipes: probes come from the first, a line of JSON each, and
-            reports go to the second.
+        argv: the command line of a `ConnectedChild`.
         probes: the function of each probe, by name; it returns a dict of JSON values.
     """
-    reports = int(argv[2])
-    for line in os.fdopen(int(argv[1]), "rb"):
-        name, *arguments = json.loads(line)
+    parent = connect_to_parent(argv)
+    while True:
+        name, *arguments = parent.recv()
         try:
             report = {"ok": True, "data": probes[name](*arguments)}
         except Exception as error:
             message = " ".join(_TERMINAL_CODE.sub("", str(error)).split())
             report = {"ok": False, "cause": f"{type(error).__name__}: {message}"}
-        os.write(reports, json.dumps(report).encode() + b"\n")
-    # Whatever libraries do when a program ends is of no interest, and may hang.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent.send(report)
 
 
 def probe_import(module: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Everything that detects or examines hardware reads through a `Machine`, so that 
 import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
+
+from tfaccel.processes.child import ProcessError, run_program
 
 # Windows' Linux subsystem keeps NVIDIA's tools outside PATH.
 _EXTRA_COMMAND_FOLDERS = ("usr/lib/wsl/lib",)
@@ -96,18 +97,9 @@ class Machine:
         if program is None:
             return None
         try:
-            done = subprocess.run(
-                [program, *command[1:]],
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_seconds,
-            )
-        except (OSError, subprocess.TimeoutExpired):
+            return run_program([program, *command[1:]], base=self.environ, time_limit_seconds=timeout_seconds)
+        except (OSError, ProcessError):
             return None
-        return done.stdout if done.returncode == 0 else None
 
     def package_version(self, name: str) -> str | None:
         """The installed version of a package, from its metadata alone; None where it is not installed."""

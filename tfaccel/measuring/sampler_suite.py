@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.processes.child import ProcessError, run_program
 
 SAMPLER_FIGURES = ("tpe", "bayesian")
 NUM_TRIALS, EPOCHS = 30, 5
@@ -37,7 +37,7 @@ def run_sampler_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     for seed in range(1, options.repetitions + 1):  # by turns, so that a busy machine is so for all
         for name, (program, algorithm) in programs.items():
             options.progress(f"{name}, seed {seed} of {options.repetitions}")
-            found[name].append(run_program(program, algorithm, seed=seed, num_trials=num_trials))
+            found[name].append(run_sampler(program, algorithm, seed=seed, num_trials=num_trials))
     figures = sampler_figures(found, num_trials)
     return Report(suite="samplers", machine=options.machine(), measurements={}, figures=figures)
 
@@ -81,7 +81,7 @@ def _median_seconds(result: dict[str, Any]) -> float:
     return statistics.median(result["suggestion_seconds"])
 
 
-def run_program(program: str, algorithm: str, *, seed: int, num_trials: int) -> dict[str, Any]:
+def run_sampler(program: str, algorithm: str, *, seed: int, num_trials: int) -> dict[str, Any]:
     """What `tfaccel.tuning.sampler_program` found.
 
     Raises:
@@ -89,7 +89,7 @@ def run_program(program: str, algorithm: str, *, seed: int, num_trials: int) -> 
     """
     task = {"program": program, "algorithm": algorithm, "seed": seed, "max_trials": num_trials, "epochs": EPOCHS}
     command = [sys.executable, "-m", _PROGRAM, json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise TfaccelError(f"The search {task} ended with status {done.returncode}: {done.stderr[-1000:]}")
-    return dict(json.loads(done.stdout))
+    try:
+        return dict(json.loads(run_program(command)))
+    except ProcessError as error:
+        raise TfaccelError(f"The search {task} failed: {error}") from error

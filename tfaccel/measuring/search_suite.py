@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.processes.child import ProcessError, run_program
 
 # Recipe -> epochs of a trial, which then take about ten seconds on one core; the metric; and how far the best scores
 # may be apart: a few of the test images, since sums are rounded differently.
@@ -128,11 +128,12 @@ def _window(wall_seconds: float, cpu_seconds: float, best: float) -> Window:
 def _timed(arguments: Sequence[str]) -> tuple[str, float, float]:
     """What a Python program wrote, its wall time, and the processor time of it and all that it started."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    try:
+        written = run_program([sys.executable, *arguments])
+    except ProcessError as error:
+        raise TfaccelError(f"The search {arguments[1]} failed: {error}") from error
     wall_seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0:
-        raise TfaccelError(f"The search {arguments[1]} ended with status {done.returncode}: {done.stderr[-1000:]}")
-    return done.stdout, wall_seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return written, wall_seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _check_same_trials(plain: dict[str, Any], ours: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from tfaccel.measuring.http_load import closed_loop, open_loop, post
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.served_model import ServedModel
 from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.processes.child import ProcessError, run_program
 
 NUM_CLIENTS = 32
 LEAST_GAIN = 3.0  # throughput with batching / without
@@ -193,9 +193,10 @@ def _metadata(server: ServedModel) -> Any:
 
 def _run(*arguments: str) -> None:
     code = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', *sys.argv[1:]]))"
-    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        raise ServeError(f"tfaccel {arguments[0]} failed: {' '.join(ended.stderr.split())[-400:]}")
+    try:
+        run_program([sys.executable, "-c", code, *arguments])
+    except ProcessError as error:
+        raise ServeError(f"tfaccel {arguments[0]} failed: {error}") from error
 
 
 def _check(num_failed: int, name: str) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tfaccel.errors import ServeError
+from tfaccel.processes.child import Child
 
 _READY = re.compile(r"Serving (\S+) .* at http://[^/]*:(\d+)/")
 _STOP_SECONDS = 60.0
@@ -39,38 +34,19 @@ class ServedModel:
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self._arguments = [f"--model={folder}", "--port=0", *flags]
-        self._process: subprocess.Popen[str] | None = None
-        self._files = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        log = self._files.enter_context(tempfile.TemporaryFile("w+"))
         command = [sys.executable, "-m", "tfaccel.scripts.serve", *self._arguments]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        found = _READY.match(line)
+        self._child = Child(command, environment={"TF_CPP_MIN_LOG_LEVEL": "2"}, reads_stdout=True)
+        stdout = self._child.process.stdout
+        found = _READY.match(stdout.readline() if stdout is not None else "")
         if found is None:
-            self._stop()
-            log.seek(0)
-            text = " ".join(log.read().split())[-400:]
-            self._files.close()
+            self._child.kill(grace_seconds=_STOP_SECONDS)
+            text = " ".join(self._child.output().split())[-400:]
+            self._child.close()
             raise ServeError(f"The server did not start: {text}")
         self.name, self.port = found[1], int(found[2])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
-        self._stop()
-        self._files.close()
-
-    def _stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+    def __exit__(self, *error: object) -> None:
+        self._child.end(grace_seconds=_STOP_SECONDS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import tensorflow as tf
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, case_from_json
 from tfaccel.parity.run_case import run_case
 from tfaccel.parity.shared_references import SharedReferences
+from tfaccel.processes.connection import end_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed must not get between the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
-    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
+    end_with_parent()
     placements = {case.placement for case in cases}
     split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
     strategies = {placement: make_strategy(placement) for placement in placements}
@@ -49,11 +49,6 @@ def main(argv: Sequence[str]) -> int:
         if row.max_abs_diff is None:
             return 1
     return 0
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 def split_cpu(num_devices: int) -> None:

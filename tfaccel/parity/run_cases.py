@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tfaccel.hardware.cpu import num_usable_cores
 from tfaccel.hardware.machine import Machine
-from tfaccel.launching.local import WorkerError, cluster_environments, run_workers
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
+from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
 # Tiny models: threads of their own would only stand in one another's way. The proof is for CPUs.
 _ENVIRONMENT: dict[str, str | None] = {

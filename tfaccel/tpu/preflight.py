@@ -8,7 +8,6 @@ Where no TensorFlow can drive a TPU, Keras's JAX backend may: the same workload 
 """
 
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -20,6 +19,7 @@ from tfaccel.hardware.doctor_examination import TENSORFLOW_PACKAGES, explain
 from tfaccel.hardware.gpu import driver_gpus, visible_gpus
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import TPU_PACKAGES, find_tpus, install_command, tpu_environment, tpu_wheel_version
+from tfaccel.processes.child import ProcessError, last_words, run_program
 
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
@@ -172,14 +172,14 @@ def _prepare_others(machine: Machine, pip: Callable[..., str | None] | None, say
 
 
 def _run_pip(machine: Machine, *requirements: str) -> str | None:
-    """Installs packages; returns the last line of pip's words where it failed."""
+    """Installs packages; returns pip's error where it failed."""
     command = [machine.python, "-m", "pip", "install", "--quiet", *requirements]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"pip was ended after {_PIP_SECONDS:g} seconds"
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-    return None if done.returncode == 0 else (lines or ["pip failed"])[0]
+        run_program(command, time_limit_seconds=_PIP_SECONDS)
+    except ProcessError as error:
+        errors = [line for line in error.output.splitlines() if line.startswith("ERROR")]
+        return errors[0] if errors else f"pip {error.how}: {last_words(error.output)}"
+    return None
 
 
 def _quoted(requirements: list[str]) -> str:

@@ -94,12 +94,19 @@ class KeptOracle(OpenOracle):
             )
 
     @keras_tuner.synchronized
-    def finish(self, trial_id: str) -> None:
-        """Ends a trial as its outcome says, where its worker cannot do so any more."""
+    def finish(self, trial_id: str, hyperparameters: dict[str, Any] | None = None) -> None:
+        """Ends a trial as its outcome says.
+
+        Args:
+            trial_id: Keras Tuner's.
+            hyperparameters: Keras Tuner's config of them, as the trial has left them; it may have asked for more.
+        """
         row = read_outcome(self.run_dir, trial_id)
         if row is None or trial_id in self.end_order or trial_id not in self.trials:
             return
         trial = self.trials[trial_id]
+        if hyperparameters is not None:
+            trial.hyperparameters = keras_tuner.HyperParameters.from_config(hyperparameters)
         failed = "FAILED" if (row.cause or "").startswith(FOR_GOOD) else "INVALID"
         trial.status, trial.message = ("COMPLETED", None) if row.has_score else (failed, row.cause)
         if row.has_score and not trial.metrics.exists(self.objective.name):

@@ -1,9 +1,10 @@
-"""Starts a search's chief and workers, watches them, and ends them; a worker that dies is a trial that failed."""
+"""Starts a search's chief and workers, passes trials between them, watches them, and ends them.
+
+A worker that dies is a trial that failed.
+"""
 
 from __future__ import annotations
 
-import json
-import queue
 import shutil
 import tempfile
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.tuning.children import Child, Inbox, Nursery
+from tfaccel.processes.fork_server import ForkedChild, ForkServer
 from tfaccel.tuning.device_groups import DeviceGroup
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
@@ -22,6 +23,8 @@ from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcom
 
 CHIEF = "tfaccel.tuning.chief_program"
 WORKER = "tfaccel.tuning.worker_program"
+PRELOADED = ("keras_tuner.oracles", "tfaccel.tuning.discovery", "tfaccel.tuning.hparams", "tfaccel.tuning.oracles",
+             "tfaccel.tuning.retrain", "tfaccel.tuning.trial_run")  # fmt: skip
 START_ANEW = 75  # as in the worker's program
 _POLL_SECONDS = 0.2
 _MOST_FAILED_STARTS = 3
@@ -35,10 +38,11 @@ class _Slot:
     """A place for a worker, and what its worker does."""
 
     index: int
-    child: Child
+    child: ForkedChild
+    asks: bool = False
     trial_id: str | None = None
     began: float = 0.0
-    last_sign: float = 0.0
+    last_heartbeat: float = 0.0
     ended_because: str | None = None
     failed_starts: int = 0
     done: bool = False
@@ -56,10 +60,8 @@ class Supervisor:
     def __init__(self, source: SearchSource, options: SearchOptions, groups: list[DeviceGroup], on_row: OnRow) -> None:
         self._options = options
         self._on_row = on_row
-        self._task = {"source": source.to_json(), "options": options.to_json(),
-                      "groups": [group.to_json() for group in groups]}  # fmt: skip
+        self._task = {"source": source.to_json(), "options": options.to_json()}
         self._groups = groups
-        self._inbox: Inbox = queue.Queue()
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
         self._run_dir = Path()
@@ -67,17 +69,15 @@ class Supervisor:
         self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
-        # A socket's path must be short; the folder is this user's alone, so that nobody else can reach the chief.
-        self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-        (self.folder / "task.json").write_text(json.dumps(self._task), encoding="utf-8")
-        self._nursery = Nursery(self.folder, self._inbox)
-        hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
-        self._chief = self._nursery.start("chief", CHIEF, [], {**self._address("chief"), **hidden})
+        self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))  # for logs, until there is a run directory
+        environment = {"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"}
+        self._fork_server = ForkServer(PRELOADED, folder=self.folder, environment=environment)
+        self._chief = self._fork_server.start("chief", CHIEF, [], {"CUDA_VISIBLE_DEVICES": "-1"})
         self._slots = [_Slot(index, self._worker(index, discovers=index == 0)) for index in range(len(self._groups))]
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._nursery.close()
+        self._fork_server.close()
         if self._order:
             (self._run_dir / "logs").mkdir(exist_ok=True)
             for log in self.folder.glob("*.log"):
@@ -90,7 +90,8 @@ class Supervisor:
         Raises:
             SearchError: if the workload or the space cannot be used.
         """
-        deadline = time.monotonic() + max(self._options.stall_seconds, _FEWEST_START_SECONDS)
+        limit_seconds = max(self._options.stall_seconds, _FEWEST_START_SECONDS)
+        deadline = time.monotonic() + limit_seconds
         while True:
             child, message = self._next()
             if message is not None and message["event"] == "discovered":
@@ -98,9 +99,13 @@ class Supervisor:
             if message is not None and message["event"] == "refused":
                 raise SearchError(message["message"])
             if message is None and child is not None:
-                raise SearchError(f"A process of the search {child.how_it_ended()}. {self._nursery.end_of_log(child)}")
+                words = self._fork_server.end_of_log(child)
+                raise SearchError(f"A process of the search {child.how_it_ended()}. {words}")
             if time.monotonic() > deadline:
-                raise SearchError("The space was not built within the time that a sign of life takes (stall_seconds).")
+                raise SearchError(
+                    f"The space was not built within {limit_seconds:g} seconds. If it takes longer, give more time: "
+                    "stall_seconds."
+                )
 
     def run(self, run_dir: Path, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
         """Runs all trials.
@@ -112,20 +117,21 @@ class Supervisor:
         self._run_dir = run_dir
         self._order = {"run_dir": str(run_dir), "objective": objective.to_json(),
                        "builds_models": found["builds_models"]}  # fmt: skip
-        self._chief.send(**self._order, space=found["space"], options=self._options.to_json(), epochs=epochs)
+        options = self._options.to_json()
+        self._chief.send({**self._order, "space": found["space"], "options": options, "epochs": epochs})
         for slot in self._slots:
-            slot.child.send(**self._order)
+            slot.child.send(self._order)
         rows = run_dir / "trials.jsonl"
         self._announced = {row.trial_id for row in read_rows(rows)}
         started = time.monotonic()
         while not all(slot.done for slot in self._slots):
             child, message = self._next()
             if child is self._chief:
-                self._chief_said(message)
+                self._handle_chief(message)
             elif child is not None:
                 for slot in self._slots:
                     if slot.child is child:
-                        self._worker_said(slot, message)
+                        self._handle_worker(slot, message)
             self._watch(started)
         for row in read_rows(rows):
             self._announce(row)
@@ -134,43 +140,39 @@ class Supervisor:
         """Trains with Keras Tuner's config of hyperparameters, in a fresh worker; says where, and the metrics."""
         slot = _Slot(0, self._worker(0))
         self._slots.append(slot)
-        slot.child.send(**self._order, retrain=config)
+        slot.child.send({**self._order, "retrain": config})
         while True:
             child, message = self._next()
             if child is slot.child and message is None:
-                raise SearchError(f"Training the best trial again {child.how_it_ended()}. {child.end_of_log()}")
+                words = self._fork_server.end_of_log(slot.child)
+                raise SearchError(f"Training the best trial again: its process {slot.child.how_it_ended()}. {words}")
             if message is not None and message["event"] == "retrained":
                 return message
 
-    def _worker(self, index: int, *, discovers: bool = False) -> Child:
-        environment = self._address(f"worker-{index}")
+    def _worker(self, index: int, *, discovers: bool = False) -> ForkedChild:
         visible = self._groups[index].visible_gpus
-        if visible is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = visible
-        arguments = [str(index), "discover"] if discovers else [str(index)]
-        return self._nursery.start(f"worker-{index}", WORKER, arguments, environment)
+        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        arguments = ["discover"] if discovers else []
+        child = self._fork_server.start(f"worker-{index}", WORKER, arguments, environment)
+        child.send({**self._task, "group": self._groups[index].to_json()})
+        return child
 
-    def _address(self, tuner_id: str) -> dict[str, str]:
-        """Keras Tuner's own variables; it makes "unix:PATH" of the two, which gRPC takes for a socket."""
-        return {"KERASTUNER_TUNER_ID": tuner_id, "KERASTUNER_ORACLE_IP": "unix",
-                "KERASTUNER_ORACLE_PORT": str(self.folder / "chief.sock")}  # fmt: skip
+    def _next(self) -> tuple[ForkedChild | None, dict[str, Any] | None]:
+        return self._fork_server.next_message(_POLL_SECONDS)
 
-    def _next(self) -> tuple[Child | None, dict[str, Any] | None]:
-        try:
-            return self._inbox.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            return None, None
-
-    def _chief_said(self, message: dict[str, Any] | None) -> None:
+    def _handle_chief(self, message: dict[str, Any] | None) -> None:
         if message is None:
-            if self._chief.status != 0:
-                raise SearchError(
-                    f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Go on with "
-                    f"resume='auto' (--resume=auto). {self._chief.end_of_log()}"
-                )
-            for slot in self._slots:  # all trials are done; a worker that had not asked for one yet would wait for ever
-                slot.child.kill()
-                slot.done = True
+            raise SearchError(
+                f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Go on with "
+                f"resume='auto' (--resume=auto). {self._fork_server.end_of_log(self._chief)}"
+            )
+        if message["event"] == "trial":
+            slot = self._slots[message["worker"]]
+            if slot.asks:  # else the one that had asked has ended; the next one is given the same trial
+                slot.asks = False
+                if message["status"] == "RUNNING":
+                    slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
+                slot.child.send(message)
         elif message["event"] == "row":
             self._announce(TrialRow.from_json(message["row"]))
         elif message["event"] == "fatal":
@@ -181,14 +183,16 @@ class Supervisor:
             self._announced.add(row.trial_id)
             self._on_row(row)
 
-    def _worker_said(self, slot: _Slot, message: dict[str, Any] | None) -> None:
-        slot.last_sign = time.monotonic()
+    def _handle_worker(self, slot: _Slot, message: dict[str, Any] | None) -> None:
+        slot.last_heartbeat = time.monotonic()
         if message is None:
             self._worker_ended(slot)
-        elif message["event"] == "begin":
-            slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
+        elif message["event"] == "ask":
+            slot.asks = True
+            self._chief.send({"create": slot.index})
         elif message["event"] == "end":
             slot.trial_id = None
+            self._chief.send({"end": message["trial_id"], "hyperparameters": message["hyperparameters"]})
         elif message["event"] == "fatal":
             self._end(message["message"])
 
@@ -207,10 +211,10 @@ class Supervisor:
         elif status != START_ANEW:
             slot.failed_starts += 1
             if slot.failed_starts >= _MOST_FAILED_STARTS:
-                raise SearchError(f"A worker cannot begin: its process {how} {slot.child.end_of_log()}")
-        slot.trial_id = slot.ended_because = None
+                raise SearchError(f"A worker cannot begin: {how} {self._fork_server.end_of_log(slot.child)}")
+        slot.trial_id, slot.ended_because, slot.asks = None, None, False
         slot.child = self._worker(slot.index)
-        slot.child.send(**self._order)
+        slot.child.send(self._order)
 
     def _finish_failed(self, slot: _Slot, how: str) -> None:
         trial_id = slot.trial_id or ""
@@ -219,20 +223,20 @@ class Supervisor:
             seconds = round(time.monotonic() - slot.began, 3)
             write_outcome(self._run_dir, TrialRow(trial_id=trial_id, hyperparameters=values, status="failed",
                                                   score=None, seconds=seconds, cause=how))  # fmt: skip
-        self._chief.send(finish=trial_id)
+        self._chief.send({"end": trial_id, "hyperparameters": None})
 
     def _watch(self, started: float) -> None:
         """Ends trials that take too long or hang, and lets none begin when the search's time is up."""
         now, options = time.monotonic(), self._options
         if options.search_seconds is not None and now - started > options.search_seconds and not self._stopped:
             self._stopped = True
-            self._chief.send(stop=True)
+            self._chief.send({"stop": True})
         for slot in self._slots:
             if slot.trial_id is None or slot.ended_because is not None:
                 continue
             if options.trial_seconds is not None and now - slot.began > options.trial_seconds:
                 slot.ended_because = f"It took longer than {options.trial_seconds:g} seconds (trial_seconds)."
-            elif now - max(slot.last_sign, slot.began) > options.stall_seconds:
+            elif now - max(slot.last_heartbeat, slot.began) > options.stall_seconds:
                 slot.ended_because = f"It gave no sign of life for {options.stall_seconds:g} seconds (stall_seconds)."
             if slot.ended_because is not None:
-                slot.child.kill()
+                self._fork_server.kill(slot.child)

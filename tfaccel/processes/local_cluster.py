@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
 import socket
-import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from tfaccel.errors import TfaccelError
+from tfaccel.processes.child import Child, Environment, how_it_ended
 
 # Below the ports that Linux gives to outgoing connections, so that none of those takes a port before its worker does.
 _PORTS = range(20000, 32768)
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
-_SHOWN_CHARACTERS = 6000
 
 OnLine = Callable[[int, str], None]
 
@@ -104,7 +99,7 @@ def run_local_cluster(
 def run_workers(
     command: Sequence[str],
     *,
-    environments: Sequence[Mapping[str, str | None]],
+    environments: Sequence[Environment],
     time_limit_seconds: float,
     on_line: OnLine | None = None,
     cancelled: threading.Event | None = None,
@@ -130,7 +125,7 @@ def run_workers(
     """
     deadline = time.monotonic() + time_limit_seconds
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(_running(command, env, i, on_line)) for i, env in enumerate(environments)]
+        workers = [stack.enter_context(_Worker(command, env, i, on_line)) for i, env in enumerate(environments)]
         while any(worker.process.poll() is None for worker in workers):
             _raise_if_failed(workers)
             if cancelled is not None and cancelled.is_set():
@@ -138,78 +133,44 @@ def run_workers(
             if time.monotonic() > deadline:
                 slow = next(worker for worker in workers if worker.process.poll() is None)
                 message = f"The workers were ended after {time_limit_seconds:g} seconds; worker {slow.index} still ran."
-                raise WorkerError(message, index=None, output=slow.end_of_stderr())
+                raise WorkerError(message, index=None, output=slow.output())
             time.sleep(_POLL_SECONDS)
         _raise_if_failed(workers)
         for worker in workers:
             worker.reader.join()
-        return [WorkerOutput("".join(worker.lines), worker.end_of_stderr(None)) for worker in workers]
+        return [WorkerOutput("".join(worker.lines), worker.output(None)) for worker in workers]
 
 
-@dataclass
-class _Worker:
-    index: int
-    process: subprocess.Popen[str]
-    stderr: IO[bytes]
-    lines: list[str]
-    reader: threading.Thread
+class _Worker(Child):
+    """A started worker; a thread reads its standard output."""
 
-    def end_of_stderr(self, num_characters: int | None = _SHOWN_CHARACTERS) -> str:
-        size = self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(0 if num_characters is None else max(0, size - num_characters))
-        return self.stderr.read().decode(errors="replace")
+    def __init__(self, command: Sequence[str], environment: Environment, index: int, on_line: OnLine | None) -> None:
+        super().__init__(command, environment=environment, reads_stdout=True)
+        self.index = index
+        self.lines: list[str] = []
+        self._on_line = on_line
+        self.reader = threading.Thread(target=self._read, name=f"output of worker {index}", daemon=True)
+        self.reader.start()
 
+    def __exit__(self, *error: object) -> None:
+        self.end(grace_seconds=_GRACE_SECONDS)
 
-@contextlib.contextmanager
-def _running(
-    command: Sequence[str], environment: Mapping[str, str | None], index: int, on_line: OnLine | None
-) -> Iterator[_Worker]:
-    """A started worker, ended when the block ends."""
-    variables = {**os.environ, **environment}
-    with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            list(command),
-            env={name: value for name, value in variables.items() if value is not None},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        lines: list[str] = []
+    def end(self, *, grace_seconds: float = 0.0) -> None:
+        """Ends it, and hears what it has written before."""
+        self.kill(grace_seconds=grace_seconds)
+        self.reader.join(_GRACE_SECONDS)
+        self.close()
 
-        def read() -> None:
-            for line in process.stdout or ():
-                lines.append(line)
-                if on_line is not None:
-                    on_line(index, line)
-
-        reader = threading.Thread(target=read, name=f"output of worker {index}", daemon=True)
-        reader.start()
-        try:
-            yield _Worker(index, process, stderr, lines, reader)
-        finally:
-            _end(process)
-            reader.join(_GRACE_SECONDS)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line)
+            if self._on_line is not None:
+                self._on_line(self.index, line)
 
 
 def _raise_if_failed(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         status = worker.process.poll()
         if status:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            message = f"Worker {worker.index} of {len(workers)} {how}."
-            raise WorkerError(message, index=worker.index, output=worker.end_of_stderr())
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a process and everything it started: asked first, then forced."""
-    for number, patience_seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):  # the whole group may have ended
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_seconds)
+            message = f"Worker {worker.index} of {len(workers)} {how_it_ended(status)}."
+            raise WorkerError(message, index=worker.index, output=worker.output())

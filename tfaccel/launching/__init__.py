@@ -1,1 +1,0 @@
-"""Starting several processes on this machine as one cluster."""

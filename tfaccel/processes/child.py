@@ -1,0 +1,205 @@
+"""A program in a child process, which leads a process group of its own and is ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+from tfaccel.errors import TfaccelError
+
+_MEANINGS = {
+    signal.SIGABRT: "the program aborted itself",
+    signal.SIGBUS: "memory that could not be reached",
+    signal.SIGILL: "the processor lacks an instruction that a library was built for",
+    signal.SIGKILL: "often: out of memory",
+    signal.SIGSEGV: "invalid memory access",
+    signal.SIGTERM: "ended from outside",
+}
+_CLOSED_SECONDS = 10.0
+_SHOWN_CHARACTERS = 6000
+
+Environment = Mapping[str, str | None]
+
+
+class ProcessError(TfaccelError, RuntimeError):
+    """A program failed, or took longer than it may.
+
+    Attributes:
+        how: how it ended, as `how_it_ended` says it.
+        output: the end of what it had written to its standard error.
+    """
+
+    def __init__(self, program: str, how: str, output: str) -> None:
+        super().__init__(f"{program} {how}. Its last words: {last_words(output)}")
+        self.how = how
+        self.output = output
+
+
+def how_it_ended(status: int) -> str:
+    """How a process ended, in words that follow its name.
+
+    Args:
+        status: its exit status; for one that was killed, the signal's number with a minus.
+
+    Example:
+        >>> how_it_ended(3), how_it_ended(-9)
+        ('ended with status 3', 'was killed by SIGKILL (often: out of memory)')
+    """
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:  # a real-time signal: most of them have no name
+        return f"was killed by signal {-status}"
+    return f"was killed by {number.name}" + (f" ({_MEANINGS[number]})" if number in _MEANINGS else "")
+
+
+def last_words(output: str, num_lines: int = 1) -> str:
+    """The last lines that say something, on one line.
+
+    Example:
+        >>> last_words("Traceback ...\\nValueError: no\\n\\n"), last_words("")
+        ('ValueError: no', 'none')
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return " | ".join(lines[-num_lines:]) or "none"
+
+
+def end_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends a signal to all processes of a group; nothing happens where they have ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class Child:
+    """A running program; as a context, it is ended with the block.
+
+    Its standard input is a pipe that nothing is written to. It ends when this process does, so that a program that
+    watches it can end as well; see `end_with_parent`.
+
+    Args:
+        command: program and arguments.
+        environment: what to add to the environment of this process; None removes a name.
+        base: the environment to add to, in place of this process's.
+        reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output is kept with standard error.
+        pass_fds: file descriptors that the program gets.
+        log: the file that its output is appended to; by default a temporary one.
+
+    Raises:
+        OSError: if the program cannot be started.
+
+    Example:
+        >>> import sys
+        >>> with Child([sys.executable, "-c", "import os; print('end'); os._exit(3)"]) as child:
+        ...     child.how_it_ended(), child.output()
+        ('ended with status 3', 'end\\n')
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Environment | None = None,
+        base: Mapping[str, str] | None = None,
+        reads_stdout: bool = False,
+        pass_fds: Sequence[int] = (),
+        log: Path | None = None,
+    ) -> None:
+        variables = {**(os.environ if base is None else base), **(environment or {})}
+        self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115
+        try:
+            self.process = subprocess.Popen(
+                list(command),
+                env={name: value for name, value in variables.items() if value is not None},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if reads_stdout else self._output,
+                stderr=self._output,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        except BaseException:
+            self._output.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def how_it_ended(self) -> str:
+        """See the function of that name; waits a while for a process that is about to end."""
+        try:
+            return how_it_ended(self.process.wait(_CLOSED_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "closed its connection without ending"
+
+    def output(self, num_characters: int | None = _SHOWN_CHARACTERS) -> str:
+        """The end of what it has written so far to its standard error (and output, where that is kept with it)."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(0 if num_characters is None else max(0, size - num_characters))
+        return self._output.read().decode(errors="replace")
+
+    def end(self, *, grace_seconds: float = 0.0) -> None:
+        """Ends it and all that it started: asked first, where there is time for that, then forced."""
+        self.kill(grace_seconds=grace_seconds)
+        self.close()
+
+    def kill(self, *, grace_seconds: float = 0.0) -> None:
+        """As `end`, but what it has written can be read still."""
+        if grace_seconds > 0:
+            end_group(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace_seconds)
+        end_group(self.process.pid)
+        self.process.wait()
+
+    def close(self) -> None:
+        """Lets go of its pipes and of its output."""
+        for stream in (self.process.stdin, self.process.stdout, self._output):
+            if stream is not None:
+                stream.close()
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    environment: Environment | None = None,
+    base: Mapping[str, str] | None = None,
+    given: str = "",
+    time_limit_seconds: float | None = None,
+) -> str:
+    """Runs a program to its end, and returns what it wrote to its standard output.
+
+    Args:
+        command: program and arguments.
+        environment, base: as for `Child`.
+        given: its standard input.
+        time_limit_seconds: how long it may take; then it is ended with all that it started.
+
+    Raises:
+        ProcessError: if it ended with another status than 0, or the time was up.
+        OSError: if it cannot be started.
+
+    Example:
+        >>> import sys
+        >>> run_program([sys.executable, "-c", "print(input() + '!')"], given="Hello")
+        'Hello!\\n'
+    """
+    with Child(command, environment=environment, base=base, reads_stdout=True) as child:
+        try:
+            written, _ = child.process.communicate(given, time_limit_seconds)
+        except subprocess.TimeoutExpired as error:
+            how = f"was ended after {time_limit_seconds:g} seconds"
+            raise ProcessError(Path(command[0]).name, how, child.output()) from error
+        if child.process.returncode:
+            raise ProcessError(Path(command[0]).name, how_it_ended(child.process.returncode), child.output())
+        return str(written)

@@ -1,0 +1,106 @@
+"""A Python module in a child process, and a connection between the two over which objects go both ways."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tfaccel.processes.child import Child, Environment
+
+
+class ConnectedChild(Child):
+    """A running module, whose `main` calls `connect_to_parent`.
+
+    Args:
+        module: its import path; the number of its end of the connection is its first argument.
+        arguments: further ones.
+        python: the interpreter.
+        options: of the interpreter.
+        environment, base: as for `Child`.
+
+    Attributes:
+        connection: what the child sends is received from it, and what is sent to it goes to the child.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        python: str = sys.executable,
+        options: Sequence[str] = ("-P",),
+        environment: Environment | None = None,
+        base: Mapping[str, str] | None = None,
+    ) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        number = theirs.fileno()
+        command = [python, *options, "-m", module, str(number), *arguments]
+        try:
+            super().__init__(command, environment=environment, base=base, pass_fds=[number])
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+
+    def send(self, message: Any) -> bool:
+        """Sends an object; False where the child has ended, which `receive` tells as well."""
+        try:
+            self.connection.send(message)
+        except ConnectionError:
+            return False
+        return True
+
+    def receive(self, time_limit_seconds: float | None = None) -> Any:
+        """The next object from the child.
+
+        Raises:
+            TimeoutError: if it is silent for so long.
+            EOFError: if it has ended.
+        """
+        try:
+            if not self.connection.poll(time_limit_seconds):
+                raise TimeoutError
+            return self.connection.recv()
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def end(self, *, grace_seconds: float = 0.0) -> None:
+        """Ends it and all that it started."""
+        super().end(grace_seconds=grace_seconds)
+        self.connection.close()
+
+
+def connect_to_parent(argv: Sequence[str], *, on_orphaned: Callable[[], None] = lambda: None) -> Connection:
+    """Called by a `ConnectedChild`'s module: its end of the connection. From then on it ends with its parent.
+
+    Args:
+        argv: its command line.
+        on_orphaned: called before the process ends since its parent is gone.
+    """
+    connection: Connection = Connection(int(argv[1]))
+    end_with_parent(connection.fileno(), on_orphaned)
+    return connection
+
+
+def end_with_parent(descriptor: int = 0, on_orphaned: Callable[[], None] = lambda: None) -> None:
+    """Ends this process as soon as nobody holds the other end of a pipe or socket, whatever it is doing.
+
+    Args:
+        descriptor: of the pipe or socket; by default standard input, which `Child` holds the other end of.
+        on_orphaned: called before.
+    """
+    hang_up = select.poll()
+    hang_up.register(descriptor, 0)
+
+    def watch() -> None:
+        hang_up.poll()
+        on_orphaned()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()

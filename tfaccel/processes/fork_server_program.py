@@ -1,0 +1,104 @@
+"""Loads modules once, and from then on makes each process by a fork, at once.
+
+    python -m tfaccel.processes.fork_server_program DESCRIPTOR MODULE ...
+
+The descriptor is that of a socket: orders for processes come from it, each with the descriptor of the process's own
+connection, and how they ended goes back. They are all ended when nobody holds its other end. The modules are loaded
+without starting a thread, so that a fork is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tfaccel.processes.child import end_group
+from tfaccel.processes.connection import end_with_parent
+
+_LONGEST_ORDER = 2**17
+_POLL_SECONDS = 0.05
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+
+
+def main(argv: list[str]) -> int:
+    """Makes processes until there is nobody to make them for; returns the exit status."""
+    owner = socket.socket(fileno=int(argv[1]))
+    for module in argv[2:]:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no process has to look through it
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # tracing makes many objects that stay
+    running: dict[int, str] = {}
+    while True:
+        if select.select([owner], [], [], _POLL_SECONDS)[0]:
+            data, descriptors, _, _ = socket.recv_fds(owner, _LONGEST_ORDER, 1)
+            if not data:
+                break
+            order = json.loads(data)
+            if descriptors:
+                running[_forked(order, descriptors[0], owner)] = order["name"]
+            else:
+                for pid, name in running.items():
+                    if name == order["kill"]:
+                        _kill(pid)
+        for pid in list(running):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                end_group(pid)  # what it has started itself
+                ended = {"name": running.pop(pid), "status": os.waitstatus_to_exitcode(status)}
+                with contextlib.suppress(ConnectionError):  # there is nobody any more, as the next turn finds
+                    owner.send(json.dumps(ended).encode())
+    for pid in running:
+        _kill(pid)
+        os.waitpid(pid, 0)
+    return 0
+
+
+def _kill(pid: int) -> None:
+    end_group(pid)
+    with contextlib.suppress(ProcessLookupError):  # one that was made a moment ago may lead no group yet
+        os.kill(pid, signal.SIGKILL)
+
+
+def _forked(order: dict[str, Any], descriptor: int, owner: socket.socket) -> int:
+    """The id of a new process, which runs a module's `main(connection, arguments)`."""
+    process = os.fork()
+    if process:
+        os.close(descriptor)
+        return process
+    status = 1
+    try:
+        os.setsid()
+        owner.close()
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for opened, replaced in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(opened, replaced)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(order["name"])  # as `ps` and `top` show it
+        os.environ.update(order["environment"])
+        end_with_parent(descriptor)
+        status = import_module(order["module"]).main(Connection(descriptor), order["arguments"])
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
