@@ -243,10 +243,12 @@ def show_result(work: AutoencoderWorkload, result: TrainResult) -> BaselineScore
     summary = compared(examples, values, elbos, measure(spliced(values[TEST])))
     write_json(run_dir / "elbo.json", summary)
     baselines = BaselineScores(
-        metric="log-likelihood of a test example, in nats", score=summary["elbo"],
-        baselines={"mixture": summary["mixture"]}, trivial={"independent values": summary["independent"]},
+        metric="log-likelihood of a test example, in nats",
+        score=summary["elbo"],
+        baselines={"mixture": summary["mixture"]},
+        trivial={"independent values": summary["independent"]},
         num_examples=len(values[TEST]),
-    )  # fmt: skip
+    )
     logger.info("%s", baselines.beside())
 
     names = [name for part in PARTS for name in examples.names(part)]
@@ -264,9 +266,12 @@ def show_result(work: AutoencoderWorkload, result: TrainResult) -> BaselineScore
         {"values": values[TEST], "noise": noise}, verbose=0
     )
     save_latent_map(
-        run_dir / "latent_map.png", two_main_directions(means), labels=labels[TEST], class_names=examples.class_names,
+        run_dir / "latent_map.png",
+        two_main_directions(means),
+        labels=labels[TEST],
+        class_names=examples.class_names,
         images=values[TEST] if examples.is_image else None,
-    )  # fmt: skip
+    )
     return baselines
 
 

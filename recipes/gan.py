@@ -122,9 +122,7 @@ def workload(
 
         return ImageBatches(images, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0))
 
-    def train_data(
-        batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> Any:  # fmt: skip
+    def train_data(batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None) -> Any:
         """Batches of images (standardised), one-hot labels, and the noise to make as many images from."""
         from tfaccel.data.noise_batches import with_noise
 
@@ -279,16 +277,23 @@ def show_result(work: GanWorkload, result: TrainResult) -> BaselineScores:
     real = next(work.train_data(images.num_train_images, seed=0, epoch=0).as_numpy_iterator())[0]
     test_images, test_labels = next(work.test_images(images.num_test_images).as_numpy_iterator())
     judged = recognised_beside_gaussians(
-        made, labels, class_names=images.class_names, train=(real["images"], real["labels"].argmax(axis=1)),
+        made,
+        labels,
+        class_names=images.class_names,
+        train=(real["images"], real["labels"].argmax(axis=1)),
         test=((test_images - images.pixel_mean) / images.pixel_scale, test_labels.argmax(axis=1)),
-    )  # fmt: skip
+    )
     write_json(run_dir / "samples.json", judged)
     shown = ROWS_IN_PICTURE * num_classes
     captions = [images.class_names[label] for label in labels[:shown]]
     save_image_grid(run_dir / "samples.png", made[:shown], captions=captions, num_columns=num_classes)
     scores = BaselineScores(
-        metric="recognised samples", score=judged["recognised"], trivial={"chance": 1 / num_classes},
-        baselines={"Gaussian of each class": judged["gaussian_recognised"]}, is_fraction=True, num_examples=len(made),
-    )  # fmt: skip
+        metric="recognised samples",
+        score=judged["recognised"],
+        trivial={"chance": 1 / num_classes},
+        baselines={"Gaussian of each class": judged["gaussian_recognised"]},
+        is_fraction=True,
+        num_examples=len(made),
+    )
     logger.info("Samples are in %s: %s", run_dir / "samples.png", scores.beside())
     return scores

@@ -275,14 +275,25 @@ def show_result(work: DetectionWorkload, result: TrainResult) -> BaselineScores:
     baselines = window_scores(work.images.train(0, 0), split, class_names=names)
     write_json(run_dir / "scores.json", {**scores, "baselines": baselines})
     rows = [
-        {"image_id": image, "category": names[label], "bbox": [*map(float, (*box[:2], *(box[2:] - box[:2])))],
-         "score": float(score)}
-        for image, one in enumerate(found) for box, label, score in zip(one.boxes, one.labels, one.scores, strict=True)
-    ]  # fmt: skip
+        {
+            "image_id": image,
+            "category": names[label],
+            "bbox": [*map(float, (*box[:2], *(box[2:] - box[:2])))],
+            "score": float(score),
+        }
+        for image, one in enumerate(found)
+        for box, label, score in zip(one.boxes, one.labels, one.scores, strict=True)
+    ]
     write_json(run_dir / "detections.json", rows)
     picture = run_dir / "detections.png"
     save_box_picture(picture, split.images, **truth, detections=found, class_names=names)
-    compared = BaselineScores(metric="mAP@0.5", score=scores["map_50"], baselines=baselines, trivial={"no boxes": 0.0},
-                              perfect=1.0, num_examples=len(found))  # fmt: skip
+    compared = BaselineScores(
+        metric="mAP@0.5",
+        score=scores["map_50"],
+        baselines=baselines,
+        trivial={"no boxes": 0.0},
+        perfect=1.0,
+        num_examples=len(found),
+    )
     logger.info("%s; mAP@0.5:0.95 %.3f; see %s", compared.beside(*baselines), scores["map"], picture)
     return compared

@@ -278,17 +278,22 @@ def show_result(work: SeriesWorkload, result: TrainResult) -> BaselineScores:
     picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
     panels = [
         Forecast(
-            f"{name}, from row {starts[row] + 1}", past[row, :, columns[number]], future[row, :, number],
-            quantiles[row, :, number], naive[row, :, number],
+            f"{name}, from row {starts[row] + 1}",
+            past[row, :, columns[number]],
+            future[row, :, number],
+            quantiles[row, :, number],
+            naive[row, :, number],
             None if series.times is None else series.times[starts[row] - work.window : starts[row] + horizon],
         )
         for number, name in enumerate(series.target_names)
         for row in picked
-    ]  # fmt: skip
+    ]
     legend = {"interval": "80 % interval", "baseline": f"seasonal naive ({season})"}
     save_forecast_picture(run_dir / "predictions.png", panels, num_columns=len(picked), **legend)
     write_json(run_dir / "comparison.json", scores)
-    write_json(run_dir / "series.json", {**series.to_json(), "window": work.window, "horizon": horizon,
-                                         "interval_factors": factors.tolist()})  # fmt: skip
+    write_json(
+        run_dir / "series.json",
+        {**series.to_json(), "window": work.window, "horizon": horizon, "interval_factors": factors.tolist()},
+    )
     show_text("\n".join([f"{len(starts)} forecasts of {horizon} steps", *comparison_lines(scores)]))
     return baselines_of(scores, simple, num_examples=len(starts))

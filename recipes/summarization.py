@@ -123,8 +123,7 @@ def workload(
         'words'
     """
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
-    check_counts(num_words=num_words, width=width,
-                 num_blocks=num_blocks)  # fmt: skip
+    check_counts(num_words=num_words, width=width, num_blocks=num_blocks)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     pairs = (
         documentation_summaries()
@@ -135,9 +134,17 @@ def workload(
     vocabulary = Vocabulary.of(texts, unit="words", least_count=3, most_tokens=MOST_TOKENS)
     longest = max(len(split_text(summary, "words")) for _, summary in pairs.train)
     lengths = (num_words, min(longest, MOST_SUMMARY_WORDS) + 1)  # one more, for the end
-    settings = {"data_dir": data_place(data_dir), "num_words": num_words, "width": width,
-                "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing, "remat": remat,
-                "document_column": document_column, "summary_column": summary_column}  # fmt: skip
+    settings = {
+        "data_dir": data_place(data_dir),
+        "num_words": num_words,
+        "width": width,
+        "num_blocks": num_blocks,
+        "dropout": dropout,
+        "label_smoothing": label_smoothing,
+        "remat": remat,
+        "document_column": document_column,
+        "summary_column": summary_column,
+    }
     costs = sequence_to_sequence_cost(
         (len(vocabulary),) * 2, lengths, width=width, num_blocks=num_blocks, num_copied=NUM_COPIED
     )
@@ -222,8 +229,7 @@ def show_result(work: SummaryWorkload, result: TrainResult) -> BaselineScores | 
         return None
     show_text("\n".join([f"{len(documents)} test documents", *comparison_lines(scores)]))
     found = {name: float(score["ROUGE-L"] or 0.0) for name, score in scores.items()}
-    return BaselineScores(metric="ROUGE-L", score=found.pop("this model"), baselines=found,
-                          num_examples=len(documents))  # fmt: skip
+    return BaselineScores(metric="ROUGE-L", score=found.pop("this model"), baselines=found, num_examples=len(documents))
 
 
 def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:

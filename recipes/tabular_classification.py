@@ -114,9 +114,11 @@ def workload(
     check_counts(width=width, num_layers=num_layers)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     table_options = TableOptions(
-        target=EMBEDDED_TARGET if data_dir is None else target, column_kinds=column_kinds, encoding=encoding,
+        target=EMBEDDED_TARGET if data_dir is None else target,
+        column_kinds=column_kinds,
+        encoding=encoding,
         class_weights=class_weights,
-    )  # fmt: skip
+    )
     if data_dir is None:
         table = make_tabular_set(embedded_table(data), table_options, classification=True)
     else:
@@ -150,12 +152,17 @@ def workload(
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
         options={
-            **asdict(options), **asdict(table_options), **shape, "data": data if data_dir is None else None,
-            "data_dir": data_place(data_dir), "dropout": dropout,
-            "label_smoothing": label_smoothing, "remat": remat,
+            **asdict(options),
+            **asdict(table_options),
+            **shape,
+            "data": data if data_dir is None else None,
+            "data_dir": data_place(data_dir),
+            "dropout": dropout,
+            "label_smoothing": label_smoothing,
+            "remat": remat,
         },
         table=table,
-    )  # fmt: skip
+    )
 
 
 # ---------- The model: hidden layers with a linear path beside them
@@ -228,6 +235,10 @@ def show_result(work: TabularWorkload, result: TrainResult) -> BaselineScores:
     accuracies = {name: score["accuracy"] for name, score in scores.items()}
     most_frequent = float(np.bincount(table.test.targets).max() / len(table.test.targets))
     return BaselineScores(
-        metric="accuracy", score=accuracies.pop("network"), baselines=accuracies, is_fraction=True,
-        trivial={"most frequent class": most_frequent}, num_examples=len(table.test.targets),
-    )  # fmt: skip
+        metric="accuracy",
+        score=accuracies.pop("network"),
+        baselines=accuracies,
+        is_fraction=True,
+        trivial={"most frequent class": most_frequent},
+        num_examples=len(table.test.targets),
+    )

@@ -133,11 +133,15 @@ def workload(
         flops_per_example=cost.flops_per_example,
         num_parameters=cost.num_parameters,
         options={
-            **asdict(options), **asdict(table_options), **shape, "data_dir": data_place(data_dir),
-            "dropout": dropout, "remat": remat,
+            **asdict(options),
+            **asdict(table_options),
+            **shape,
+            "data_dir": data_place(data_dir),
+            "dropout": dropout,
+            "remat": remat,
         },
         table=table,
-    )  # fmt: skip
+    )
 
 
 # ---------- The model: hidden layers with a linear path beside them
@@ -233,5 +237,11 @@ def show_result(work: TabularWorkload, result: TrainResult) -> BaselineScores:
     write_json(run_dir / "data_report.json", table.report.to_json())
     show_text("\n".join([*table.report.lines(), *comparison_lines(scores)]))
     r2 = {name: score["r2"] for name, score in scores.items()}
-    return BaselineScores(metric="R²", score=r2.pop("network"), trivial={"mean": r2.pop("mean")}, baselines=r2,
-                          perfect=1.0, num_examples=len(targets))  # fmt: skip
+    return BaselineScores(
+        metric="R²",
+        score=r2.pop("network"),
+        trivial={"mean": r2.pop("mean")},
+        baselines=r2,
+        perfect=1.0,
+        num_examples=len(targets),
+    )

@@ -123,9 +123,16 @@ def workload(
     columns = {"text_column": text_column, "label_column": label_column}
     texts = documentation_passages() if data_dir is None else read_labelled_texts(data_dir, **columns)
     vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MOST_TOKENS)
-    settings = {"data_dir": data_place(data_dir), "model": model, "num_words": num_words,
-                "dropout": dropout, "token_dropout": token_dropout, "label_smoothing": label_smoothing, "remat": remat,
-                **columns}  # fmt: skip
+    settings = {
+        "data_dir": data_place(data_dir),
+        "model": model,
+        "num_words": num_words,
+        "dropout": dropout,
+        "token_dropout": token_dropout,
+        "label_smoothing": label_smoothing,
+        "remat": remat,
+        **columns,
+    }
     num_classes = len(texts.class_names)
     costs = cost(model, len(vocabulary), num_words, num_classes=num_classes)
 
@@ -260,8 +267,14 @@ def show_result(work: TextWorkload, result: TrainResult) -> BaselineScores:
     title = f"Accuracy on {len(work.texts.test_texts)} test texts of {len(work.texts.class_names)} classes"
     show_table(title, ["model", "accuracy"], [[name, f"{value:.3f}"] for name, value in accuracies.items()])
     trivial = {"most frequent class": found.pop("most frequent class")}
-    return BaselineScores(metric="accuracy", score=result.final["accuracy"], baselines=found, trivial=trivial,
-                          is_fraction=True, num_examples=len(texts.test_texts))  # fmt: skip
+    return BaselineScores(
+        metric="accuracy",
+        score=result.final["accuracy"],
+        baselines=found,
+        trivial=trivial,
+        is_fraction=True,
+        num_examples=len(texts.test_texts),
+    )
 
 
 def classify(run_dir: str | os.PathLike[str], texts: Sequence[str]) -> list[str]:

@@ -153,8 +153,9 @@ def workload(
         return ImageBatches(images, MOVES)
 
     def build_model() -> Any:
-        backbone, stages[:] = features(images, network, pretrained=pretrained, lora_rank=lora_rank,
-                                       num_stages=num_stages, remat=remat)  # fmt: skip
+        backbone, stages[:] = features(
+            images, network, pretrained=pretrained, lora_rank=lora_rank, num_stages=num_stages, remat=remat
+        )
         return classifier(images, backbone, head_width=head_width, dropout=dropout)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
@@ -182,12 +183,17 @@ def workload(
         flops_per_example=None if costs is None else costs.flops_per_example,
         num_parameters=None if costs is None or lora_rank is not None else costs.num_parameters,
         options={
-            **asdict(options), **{name: arguments[name] for name in names}, "backbone": network.name,
-            "data_dir": data_place(data_dir), "image_size": images.image_size,
+            **asdict(options),
+            **{name: arguments[name] for name in names},
+            "backbone": network.name,
+            "data_dir": data_place(data_dir),
+            "image_size": images.image_size,
         },
         class_names=images.class_names,
         from_scratch=(lambda: workload(**{**arguments, "pretrained": False, "lora_rank": None, "baseline": False}))
-        if pretrained and baseline else None)  # fmt: skip
+        if pretrained and baseline
+        else None,
+    )
 
 
 def read_images(data_dir: str | os.PathLike[str] | None, network: Backbone, image_size: int | None) -> ImageSet:

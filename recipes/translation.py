@@ -105,17 +105,23 @@ def workload(
     """
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_choice("unit", unit, ("characters", "words"))
-    check_counts(max_length=max_length, width=width,
-                 num_blocks=num_blocks)  # fmt: skip
+    check_counts(max_length=max_length, width=width, num_blocks=num_blocks)
     check_parts(dropout=dropout, label_smoothing=label_smoothing)
     pairs = dates_in_words() if data_dir is None else read_translations(data_dir)
     sources, targets = zip(*pairs.train, strict=True)
     vocabularies = (vocabulary_of(sources, unit), vocabulary_of(targets, unit))
     longest = [max(len(split_text(text, unit)) for text in texts) for texts in (sources, targets)]
     lengths = (min(longest[0], max_length), min(longest[1] + 1, max_length))  # one more, for the end
-    settings = {"data_dir": data_place(data_dir), "unit": unit, "max_length": max_length,
-                "width": width, "num_blocks": num_blocks, "dropout": dropout, "label_smoothing": label_smoothing,
-                "remat": remat}  # fmt: skip
+    settings = {
+        "data_dir": data_place(data_dir),
+        "unit": unit,
+        "max_length": max_length,
+        "width": width,
+        "num_blocks": num_blocks,
+        "dropout": dropout,
+        "label_smoothing": label_smoothing,
+        "remat": remat,
+    }
     costs = sequence_to_sequence_cost(
         (len(vocabularies[0]), len(vocabularies[1])), lengths, width=width, num_blocks=num_blocks
     )
@@ -201,8 +207,9 @@ def show_result(work: TranslationWorkload, result: TrainResult) -> BaselineScore
     rows = [[name, f"{score:.4f}"] for name, score in scores.items()]
     show_table(f"Exact match on {len(right)} test texts", ["", "exact"], rows)
     write_json(run_dir / "comparison.json", scores)
-    return BaselineScores(metric="exact match", score=exact_match, baselines=baselines, is_fraction=True,
-                          num_examples=len(right))  # fmt: skip
+    return BaselineScores(
+        metric="exact match", score=exact_match, baselines=baselines, is_fraction=True, num_examples=len(right)
+    )
 
 
 def translate(

@@ -53,14 +53,20 @@ COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 _REPETITIONS = flags.DEFINE_integer(
     "repetitions", 5, "timed windows of each program", lower_bound=1, upper_bound=10_000, allow_override=True
 )
-_FIGURES = flags.DEFINE_list("figures", ["all"], "what to measure: figures of the engine, or recipes; or all",
-                             allow_override=True)  # fmt: skip
+_FIGURES = flags.DEFINE_list(
+    "figures", ["all"], "what to measure: figures of the engine, or recipes; or all", allow_override=True
+)
 _SCALE = flags.DEFINE_float(
-    "scale", 1.0, "multiplies the steps of each window; below 1 for trials, whose figures mean little",
-    lower_bound=1e-6, upper_bound=100.0, allow_override=True,
-)  # fmt: skip
-_OUT = flags.DEFINE_string("out", None, "also write the report, raw times included, to this JSON file",
-                           allow_override=True)  # fmt: skip
+    "scale",
+    1.0,
+    "multiplies the steps of each window; below 1 for trials, whose figures mean little",
+    lower_bound=1e-6,
+    upper_bound=100.0,
+    allow_override=True,
+)
+_OUT = flags.DEFINE_string(
+    "out", None, "also write the report, raw times included, to this JSON file", allow_override=True
+)
 _JSON = flags.DEFINE_bool("json", False, "print the report as JSON", allow_override=True)
 
 

@@ -65,8 +65,18 @@ def compress_options() -> dict[str, Any]:
     Raises:
         TfaccelError: for a value that is no number where one is wanted.
     """
-    names = ("methods", "max_metric_drop", "workload", "metric", "direction", "confidence", "num_representative",
-             "latency_seconds", "sensitivity", "out_dir")  # fmt: skip
+    names = (
+        "methods",
+        "max_metric_drop",
+        "workload",
+        "metric",
+        "direction",
+        "confidence",
+        "num_representative",
+        "latency_seconds",
+        "sensitivity",
+        "out_dir",
+    )
     given = {name: flags.FLAGS[name].value for name in names}
     threads = tuple(int(_number(int, "latency_threads", text)) for text in flags.FLAGS["latency_threads"].value)
     training = {

@@ -50,9 +50,13 @@ def _main() -> int:
         raise ExportError(f"{place.path} is a SavedModel; export takes a run directory or a .keras file.")
     with clean_end(), contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
         result = export(
-            value("run_dir") or place.path, formats, out=value("out"), name=place.name, version=value("version"),
+            value("run_dir") or place.path,
+            formats,
+            out=value("out"),
+            name=place.name,
+            version=value("version"),
             modules=value("modules"),
-        )  # fmt: skip
+        )
     if value("json"):
         print(json.dumps(result.to_json(), indent=2))
     else:
@@ -70,8 +74,14 @@ def print_result(result: ExportResult) -> None:
         table.add_column(heading, justify="right")
     table.add_column("signatures")
     for file in result.files:
-        table.add_row(file.format, str(Path(result.folder, file.path)), f"{file.num_bytes / 1024:,.0f} KiB",
-                      f"{file.max_difference:.2g}", f"{file.max_output:.3g}", ", ".join(file.signatures))  # fmt: skip
+        table.add_row(
+            file.format,
+            str(Path(result.folder, file.path)),
+            f"{file.num_bytes / 1024:,.0f} KiB",
+            f"{file.max_difference:.2g}",
+            f"{file.max_output:.3g}",
+            ", ".join(file.signatures),
+        )
     console.print(table)
     if result.float32_difference:
         print(f"\nAll but model.keras calculate in float32; outputs change by at most {result.float32_difference:.2g}.")

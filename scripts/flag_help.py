@@ -33,8 +33,12 @@ def grouped_flags_help() -> str:
     chosen = {title: [name for name in names.split() if name in by_name] for title, names in _GROUPS.items()}
     listed = {name for names in chosen.values() for name in names} | set(own)
     first, *others = chosen
-    order = {first: chosen[first], _OWN: own, **{title: chosen[title] for title in others},
-             _OTHERS: sorted(set(by_name) - listed)}  # fmt: skip
+    order = {
+        first: chosen[first],
+        _OWN: own,
+        **{title: chosen[title] for title in others},
+        _OTHERS: sorted(set(by_name) - listed),
+    }
     defaults = workload_defaults()
     parts = []
     for title, names in order.items():

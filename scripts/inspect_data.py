@@ -94,8 +94,9 @@ def _print(report: InspectionReport) -> None:
     sizes = ", ".join(f"{count:,} to {part}" for part, count in report.num_examples.items())
     console.print(f"{report.path}: {report.kind}, {sizes}; each {report.shape}.")
     verdict = "fits" if report.fits_in_memory else "does not fit"
-    console.print(f"In memory: {report.num_bytes / 2**20:,.1f} MiB; it {verdict} (free: "
-                  f"{report.memory_bytes / 2**30:.1f} GiB).")  # fmt: skip
+    console.print(
+        f"In memory: {report.num_bytes / 2**20:,.1f} MiB; it {verdict} (free: {report.memory_bytes / 2**30:.1f} GiB)."
+    )
     if report.columns:
         _print_columns(report, console)
     if report.class_counts:

@@ -86,8 +86,18 @@ def _main() -> int:
     if len(found.unreadable) > _MOST_NAMED:
         print(f"predict: and {len(found.unreadable) - _MOST_NAMED} more", file=sys.stderr)
     if value("json"):
-        print(json.dumps({"output": str(output), "num_rows": found.num_rows, "unreadable": dict(found.unreadable),
-                          "notes": list(rows.notes), "counts": dict(found.counts)}, indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "output": str(output),
+                    "num_rows": found.num_rows,
+                    "unreadable": dict(found.unreadable),
+                    "notes": list(rows.notes),
+                    "counts": dict(found.counts),
+                },
+                indent=2,
+            )
+        )
     else:
         classes = ", ".join(f"{name}: {count}" for name, count in found.counts.items())
         print(f"{found.num_rows} rows in {output}{f' ({classes})' if classes else ''}")

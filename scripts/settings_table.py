@@ -27,10 +27,17 @@ from tfaccel.planning.near_name import near_name
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.training.files import write_json
 
-_RECIPES = flags.DEFINE_list("recipes", ["all"], "settings: the recipes to try settings of; or all",
-                             allow_override=True)  # fmt: skip
-_SEEDS = flags.DEFINE_integer("seeds", 5, "settings: how many seeds, from 0 on, each setting is tried with",
-                              lower_bound=1, upper_bound=1000, allow_override=True)  # fmt: skip
+_RECIPES = flags.DEFINE_list(
+    "recipes", ["all"], "settings: the recipes to try settings of; or all", allow_override=True
+)
+_SEEDS = flags.DEFINE_integer(
+    "seeds",
+    5,
+    "settings: how many seeds, from 0 on, each setting is tried with",
+    lower_bound=1,
+    upper_bound=1000,
+    allow_override=True,
+)
 
 
 def run_settings(out: str | None) -> dict[str, Any]:
@@ -41,9 +48,12 @@ def run_settings(out: str | None) -> dict[str, Any]:
     machine = SuiteOptions(repetitions=_SEEDS.value, progress=progress).machine()
 
     def report(trials: list[SettingTrial]) -> dict[str, Any]:
-        return {"suite": "settings", "machine": machine,
-                "settings": [scores.to_json() for scores in setting_scores(trials)],
-                "trials": [asdict(trial) for trial in trials]}  # fmt: skip
+        return {
+            "suite": "settings",
+            "machine": machine,
+            "settings": [scores.to_json() for scores in setting_scores(trials)],
+            "trials": [asdict(trial) for trial in trials],
+        }
 
     def save(trials: list[SettingTrial]) -> None:
         if path is not None:
@@ -105,5 +115,14 @@ def row_of(scores: SettingScores) -> list[str]:
     gain, gain_spread = ("" if number is None else f"{number:+.4f}" for number in numbers)
     better = "" if not changed else "yes" if scores.is_better else "no"
     spread = "" if scores.spread is None else f"{scores.spread:.4f}"
-    return [scores.recipe, text if changed else f"{text} (present)", scores.metric, f"{scores.mean:.4f}", spread,
-            str(len(scores.scores)), gain, gain_spread.lstrip("+"), better]  # fmt: skip
+    return [
+        scores.recipe,
+        text if changed else f"{text} (present)",
+        scores.metric,
+        f"{scores.mean:.4f}",
+        spread,
+        str(len(scores.scores)),
+        gain,
+        gain_spread.lstrip("+"),
+        better,
+    ]

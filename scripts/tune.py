@@ -52,8 +52,14 @@ def _main() -> int:
         from tfaccel.tuning.search import search
 
         try:
-            result = search(_workload(), flags.FLAGS["space"].value, run_dir=directory,
-                            resume=flags.FLAGS["resume"].value or "never", on_row=progress.show, **options)  # fmt: skip
+            result = search(
+                _workload(),
+                flags.FLAGS["space"].value,
+                run_dir=directory,
+                resume=flags.FLAGS["resume"].value or "never",
+                on_row=progress.show,
+                **options,
+            )
         except KeyboardInterrupt:
             print("\nStopped. The same command with --resume=auto goes on; no finished trial is lost.", file=sys.stderr)
             return _INTERRUPTED
@@ -96,8 +102,11 @@ class _Progress:
         if not self._quiet:
             score = "" if row.score is None else f", score {row.score:.6g}"
             cause = f": {row.cause}" if row.cause else ""
-            print(f"trial {row.trial_id} {row.status}{score}, {row.seconds:.1f} s{cause} "
-                  f"({self._done}{self._of} done)", file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"trial {row.trial_id} {row.status}{score}, {row.seconds:.1f} s{cause} ({self._done}{self._of} done)",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _print_result(result: SearchResult) -> None:
@@ -106,8 +115,15 @@ def _print_result(result: SearchResult) -> None:
     title = f"{len(result.rows)} trials, {result.algorithm}; {direction} {', '.join(result.objective.names)}"
     table = Table(title=title, title_justify="left")
     pareto = {row.trial_id for row in result.pareto} if len(result.objective.parts) > 1 else set()
-    for heading in ("trial", "status", "score", *(result.objective.names if pareto else ()), "seconds",
-                    "hyperparameters", "cause"):  # fmt: skip
+    for heading in (
+        "trial",
+        "status",
+        "score",
+        *(result.objective.names if pareto else ()),
+        "seconds",
+        "hyperparameters",
+        "cause",
+    ):
         table.add_column(heading, overflow="fold")
     ranked = sorted(result.rows, key=lambda row: _rank(row, rising=result.objective.direction == "max"))
     for row in ranked[:_MOST_ROWS]:

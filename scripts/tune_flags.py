@@ -48,12 +48,23 @@ def define_tune_flags() -> None:
     own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
     flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "how trials are chosen", **own)
     flags.DEFINE_enum("pruning", "none", PRUNINGS, "which trials are ended early", **own)
-    flags.DEFINE_string("space", None, "what is searched, as package.module:function: build(hp), a HyperModel, or "
-                        "space(hp) that returns arguments; by default what the recipe offers", **own)  # fmt: skip
-    flags.DEFINE_string("tuner", None, "a subclass of keras_tuner.Tuner whose run_trial runs the trials, as "
-                        "package.module:name", **own)  # fmt: skip
-    flags.DEFINE_string("objective", None, "the metric to better, as NAME, NAME:max or NAME:min; several with commas, "
-                        "also latency and size; by default the first validation metric", **own)  # fmt: skip
+    flags.DEFINE_string(
+        "space",
+        None,
+        "what is searched, as package.module:function: build(hp), a HyperModel, or "
+        "space(hp) that returns arguments; by default what the recipe offers",
+        **own,
+    )
+    flags.DEFINE_string(
+        "tuner", None, "a subclass of keras_tuner.Tuner whose run_trial runs the trials, as package.module:name", **own
+    )
+    flags.DEFINE_string(
+        "objective",
+        None,
+        "the metric to better, as NAME, NAME:max or NAME:min; several with commas, "
+        "also latency and size; by default the first validation metric",
+        **own,
+    )
     for name, (largest, text) in _COUNTS.items():
         smallest = 0 if name in _FROM_ZERO else 1
         flags.DEFINE_integer(name, None, text, lower_bound=smallest, upper_bound=largest, **own)

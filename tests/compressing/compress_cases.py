@@ -37,13 +37,16 @@ def image_workload() -> Workload:
     return Workload(
         "tiny_images",
         image_model,
-        lambda: {"optimizer": "sgd", "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                 "metrics": ["accuracy"]},
+        lambda: {
+            "optimizer": "sgd",
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+        },
         lambda batch_size, *, seed, epoch: data(batch_size, 0),
         lambda batch_size: data(batch_size, 1),
         global_batch_size=16,
         num_train_examples=NUM_ROWS,
-    )  # fmt: skip
+    )
 
 
 def several_inputs_model(*, unroll: bool = False) -> keras.Model:
@@ -62,8 +65,10 @@ def several_inputs_model(*, unroll: bool = False) -> keras.Model:
 
 def several_inputs(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(2)
-    return {"numbers": generator.normal(size=(num_rows, 3)).astype("float32"),
-            "tokens": generator.integers(0, 20, (num_rows, 6))}  # fmt: skip
+    return {
+        "numbers": generator.normal(size=(num_rows, 3)).astype("float32"),
+        "tokens": generator.integers(0, 20, (num_rows, 6)),
+    }
 
 
 @keras.saving.register_keras_serializable("tfaccel_tests")
@@ -106,6 +111,7 @@ def stack_of_blocks() -> keras.Model:
         x = part(x)
     model = keras.Model(tokens, x)
     model.get_quantization_layer_structure = lambda mode: {
-        "pre_block_layers": parts[:1], "sequential_blocks": parts[1:]
-    }  # fmt: skip
+        "pre_block_layers": parts[:1],
+        "sequential_blocks": parts[1:],
+    }
     return model

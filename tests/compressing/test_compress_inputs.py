@@ -53,33 +53,59 @@ def changed(row, value):
 @pytest.mark.parametrize(
     ("make_model", "representative", "given", "message"),
     [
-        (dense_model, changed(3, np.nan), {"validation_data": NUMBERS},
-         "Received: nan in input 'numbers' of example 3 of the representative data given. Leave such examples out"),
+        (
+            dense_model,
+            changed(3, np.nan),
+            {"validation_data": NUMBERS},
+            "Received: nan in input 'numbers' of example 3 of the representative data given. Leave such examples out",
+        ),
         (dense_model, changed(0, np.inf), {"validation_data": NUMBERS}, "inf in input 'numbers' of example 0 "),
-        (dense_model, NUMBERS, {"validation_data": changed(2, np.nan)},
-         "The float model gives nan in 'outputs' for the validation data given"),
+        (
+            dense_model,
+            NUMBERS,
+            {"validation_data": changed(2, np.nan)},
+            "The float model gives nan in 'outputs' for the validation data given",
+        ),
         (dense_model, NUMBERS.astype("<U8"), {}, r"'numbers' must be an array of numbers\. Received: the"),
         (dense_model, [NUMBERS, NUMBERS], {}, r"The model takes 1 inputs \(numbers\)\. Received: the .* given with 2"),
         (dense_model, NUMBERS[0], {}, r"'numbers' must be of shape \(rows, 4\)\. Received: .* of shape \(4,\)"),
         (dense_model, 3, {}, r"representative_data must be a tf\.data\.Dataset of batches, or arrays .* Received: int"),
         (dense_model, (NUMBERS,) * 4, {}, r"must be \(inputs, targets, weights\) at most\. Received: 4 parts"),
         (dense_model, NUMBERS, {"validation_data": (NUMBERS, NUMBERS[:5])}, r"Received arrays of 5, 12 rows"),
-        (dense_model, NUMBERS, {"validation_data": repeated_for_ever},
-         r"validation_data must end\. Received: a data set that is repeated for ever"),
-        (two_inputs_model, (NUMBERS, NUMBERS[:, :2]), {},
-         r"takes 2 inputs \(first, second\)\. .* with 1\. Give several inputs as a dictionary or a list"),
+        (
+            dense_model,
+            NUMBERS,
+            {"validation_data": repeated_for_ever},
+            r"validation_data must end\. Received: a data set that is repeated for ever",
+        ),
+        (
+            two_inputs_model,
+            (NUMBERS, NUMBERS[:, :2]),
+            {},
+            r"takes 2 inputs \(first, second\)\. .* with 1\. Give several inputs as a dictionary or a list",
+        ),
         (token_model, NUMBERS, {}, r"Input 'tokens' takes whole numbers \(int32\)\. Received: .* with -?\d+\.\d+"),
         (token_model, np.full((4, 4), 99), {}, "LiteRT cannot run the model on an example: gather index out of bounds"),
-        (text_model, np.array([["a b"], ["b"]]), {},
-         "'words' must be an array of numbers.* A model that takes text is compressed from behind its text layer on"),
+        (
+            text_model,
+            np.array([["a b"], ["b"]]),
+            {},
+            "'words' must be an array of numbers.* A model that takes text is compressed from behind its text layer on",
+        ),
         (text_model, np.array([["a b"], ["b"]], object), {}, "A model that takes text is compressed from behind"),
     ],
-)  # fmt: skip
+)
 def test_data_that_do_not_fit_are_refused(logical_devices, tmp_path, make_model, representative, given, message):
     given = {name: data() if callable(data) else data for name, data in given.items()}
     with pytest.raises(CompressionError, match=message):
-        compress(make_model(), methods="int8", representative_data=representative, out_dir=str(tmp_path / "out"),
-                 **given, **QUICK)  # fmt: skip
+        compress(
+            make_model(),
+            methods="int8",
+            representative_data=representative,
+            out_dir=str(tmp_path / "out"),
+            **given,
+            **QUICK,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,8 +120,14 @@ def test_targets_that_the_loss_does_not_take_are_refused(logical_devices, tmp_pa
     model = dense_model()
     model.compile(loss="mse")
     with pytest.raises(CompressionError, match=message):
-        compress(model, methods="float16", representative_data=NUMBERS, validation_data=(NUMBERS, targets),
-                 out_dir=str(tmp_path / "out"), **QUICK)  # fmt: skip
+        compress(
+            model,
+            methods="float16",
+            representative_data=NUMBERS,
+            validation_data=(NUMBERS, targets),
+            out_dir=str(tmp_path / "out"),
+            **QUICK,
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,13 +21,18 @@ NUMBERS = np.random.default_rng(4).normal(size=(12, 4)).astype("float32")
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_models_of_other_dtypes_calculate_in_float32_and_stay_as_they_are(logical_devices, tmp_path, dtype):
-    kinds = [layers.Conv1D(32, 2, dtype=dtype), layers.BatchNormalization(dtype=dtype), layers.Flatten(dtype=dtype),
-             layers.Dense(8, dtype=dtype)]  # fmt: skip
+    kinds = [
+        layers.Conv1D(32, 2, dtype=dtype),
+        layers.BatchNormalization(dtype=dtype),
+        layers.Flatten(dtype=dtype),
+        layers.Dense(8, dtype=dtype),
+    ]
     model = keras.Sequential([keras.Input((4, 8)), *kinds])
     before = [np.asarray(weight, "float64") for weight in model.get_weights()]
     x = np.random.default_rng(5).normal(size=(12, 4, 8)).astype("float32")
-    found = compress(model, methods="float16", representative_data=x, max_metric_drop=0.1,
-                     out_dir=tmp_path / "out", **QUICK)  # fmt: skip
+    found = compress(
+        model, methods="float16", representative_data=x, max_metric_drop=0.1, out_dir=tmp_path / "out", **QUICK
+    )
     assert found.winner.variant.name == "float16"
     assert found.results[1].agreement > 0.999
     assert {weight.dtype for weight in model.weights} == {dtype}
@@ -46,8 +51,15 @@ def test_forms_in_keras_are_compared_with_keras_and_load_elsewhere(logical_devic
     model.compile("adam", loss="mse")
     model.fit(NUMBERS, NUMBERS[:, :3], verbose=0)
     expected = model.predict(NUMBERS, verbose=0)
-    found = compress(model, methods="keras_int8,keras_int4", representative_data=NUMBERS, max_metric_drop=1.0,
-                     validation_data=(NUMBERS, NUMBERS[:, :3]), out_dir=tmp_path / "out", **QUICK)  # fmt: skip
+    found = compress(
+        model,
+        methods="keras_int8,keras_int4",
+        representative_data=NUMBERS,
+        max_metric_drop=1.0,
+        validation_data=(NUMBERS, NUMBERS[:, :3]),
+        out_dir=tmp_path / "out",
+        **QUICK,
+    )
     assert [one.variant.name for one in found.results] == ["keras_float32", "keras_int8", "keras_int4"]
     assert [one.failure for one in found.results] == ["", "", ""]
     assert found.winner.variant.name == "keras_int4"
@@ -115,8 +127,14 @@ class Noisy(layers.Layer):
 
 def test_model_that_cannot_be_loaded_again_has_forms_in_litert_only(logical_devices, tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(128), NoConfig()])
-    found = compress(model, methods="keras_int8,float16", representative_data=NUMBERS, max_metric_drop=0.1,
-                     out_dir=tmp_path / "out", **QUICK)  # fmt: skip
+    found = compress(
+        model,
+        methods="keras_int8,float16",
+        representative_data=NUMBERS,
+        max_metric_drop=0.1,
+        out_dir=tmp_path / "out",
+        **QUICK,
+    )
     by_name = {one.variant.name: one.failure for one in found.results}
     for name in ("keras_float32", "keras_int8"):
         assert by_name[name].startswith("Keras cannot save this model and load it again (Could not locate class")
@@ -151,7 +169,13 @@ def test_models_that_nothing_can_be_compared_with_are_refused(logical_devices, t
 
 def test_model_that_is_not_compiled_is_said_to_be_judged_by_agreement(logical_devices, tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(64)])
-    found = compress(model, methods="float16", representative_data=NUMBERS, validation_data=(NUMBERS, NUMBERS),
-                     out_dir=tmp_path / "out", **QUICK)  # fmt: skip
+    found = compress(
+        model,
+        methods="float16",
+        representative_data=NUMBERS,
+        validation_data=(NUMBERS, NUMBERS),
+        out_dir=tmp_path / "out",
+        **QUICK,
+    )
     assert found.metric == "agreement"
     assert found.held_out.endswith("; the model is not compiled, so that outputs alone are compared")

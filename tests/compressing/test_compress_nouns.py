@@ -18,11 +18,20 @@ from tfaccel.errors import CompressionError
 
 
 def result(name="int8", *, accuracy=0.9, size=100, seconds=(1e-3,), suffix=".tflite", **fields):
-    latencies = [Latency(num_threads=n + 1, p50_seconds=s, p95_seconds=2 * s, num_calls=20)
-                 for n, s in enumerate(seconds)]  # fmt: skip
+    latencies = [
+        Latency(num_threads=n + 1, p50_seconds=s, p95_seconds=2 * s, num_calls=20) for n, s in enumerate(seconds)
+    ]
     variant = Variant(name=name, method=name, path=f"{name}{suffix}")
-    known = {"metrics": {"accuracy": accuracy}, "size_bytes": size, "zipped_bytes": size // 2, "latencies": latencies,
-             "num_operations": 4, "float_operations": {}, "agreement": 1.0, "peak_memory_bytes": 5000}  # fmt: skip
+    known = {
+        "metrics": {"accuracy": accuracy},
+        "size_bytes": size,
+        "zipped_bytes": size // 2,
+        "latencies": latencies,
+        "num_operations": 4,
+        "float_operations": {},
+        "agreement": 1.0,
+        "peak_memory_bytes": 5000,
+    }
     return VariantResult(variant=variant, **{**known, **fields})
 
 
@@ -119,9 +128,17 @@ def test_a_pruned_form_is_smaller_when_zipped_only_and_comes_last():
 
 @pytest.mark.parametrize(
     ("size", "zipped", "wins"),
-    [(399, 10_000, False), (400, 199, False), (395, 195, False), (401, 190, True), (405, 100, False), (380, 203, False),
-     (380, 202, True), (800, 100, False)],
-)  # fmt: skip
+    [
+        (399, 10_000, False),
+        (400, 199, False),
+        (395, 195, False),
+        (401, 190, True),
+        (405, 100, False),
+        (380, 203, False),
+        (380, 202, True),
+        (800, 100, False),
+    ],
+)
 def test_a_form_wins_only_if_it_saves_enough_in_one_size_and_is_larger_in_neither(size, zipped, wins):
     found = gate(result("mixed", accuracy=0.92, size=size, zipped_bytes=zipped, seconds=(9e-3,)))
     assert (found.winner is not None) == wins
@@ -173,8 +190,12 @@ def test_a_keras_model_is_compared_with_the_float_model_in_keras():
 
 def test_result_survives_json():
     costs = (LayerCost(layer="dense", operations={"FULLY_CONNECTED": 1}, drop=0.1, output_error=0.2),)
-    found = gate(result(), result("int16x8", failure="no", metrics={}, latencies=(), agreement=math.nan),
-                 sensitivity=costs, representative="5 examples")  # fmt: skip
+    found = gate(
+        result(),
+        result("int16x8", failure="no", metrics={}, latencies=(), agreement=math.nan),
+        sensitivity=costs,
+        representative="5 examples",
+    )
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert GateResult.from_json(data).to_json() == found.to_json()
     assert (data["winner"], data["results"][1]["size_ratio"], data["results"][2]["drop"]) == (None, 0.25, None)

@@ -11,8 +11,13 @@ from tfaccel.recipes import image_classification, object_detection
 
 def left_run(folder, work, **config):
     folder.mkdir()
-    kept = {"recipe": work.name, "options": dict(work.options), "epochs": 3, "seed": 0,
-            "global_batch_size": work.global_batch_size}  # fmt: skip
+    kept = {
+        "recipe": work.name,
+        "options": dict(work.options),
+        "epochs": 3,
+        "seed": 0,
+        "global_batch_size": work.global_batch_size,
+    }
     (folder / "config.json").write_text(json.dumps({**kept, **config}))
     for name in ("result.json", "model.keras"):
         (folder / name).write_text("{}")

@@ -29,9 +29,13 @@ QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
 def all_forms(logical_devices, tmp_path_factory):
     folder = tmp_path_factory.mktemp("forms") / "compressed"
     found = compress(
-        cases.image_model(), workload=cases.image_workload(), methods="float16,dynamic,int8,int16x8,mixed",
-        max_metric_drop=0.1, out_dir=str(folder), **QUICK,
-    )  # fmt: skip
+        cases.image_model(),
+        workload=cases.image_workload(),
+        methods="float16,dynamic,int8,int16x8,mixed",
+        max_metric_drop=0.1,
+        out_dir=str(folder),
+        **QUICK,
+    )
     return found, folder, {one.variant.name: one for one in found.results}
 
 
@@ -67,8 +71,14 @@ def test_sizes_and_operations_are_what_the_methods_promise(all_forms):
 @pytest.mark.slow
 def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
     methods = "keras_int8,keras_int4,weight_int8,weight_int4,keras_gptq"
-    found = compress(cases.image_model(), workload=cases.image_workload(), methods=methods, max_metric_drop=0.5,
-                     out_dir=str(tmp_path / "out"), **QUICK)  # fmt: skip
+    found = compress(
+        cases.image_model(),
+        workload=cases.image_workload(),
+        methods=methods,
+        max_metric_drop=0.5,
+        out_dir=str(tmp_path / "out"),
+        **QUICK,
+    )
     by_name = {one.variant.name: one for one in found.results}
     assert list(by_name) == ["float32", "keras_float32", *methods.split(",")]
     assert found.size_ratio(by_name["keras_int8"]) < 0.6
@@ -106,8 +116,14 @@ def test_costliest_layers_stay_in_float(all_forms):
 
 
 def test_mixed_keeps_the_costliest_half_in_float_where_nothing_is_within_the_limit(logical_devices, tmp_path):
-    found = compress(cases.image_model(), workload=cases.image_workload(), methods="int8,mixed", max_metric_drop=-0.5,
-                     out_dir=str(tmp_path / "out"), **QUICK)  # fmt: skip
+    found = compress(
+        cases.image_model(),
+        workload=cases.image_workload(),
+        methods="int8,mixed",
+        max_metric_drop=-0.5,
+        out_dir=str(tmp_path / "out"),
+        **QUICK,
+    )
     int8, mixed = found.results[1:]
     assert mixed.variant.float_layers == tuple(cost.layer for cost in found.sensitivity[:2])
     assert mixed.float_operations
@@ -142,8 +158,9 @@ def test_form_runs_with_nothing_but_litert(all_forms):
 def test_winner_says_what_its_inputs_are_made_of(logical_devices, tmp_path):
     raw_input = ImageInput(image_size=8, num_channels=1, class_names=tuple("abcdefghij"))
     workload = dataclasses.replace(cases.image_workload(), raw_input=raw_input)
-    compress(cases.image_model(), workload=workload, methods="float16", confidence=0, out_dir=str(tmp_path / "out"),
-             **QUICK)  # fmt: skip
+    compress(
+        cases.image_model(), workload=workload, methods="float16", confidence=0, out_dir=str(tmp_path / "out"), **QUICK
+    )
     winner, kept = tmp_path / "out" / "model.tflite", tmp_path / "out" / "variants" / "float16.tflite"
     assert winner.read_bytes().startswith(kept.read_bytes())
     assert read_litert_raw_input(winner) == raw_input
@@ -152,12 +169,20 @@ def test_winner_says_what_its_inputs_are_made_of(logical_devices, tmp_path):
 
 
 def test_none_within_the_limit_leaves_no_model(logical_devices, tmp_path):
-    found = compress(cases.image_model(), workload=cases.image_workload(), methods="dynamic", max_metric_drop=-0.01,
-                     out_dir=str(tmp_path / "out"), **QUICK)  # fmt: skip
+    found = compress(
+        cases.image_model(),
+        workload=cases.image_workload(),
+        methods="dynamic",
+        max_metric_drop=-0.01,
+        out_dir=str(tmp_path / "out"),
+        **QUICK,
+    )
     assert found.winner is None
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "report.json", "size_and_metric.png", "variants"
-    ]  # fmt: skip
+        "report.json",
+        "size_and_metric.png",
+        "variants",
+    ]
 
 
 def converted(model, x):
@@ -239,8 +264,15 @@ def test_compiled_model_is_judged_by_its_own_metrics_in_float32(logical_devices,
     model.compile(loss="mse", metrics=["mae"])
     x = np.random.default_rng(0).normal(size=(40, 16)).astype("float32")
     y = np.asarray(model(x))
-    found = compress(model, methods="float16", representative_data=x, validation_data=(x, y), max_metric_drop=0.1,
-                     out_dir=str(tmp_path / "out"), **QUICK)  # fmt: skip
+    found = compress(
+        model,
+        methods="float16",
+        representative_data=x,
+        validation_data=(x, y),
+        max_metric_drop=0.1,
+        out_dir=str(tmp_path / "out"),
+        **QUICK,
+    )
     assert (found.metric, found.lower_is_better) == ("mae", True)
     assert found.held_out == "40 examples of the validation data given"
     assert found.results[1].agreement > 0.999
@@ -262,8 +294,11 @@ def test_without_a_metric_agreement_judges(logical_devices, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"representative_data": np.ones((4, 7, 8, 1))}, r"'pixels' must be of shape \(rows, 8, 8, 1\)\. Received: the "
-         r"representative data given of shape \(4, 7, 8, 1\)"),
+        (
+            {"representative_data": np.ones((4, 7, 8, 1))},
+            r"'pixels' must be of shape \(rows, 8, 8, 1\)\. Received: the "
+            r"representative data given of shape \(4, 7, 8, 1\)",
+        ),
         ({"representative_data": np.ones((0, 8, 8, 1))}, "arrays with equally many rows, at least one"),
         ({"methods": "int9"}, r"There is no method 'int9'\. Did you mean 'int8'"),
         ({"metric": "acuracy"}, r"no metric 'acuracy' on the held-out data\. Did you mean 'accuracy'"),
@@ -271,7 +306,7 @@ def test_without_a_metric_agreement_judges(logical_devices, tmp_path):
         ({"out_dir": None}, "Give `out_dir`"),
         ({"num_epochs": 3}, "There is no option 'num_epochs'"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_before_anything_is_written(logical_devices, tmp_path, arguments, message):
     known = {"workload": cases.image_workload(), "methods": "int8", "out_dir": str(tmp_path / "out"), **QUICK}
     with pytest.raises(CompressionError, match=message):

@@ -127,15 +127,25 @@ def test_jackknife_needs_two_groups():
 
 def result(name, accuracy, size, interval=None, agreement=1.0):
     return VariantResult(
-        variant=Variant(name=name, method=name, path=f"{name}.tflite"), metrics={"accuracy": accuracy}, size_bytes=size,
-        zipped_bytes=size, latencies=[Latency(num_threads=1, p50_seconds=1e-3, p95_seconds=1e-3, num_calls=9)],
-        agreement=agreement, drop_interval=interval, num_operations=1, float_operations={},
-    )  # fmt: skip
+        variant=Variant(name=name, method=name, path=f"{name}.tflite"),
+        metrics={"accuracy": accuracy},
+        size_bytes=size,
+        zipped_bytes=size,
+        latencies=[Latency(num_threads=1, p50_seconds=1e-3, p95_seconds=1e-3, num_calls=9)],
+        agreement=agreement,
+        drop_interval=interval,
+        num_operations=1,
+        float_operations={},
+    )
 
 
 def gate(*results, confidence=0.95):
-    return GateResult(metric="accuracy", held_out="32 examples", confidence=confidence,
-                      results=(result("float32", 0.75, 400), *results))  # fmt: skip
+    return GateResult(
+        metric="accuracy",
+        held_out="32 examples",
+        confidence=confidence,
+        results=(result("float32", 0.75, 400), *results),
+    )
 
 
 def test_a_form_that_wins_by_one_of_few_examples_does_not_win():
@@ -155,8 +165,11 @@ def test_a_form_that_wins_by_one_of_few_examples_does_not_win():
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert (data["winner"], data["too_few_examples"], data["confidence"]) == (None, True, 0.95)
     assert data["results"][1]["drop_interval"] == {
-        "low": pytest.approx(interval.low), "high": pytest.approx(interval.high), "num_examples": 32, "num_needed": 252
-    }  # fmt: skip
+        "low": pytest.approx(interval.low),
+        "high": pytest.approx(interval.high),
+        "num_examples": 32,
+        "num_needed": 252,
+    }
     assert GateResult.from_json(data).to_json() == found.to_json()
     assert gate(*found.results[1:], confidence=0.0).winner.variant.name == "int8"
 
@@ -184,9 +197,16 @@ def test_compress_refuses_what_too_few_examples_show(logical_devices, tmp_path):
     for rows, options in [(40, {}), (40, {"confidence": 0.0}), (340, {})]:
         out = tmp_path / f"out_{rows}_{len(options)}"
         found[rows, len(options)] = compress(
-            model, methods="float16", representative_data=x, validation_data=(x[:rows], y[:rows]), metric="accuracy",
-            out_dir=out, latency_seconds=0.01, num_threads=(1,), **options,
-        )  # fmt: skip
+            model,
+            methods="float16",
+            representative_data=x,
+            validation_data=(x[:rows], y[:rows]),
+            metric="accuracy",
+            out_dir=out,
+            latency_seconds=0.01,
+            num_threads=(1,),
+            **options,
+        )
         assert (out / "model.tflite").exists() == (rows == 340 or bool(options))
     assert [one.is_undecided for one in found.values()] == [True, False, False]
     assert found[40, 0].results[1].drop_interval.num_needed == 299

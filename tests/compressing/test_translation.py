@@ -11,15 +11,44 @@ from tfaccel.errors import CompressionError
 TOLERANCE = 1e-5
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 # Not known to TFMOT, or without an equal in tf_keras: taken along as Keras 3 has them.
-KEPT_LAYERS = {"Activation_hard_silu", "Activation_hard_sigmoid", "AlphaDropout", "EinsumDense", "Embedding_masked",
-               "GroupNormalization", "Lambda", "Normalization", "PReLU", "Rescaling", "RandomFlip", "Resizing",
-               "RMSNormalization", "RNN", "TimeDistributed", "UnitNormalization"}  # fmt: skip
+KEPT_LAYERS = {
+    "Activation_hard_silu",
+    "Activation_hard_sigmoid",
+    "AlphaDropout",
+    "EinsumDense",
+    "Embedding_masked",
+    "GroupNormalization",
+    "Lambda",
+    "Normalization",
+    "PReLU",
+    "Rescaling",
+    "RandomFlip",
+    "Resizing",
+    "RMSNormalization",
+    "RNN",
+    "TimeDistributed",
+    "UnitNormalization",
+}
 APPLICATIONS = ("MobileNetV2", "MobileNetV3Small", "ResNet50", "EfficientNetB0", "DenseNet121")
-RECIPES = ("autoencoder", "image_classification", "object_detection", "sequence_forecasting", "summarization",
-           "tabular_classification", "tabular_regression", "text_classification", "text_generation",
-           "transfer_learning", "translation")  # fmt: skip
-INPUT = {"class_name": "InputLayer", "config": {"name": "x", "batch_shape": [None, 4], "dtype": "float32"},
-         "name": "x", "inbound_nodes": []}  # fmt: skip
+RECIPES = (
+    "autoencoder",
+    "image_classification",
+    "object_detection",
+    "sequence_forecasting",
+    "summarization",
+    "tabular_classification",
+    "tabular_regression",
+    "text_classification",
+    "text_generation",
+    "transfer_learning",
+    "translation",
+)
+INPUT = {
+    "class_name": "InputLayer",
+    "config": {"name": "x", "batch_shape": [None, 4], "dtype": "float32"},
+    "name": "x",
+    "inbound_nodes": [],
+}
 
 
 def node(*sources):

@@ -42,8 +42,11 @@ def workload(*, loss: Any = None, build: Any = build_model, extra: bool = False)
         import keras
 
         own = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.05)
-        return {"optimizer": keras.optimizers.AdamW(5e-3), "loss": own if loss is None else loss,
-                "metrics": ["accuracy"]}  # fmt: skip
+        return {
+            "optimizer": keras.optimizers.AdamW(5e-3),
+            "loss": own if loss is None else loss,
+            "metrics": ["accuracy"],
+        }
 
     def batches(batch_size: int, seed: int, order: Any) -> Any:
         import tensorflow as tf
@@ -56,10 +59,14 @@ def workload(*, loss: Any = None, build: Any = build_model, extra: bool = False)
         return batches(batch_size, 0, np.random.default_rng([seed, epoch]).permutation(NUM_ROWS))
 
     return Workload(
-        name="quarters", build_model=build, compile_args=compile_args, train_data=train_data,
-        validation_data=lambda batch_size: batches(batch_size, 1, np.arange(NUM_ROWS)), global_batch_size=BATCH,
+        name="quarters",
+        build_model=build,
+        compile_args=compile_args,
+        train_data=train_data,
+        validation_data=lambda batch_size: batches(batch_size, 1, np.arange(NUM_ROWS)),
+        global_batch_size=BATCH,
         num_train_examples=NUM_ROWS,
-    )  # fmt: skip
+    )
 
 
 def trained(work: Workload) -> Any:
@@ -90,8 +97,14 @@ def int8_kernels(content: bytes) -> list[dict[str, Any]]:
         if detail["dtype"] != np.int8 or len(detail["shape"]) < 2 or detail["shape"][0] == 1:
             continue  # activations and depthwise kernels begin with 1
         kernel = interpreter.get_tensor(detail["index"])  # constants can be read without keeping other tensors
-        found.append({"rank": kernel.ndim, "size": kernel.size, "zeros": float(np.mean(kernel == 0)),
-                      "unique": len(np.unique(kernel))})  # fmt: skip
+        found.append(
+            {
+                "rank": kernel.ndim,
+                "size": kernel.size,
+                "zeros": float(np.mean(kernel == 0)),
+                "unique": len(np.unique(kernel)),
+            }
+        )
     return found
 
 

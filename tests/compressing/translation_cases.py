@@ -197,11 +197,15 @@ def layers_without_case(keras):
     from tfaccel.training.private_api import all_layers
 
     registries = [
-        PruneRegistry._LAYERS_WEIGHTS_MAP, PruneRegistry._RNN_LAYERS, PruneRegistry._RNN_CELLS_WEIGHTS_MAP,
-        ClusteringRegistry._LAYERS_WEIGHTS_MAP, ClusteringRegistry._SUPPORTED_RNN_CELLS,
-        ClusteringRegistry._SUPPORTED_RNN_LAYERS, ClusteringRegistry._SUPPORTED_MHA_LAYERS,
+        PruneRegistry._LAYERS_WEIGHTS_MAP,
+        PruneRegistry._RNN_LAYERS,
+        PruneRegistry._RNN_CELLS_WEIGHTS_MAP,
+        ClusteringRegistry._LAYERS_WEIGHTS_MAP,
+        ClusteringRegistry._SUPPORTED_RNN_CELLS,
+        ClusteringRegistry._SUPPORTED_RNN_LAYERS,
+        ClusteringRegistry._SUPPORTED_MHA_LAYERS,
         default_8bit_quantize_registry.Default8BitQuantizeRegistry()._layer_quantize_map,
-    ]  # fmt: skip
+    ]
     known = {one.__name__ for registry in registries for one in registry if hasattr(keras.layers, one.__name__)}
     cases = [model_of(keras, *case) for case in layer_cases(keras.layers).values()]
     cases += [merge_model(keras), attention_model(keras)]

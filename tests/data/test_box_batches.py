@@ -16,9 +16,15 @@ def images_with(boxes, labels, *, size=32, num_images=6):
         np.tile(np.array(labels), (num_images, 1)),
     )
     return BoxedImages(
-        class_names=("cat", "dog"), image_size=size, num_channels=1, most_objects=len(labels),
-        num_train_images=num_images, num_test_images=num_images, train=lambda seed, epoch: split, test=lambda: split,
-    )  # fmt: skip
+        class_names=("cat", "dog"),
+        image_size=size,
+        num_channels=1,
+        most_objects=len(labels),
+        num_train_images=num_images,
+        num_test_images=num_images,
+        train=lambda seed, epoch: split,
+        test=lambda: split,
+    )
 
 
 def test_maps_hold_each_object_at_its_centre(logical_devices):
@@ -92,9 +98,13 @@ def test_boxes_move_with_their_images(logical_devices):
     pictures = np.zeros((20, 32, 32, 1), np.float32)
     pictures[:, 12:26, 10:20] = 1.0
     shown = tf.raw_ops.ImageProjectiveTransformV3(
-        images=pictures, transforms=transforms, output_shape=[32, 32], fill_value=0.0, interpolation="BILINEAR",
+        images=pictures,
+        transforms=transforms,
+        output_shape=[32, 32],
+        fill_value=0.0,
+        interpolation="BILINEAR",
         fill_mode="CONSTANT",
-    ).numpy()[..., 0]  # fmt: skip
+    ).numpy()[..., 0]
     for picture, (left, top, right, bottom) in zip(shown, moved[:, 0], strict=True):
         assert picture.sum() == pytest.approx((right - left) * (bottom - top), rel=0.1)
         centre = [np.average(np.arange(32) + 0.5, weights=picture.sum(axis=axis)) for axis in (0, 1)]

@@ -39,9 +39,15 @@ def boxes():
     corners = generator.uniform(0, 16, (40, 1, 2)).astype(np.float32)
     split = BoxedSplit(pixels, np.concatenate([corners, corners + 14], axis=2), np.zeros((40, 1), np.int64))
     made = BoxedImages(
-        class_names=("thing",), image_size=32, num_channels=3, most_objects=1, num_train_images=40, num_test_images=40,
-        train=lambda seed, epoch: split, test=lambda: split,
-    )  # fmt: skip
+        class_names=("thing",),
+        image_size=32,
+        num_channels=3,
+        most_objects=1,
+        num_train_images=40,
+        num_test_images=40,
+        train=lambda seed, epoch: split,
+        test=lambda: split,
+    )
     return BoxBatches(made, ImageMoves(rotation=0.0, zoom=0.2, shift=0.2))
 
 

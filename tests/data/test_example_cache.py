@@ -102,9 +102,11 @@ def test_a_cache_on_disk_goes_with_the_process_or_serves_the_next(make_cache, tm
     assert len(list(tmp_path.iterdir())) == 2
     # With the identity and shapes of the first, nothing is read again: the examples are the first's.
     again = make_cache(
-        lambda rows: {"image": tf.zeros([tf.size(rows), 2, 3], tf.uint8), "label": rows}, place="disk", folder=tmp_path,
+        lambda rows: {"image": tf.zeros([tf.size(rows), 2, 3], tf.uint8), "label": rows},
+        place="disk",
+        folder=tmp_path,
         identity=lambda: "these",
-    )  # fmt: skip
+    )
     assert again.read(tf.constant([7], tf.int64))["label"].numpy() == [14]
     assert other.read(tf.constant([7], tf.int64))["label"].numpy() == [7]
     assert kept.choice.place == "disk"

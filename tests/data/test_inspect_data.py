@@ -77,8 +77,10 @@ def test_faults_of_tables_are_found(tmp_path):
 
 
 def test_sound_table_is_left_in_peace(tmp_path):
-    rows = [[*row[:1], str(number % 7), *row[2:4], "sunny" if number % 2 else "rain", row[-1]]
-            for number, row in enumerate(flowers(2))]  # fmt: skip
+    rows = [
+        [*row[:1], str(number % 7), *row[2:4], "sunny" if number % 2 else "rain", row[-1]]
+        for number, row in enumerate(flowers(2))
+    ]
     write_table(tmp_path / "t.csv", rows)
     assert inspect_data(tmp_path / "t.csv", target="kind").findings == ()
 

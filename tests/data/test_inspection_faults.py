@@ -31,10 +31,15 @@ def test_columns_that_tell_a_class(tmp_path):
     kind = np.array(["cat", "dog", "cow"])[number]
     flipped = np.where(np.arange(300) % 100 == 0, "none", kind)
     columns = {
-        "copy": kind, "code": 7 * number + 2, "nearly": flipped, "noisy": number + 0.001 * generator.normal(size=300),
+        "copy": kind,
+        "code": 7 * number + 2,
+        "nearly": flipped,
+        "noisy": number + 0.001 * generator.normal(size=300),
         "group": [f"{name}_{row % 5}" for row, name in enumerate(kind)],
-        "useful": number + generator.normal(size=300), "color": generator.choice(["red", "blue"], 300), "kind": kind,
-    }  # fmt: skip
+        "useful": number + generator.normal(size=300),
+        "color": generator.choice(["red", "blue"], 300),
+        "kind": kind,
+    }
     kinds = found(inspect_data(write_csv(tmp_path / "t.csv", columns), target="kind"))
     assert kinds["tells the target"] == ["copy", "code", "nearly", "noisy", "group"]
 
@@ -43,11 +48,16 @@ def test_columns_that_tell_a_number(tmp_path):
     generator = np.random.default_rng(0)
     price = generator.normal(size=300)
     columns = {
-        "copy": price, "in_cents": 100 * price + 7, "risen": np.exp(price),
+        "copy": price,
+        "in_cents": 100 * price + 7,
+        "risen": np.exp(price),
         "square": np.where(price < 0, -1, 1) * price**2,
-        "noisy": price + 0.001 * generator.normal(size=300), "wave": np.round(np.arccos(np.cos(price)), 6),
-        "useful": price + 0.3 * generator.normal(size=300), "other": generator.normal(size=300), "price": price,
-    }  # fmt: skip
+        "noisy": price + 0.001 * generator.normal(size=300),
+        "wave": np.round(np.arccos(np.cos(price)), 6),
+        "useful": price + 0.3 * generator.normal(size=300),
+        "other": generator.normal(size=300),
+        "price": price,
+    }
     kinds = found(inspect_data(write_csv(tmp_path / "t.csv", columns), target="price"))
     assert kinds["tells the target"] == ["copy", "in_cents", "risen", "square", "noisy"]
     price[:30] = np.nan
@@ -55,16 +65,21 @@ def test_columns_that_tell_a_number(tmp_path):
     report = inspect_data(write_csv(tmp_path / "t.csv", columns), target="price")
     [finding] = report.findings
     assert (finding.kind, finding.where, finding.text) == (
-        "missing target", "price", "30 of 300 rows do not say what to predict"
-    )  # fmt: skip
+        "missing target",
+        "price",
+        "30 of 300 rows do not say what to predict",
+    )
 
 
 def test_numbers_that_stand_apart(tmp_path):
     generator = np.random.default_rng(0)
-    columns = {"age": generator.integers(20, 80, 99).tolist() + [9999],
-               "temperature": [-999, *generator.normal(size=99)],
-               "year": [2024, *generator.integers(1990, 2020, 99)], "city": ["Rome", "Oslo", "", "Bern"] * 25,
-               "count": generator.poisson(1, 100)}  # fmt: skip
+    columns = {
+        "age": generator.integers(20, 80, 99).tolist() + [9999],
+        "temperature": [-999, *generator.normal(size=99)],
+        "year": [2024, *generator.integers(1990, 2020, 99)],
+        "city": ["Rome", "Oslo", "", "Bern"] * 25,
+        "count": generator.poisson(1, 100),
+    }
     report = inspect_data(write_csv(tmp_path / "t.csv", columns))
     assert found(report) == {"outlier": ["age", "temperature"], "missing values": ["city"]}
     texts = {finding.where: finding for finding in report.findings}
@@ -76,16 +91,25 @@ def test_numbers_that_stand_apart(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_long_tails_are_no_outliers(seed):
     generator = np.random.default_rng(seed)
-    tails = [generator.lognormal(0, 1.5, 500), generator.standard_t(2, 500), generator.exponential(size=500),
-             generator.normal(size=19), np.where(generator.random(500) < 0.9, 0, generator.lognormal(3, 1, 500)),
-             np.where(generator.random(500) < 0.01, 1.0, 0.0), np.full(30, np.nan)]  # fmt: skip
+    tails = [
+        generator.lognormal(0, 1.5, 500),
+        generator.standard_t(2, 500),
+        generator.exponential(size=500),
+        generator.normal(size=19),
+        np.where(generator.random(500) < 0.9, 0, generator.lognormal(3, 1, 500)),
+        np.where(generator.random(500) < 0.01, 1.0, 0.0),
+        np.full(30, np.nan),
+    ]
     assert [outliers("x", values) for values in tails] == [[]] * len(tails)
 
 
 def test_dates_are_dates(tmp_path):
     days = np.datetime64("2024-01-01") + np.arange(60)
-    columns = {"day": days, "either": [f"{row % 12 + 1:02}/{row % 11 + 1:02}/{1900 + row}" for row in range(60)],
-               "id": [f"a{row}" for row in range(60)]}  # fmt: skip
+    columns = {
+        "day": days,
+        "either": [f"{row % 12 + 1:02}/{row % 11 + 1:02}/{1900 + row}" for row in range(60)],
+        "id": [f"a{row}" for row in range(60)],
+    }
     report = inspect_data(write_csv(tmp_path / "t.csv", columns))
     assert [about["kind"] for about in report.columns.values()] == ["date", "ignored", "ignored"]
     assert found(report) == {"dates of two readings": ["either"], "nearly distinct texts": ["id"]}
@@ -139,8 +163,11 @@ def test_all_findings_are_in_the_report(tmp_path):
     number = np.arange(600) % 3
     wrong = set(generator.choice(600, 45, replace=False).tolist())
     kind = ["abc"[(one + (row in wrong)) % 3] for row, one in enumerate(number)]
-    columns = {"a": 3 * number + generator.normal(0, 0.3, 600), "b": 5 * (number == 1) + generator.normal(0, 0.3, 600),
-               "kind": kind}  # fmt: skip
+    columns = {
+        "a": 3 * number + generator.normal(0, 0.3, 600),
+        "b": 5 * (number == 1) + generator.normal(0, 0.3, 600),
+        "kind": kind,
+    }
     named = found(inspect_data(write_csv(tmp_path / "t.csv", columns), target="kind"))["probable label error"]
     rows = {int(name.split()[1]) - 1 for name in named}
     assert rows <= wrong
@@ -148,8 +175,11 @@ def test_all_findings_are_in_the_report(tmp_path):
 
 
 def coco(folder, name, images, annotations, categories=("cat", "dog")):
-    content = {"images": [{"id": key, "file_name": file} for key, file in images], "annotations": annotations,
-               "categories": [{"id": key, "name": one} for key, one in enumerate(categories)]}  # fmt: skip
+    content = {
+        "images": [{"id": key, "file_name": file} for key, file in images],
+        "annotations": annotations,
+        "categories": [{"id": key, "name": one} for key, one in enumerate(categories)],
+    }
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(content))
 
@@ -167,21 +197,31 @@ def test_faults_of_coco_folders_are_found(tmp_path, name):
         Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
     (tmp_path / "images" / "5.png").write_bytes(b"broken")
     (tmp_path / "images" / "4.png").write_bytes((tmp_path / "images" / "3.png").read_bytes())
-    boxes = [box(1, 0, 0, 2, 3, 10, 10), box(2, 1, 1, 25, 3, 10, 10), box(3, 2, 0, 5, 5, 0, 4),
-             box(4, 77, 0, 1, 1, 2, 2), box(5, 3, 9, 1, 1, 2, 2),
-             box(6, 0, 0, 2, 3, 10, 10), box(7, 3, 1, 1, 1, 5, 5)]  # fmt: skip
+    boxes = [
+        box(1, 0, 0, 2, 3, 10, 10),
+        box(2, 1, 1, 25, 3, 10, 10),
+        box(3, 2, 0, 5, 5, 0, 4),
+        box(4, 77, 0, 1, 1, 2, 2),
+        box(5, 3, 9, 1, 1, 2, 2),
+        box(6, 0, 0, 2, 3, 10, 10),
+        box(7, 3, 1, 1, 1, 5, 5),
+    ]
     coco(tmp_path, name, [(key, f"{key}.png") for key in range(7)], boxes, ("cat", "dog", "cow"))
     report = inspect_data(tmp_path)
     file = name.rpartition("/")[2]
     kinds = found(report)
     assert kinds.pop("small class") == ["cat", "dog"]
     assert kinds == {
-        "unreadable file": [str(tmp_path / "images" / "5.png")], "missing file": ["6.png"],
-        "box outside": [f"annotation 2 in {file}"], "box without area": [f"annotation 3 in {file}"],
+        "unreadable file": [str(tmp_path / "images" / "5.png")],
+        "missing file": ["6.png"],
+        "box outside": [f"annotation 2 in {file}"],
+        "box without area": [f"annotation 3 in {file}"],
         "unknown entry": [f"annotation 4 in {file}", f"annotation 5 in {file}"],
-        "duplicate box": [f"annotation 6 in {file}"], "images without boxes": [file], "empty class": ["cow"],
+        "duplicate box": [f"annotation 6 in {file}"],
+        "images without boxes": [file],
+        "empty class": ["cow"],
         "duplicate": [f"{tmp_path / 'images' / '3.png'}, {tmp_path / 'images' / '4.png'}"],
-    }  # fmt: skip
+    }
     assert (report.kind, report.class_counts) == ("images with boxes", {"cat": 2, "dog": 2})
     assert report.num_examples == {"train": 5}
 

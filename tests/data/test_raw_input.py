@@ -14,9 +14,11 @@ from tfaccel.errors import DataError, WorkloadError
 from tfaccel.planning.workload import Workload
 
 ENCODING = TableEncoding(
-    numeric=(NumericColumn("age", 40.0, 9.0, True),), categorical=(CategoricalColumn("color", ("red",)),),
-    target="pays", class_names=("no", "yes"),
-)  # fmt: skip
+    numeric=(NumericColumn("age", 40.0, 9.0, True),),
+    categorical=(CategoricalColumn("color", ("red",)),),
+    target="pays",
+    class_names=("no", "yes"),
+)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_gaps_are_counted(tmp_path):
         ({"t": int, "x": lambda row: "ab"[row % 2]}, {}, "{path} has no column of numbers beside 't'."),
         ({"t": int, "x": lambda row: "", "y": int}, {"target": "x"}, "Column 'x' of {path} holds no number."),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_refused(tmp_path, columns, options, message):
     path = write(tmp_path / "s.csv", columns)
     with pytest.raises(DataError, match=re.escape(message.format(path=path))):
@@ -143,8 +143,9 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
     batches = SeriesBatches(series, window=6, horizon=4)
     assert batches.num_train == 63
-    past, future = (np.concatenate(part) for part in zip(*batches.train(8, seed=0, epoch=0).as_numpy_iterator(),
-                                                         strict=True))  # fmt: skip
+    past, future = (
+        np.concatenate(part) for part in zip(*batches.train(8, seed=0, epoch=0).as_numpy_iterator(), strict=True)
+    )
     assert (past.shape, future.shape) == ((56, 6, 2), (56, 4, 1, 1))
     assert (future[:, 0, 0, 0] == past[:, -1, 1] + 1).all()
     assert future.max() < 1072  # The last tenth of the training part, which ends at 1080, is for calibration.

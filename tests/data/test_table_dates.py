@@ -33,9 +33,16 @@ def weather(form="%Y-%m-%d", num_rows=400):
 
 @pytest.mark.parametrize(
     ("form", "order"),
-    [("%Y-%m-%d", "ymd"), ("%Y/%m/%d %H:%M", "ymd"), ("%Y-%m-%dT%H:%M:%S.123Z", "ymd"), ("%d.%m.%Y", "dmy"),
-     ("%m/%d/%Y", "mdy"), ("%d-%m-%Y %H:%M", "dmy"), ("%Y-%m-%d %H:%M:%S+02:00", "ymd")],
-)  # fmt: skip
+    [
+        ("%Y-%m-%d", "ymd"),
+        ("%Y/%m/%d %H:%M", "ymd"),
+        ("%Y-%m-%dT%H:%M:%S.123Z", "ymd"),
+        ("%d.%m.%Y", "dmy"),
+        ("%m/%d/%Y", "mdy"),
+        ("%d-%m-%Y %H:%M", "dmy"),
+        ("%Y-%m-%d %H:%M:%S+02:00", "ymd"),
+    ],
+)
 def test_dates_are_read_as_python_reads_them(form, order):
     texts = days(form)
     assert (date_order(texts), kind_of(column("day", texts))) == (order, "date")
@@ -47,8 +54,16 @@ def test_dates_are_read_as_python_reads_them(form, order):
             moment = datetime.datetime.combine(moment, datetime.time())
         angle = 2 * np.pi * (moment.timetuple().tm_yday - 1) / 365.25
         time = 2 * np.pi * (moment.hour + moment.minute / 60) / 24
-        expected = (moment.year, moment.month, moment.day, moment.weekday(), np.sin(angle), np.cos(angle),
-                    np.sin(time), np.cos(time))  # fmt: skip
+        expected = (
+            moment.year,
+            moment.month,
+            moment.day,
+            moment.weekday(),
+            np.sin(angle),
+            np.cos(angle),
+            np.sin(time),
+            np.cos(time),
+        )
         np.testing.assert_allclose([values[row] for values in found.values()], expected, atol=1e-9)
 
 
@@ -65,8 +80,14 @@ def test_what_is_no_date_is_left_alone():
 def test_a_table_keeps_its_season(tmp_path):
     found = make_tabular_set(weather(), TableOptions(target="warmth"), classification=False)
     names = [one.name for one in found.encoding.numeric]
-    assert names == ["day (year)", "day (month)", "day (day)", "day (weekday)", "day (season, sine)",
-                     "day (season, cosine)"]  # fmt: skip
+    assert names == [
+        "day (year)",
+        "day (month)",
+        "day (day)",
+        "day (weekday)",
+        "day (season, sine)",
+        "day (season, cosine)",
+    ]
     assert found.report.ignored == {}
     assert found.train.inputs["numbers"].shape == (320, 6)
     (tmp_path / "preprocessing.json").write_text(json.dumps(found.encoding.to_json()))
@@ -89,14 +110,19 @@ def test_missing_wrong_and_ambiguous_dates():
         DataError, match=r"'day' of new\.csv holds dates, but row 1 below the header has '31\.12\.2024'"
     ):
         found.encoding.encode(Table("new.csv", (column("day", ["31.12.2024"]),)))
-    either = Table("t.csv", (column("day", [f"{row % 12 + 1:02}/{row % 11 + 1:02}/{1900 + row}" for row in range(99)]),
-                             Column("size", np.arange(99.0)), Column("warmth", np.arange(99.0) % 7)))  # fmt: skip
+    either = Table(
+        "t.csv",
+        (
+            column("day", [f"{row % 12 + 1:02}/{row % 11 + 1:02}/{1900 + row}" for row in range(99)]),
+            Column("size", np.arange(99.0)),
+            Column("warmth", np.arange(99.0) % 7),
+        ),
+    )
     found = make_tabular_set(either, TableOptions(target="warmth"), classification=False)
-    assert found.report.ignored == {
-        "day": "nobody can tell day and month of its dates apart; write them as 2024-05-31"
-    }  # fmt: skip
-    ignored = make_tabular_set(weather(), TableOptions(target="warmth", column_kinds="day=categorical"),
-                               classification=False)  # fmt: skip
+    assert found.report.ignored == {"day": "nobody can tell day and month of its dates apart; write them as 2024-05-31"}
+    ignored = make_tabular_set(
+        weather(), TableOptions(target="warmth", column_kinds="day=categorical"), classification=False
+    )
     assert ignored.encoding.numeric == ()
     with pytest.raises(DataError, match=r"'size' of t\.csv holds no dates that can be read"):
         make_tabular_set(either, TableOptions(target="warmth", column_kinds="size=date"), classification=False)

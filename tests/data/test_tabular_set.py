@@ -61,8 +61,12 @@ def test_report_says_what_was_done():
     assert report["class_counts"] == {"cat": 40, "dog": 8}
     assert report["class_weights"] == {"cat": pytest.approx(0.6), "dog": pytest.approx(3.0)}
     text = "\n".join(data.report.lines())
-    for words in ("'legs' is not used: all its", "'weight' misses values in 6 rows; they count as the median,",
-                  "'color': ", "a row of each counts: cat 0.6, dog 3."):  # fmt: skip
+    for words in (
+        "'legs' is not used: all its",
+        "'weight' misses values in 6 rows; they count as the median,",
+        "'color': ",
+        "a row of each counts: cat 0.6, dog 3.",
+    ):
         assert words in text
 
 

@@ -44,12 +44,18 @@ def test_every_format_is_written_and_compared(exported):
 
     folder = Path(exported.folder)
     assert in_folder(folder) == [
-        "export.json", "model.keras", "model.tflite", "run_litert.py",
+        "export.json",
+        "model.keras",
+        "model.tflite",
+        "run_litert.py",
         "saved_model/1/assets.extra/tf_serving_warmup_requests",
-        "saved_model/1/assets.extra/tfaccel.json", "saved_model/1/fingerprint.pb", "saved_model/1/saved_model.pb",
-        "saved_model/1/variables/variables.data-00000-of-00001", "saved_model/1/variables/variables.index",
+        "saved_model/1/assets.extra/tfaccel.json",
+        "saved_model/1/fingerprint.pb",
+        "saved_model/1/saved_model.pb",
+        "saved_model/1/variables/variables.data-00000-of-00001",
+        "saved_model/1/variables/variables.index",
         "tensorflow_serving.sh",
-    ]  # fmt: skip
+    ]
     assert (exported.name, exported.version) == ("small_images", 1)
     assert [file.format for file in exported.files] == ["keras", "saved_model", "litert"]
     assert all(file.max_difference <= 1e-5 < file.max_output for file in exported.files)
@@ -87,8 +93,11 @@ def test_warm_up_requests_are_prediction_logs(exported):
     assert (entry[1], tensor.shape, len(records)) == ([b"pixels"], (1, 8, 8, 1), 4)
     found = read_warm_up_requests(folder)
     assert [(name, len(next(iter(arrays.values())))) for name, arrays in found] == [
-        ("serving_default", 1), ("serving_default", 4), ("serving_raw", 1), ("serving_raw", 4),
-    ]  # fmt: skip
+        ("serving_default", 1),
+        ("serving_default", 4),
+        ("serving_raw", 1),
+        ("serving_raw", 4),
+    ]
     assert found[2][1]["image_bytes"][0].startswith(b"\x89PNG")
 
 
@@ -134,8 +143,9 @@ def test_litert_file_runs_with_nothing_but_its_runtime(exported, tmp_path):
     assert np.allclose([line["logits"] for line in lines], logits, atol=1e-5)
     assert [line["class"] for line in lines] == [IMAGES.class_names[row] for row in logits.argmax(axis=1)]
     assert json.loads(run(model).stdout) == {
-        "inputs": {"pixels": [[1, 8, 8, 1], "float32"]}, "classes": ["zero", "one", "two"],
-    }  # fmt: skip
+        "inputs": {"pixels": [[1, 8, 8, 1], "float32"]},
+        "classes": ["zero", "one", "two"],
+    }
     np.save(tmp_path / "wrong.npy", pixels(3)[:, :5])
     wrong = run(model, "wrong.npy")
     assert (wrong.returncode, "input 'pixels' takes rows of shape (8, 8, 1)" in wrong.stderr) == (1, True)

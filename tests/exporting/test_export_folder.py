@@ -18,8 +18,11 @@ def test_what_comes_later_stands_beside_what_is_there(tmp_path):
             (folder / "saved_model" / str(version) / "saved_model.pb").write_text(str(version))
             (folder / "export.json").write_text(str(version))
     assert in_folder(tmp_path / "out") == [
-        "export.json", "saved_model/1/saved_model.pb", "saved_model/2/saved_model.pb", "saved_model/7/saved_model.pb",
-    ]  # fmt: skip
+        "export.json",
+        "saved_model/1/saved_model.pb",
+        "saved_model/2/saved_model.pb",
+        "saved_model/7/saved_model.pb",
+    ]
     assert (tmp_path / "out/export.json").read_text() == "7"
     with pytest.raises(ExportError, match="holds version 2 already"):
         next_version(tmp_path / "out", 2)

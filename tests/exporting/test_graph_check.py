@@ -77,28 +77,50 @@ def file_operations(tf, path):
         "ReadFile": lambda x: {"y": x, "content": tf.io.read_file(text)},
         "MatchingFiles": lambda x: {"y": x, "names": tf.io.matching_files(str(path.parent / "*"))},
         "SaveV2": after(lambda: raw.SaveV2(prefix=text, tensor_names=["a"], shape_and_slices=[""], tensors=[[1.0]])),
-        "MergeV2Checkpoints": after(lambda: raw.MergeV2Checkpoints(checkpoint_prefixes=[text],
-                                                                   destination_prefix=text)),
-        "RestoreV2": lambda x: {"y": x + raw.RestoreV2(prefix=text, tensor_names=["a"], shape_and_slices=[""],
-                                                       dtypes=[tf.float32])[0]},
+        "MergeV2Checkpoints": after(
+            lambda: raw.MergeV2Checkpoints(checkpoint_prefixes=[text], destination_prefix=text)
+        ),
+        "RestoreV2": lambda x: {
+            "y": x + raw.RestoreV2(prefix=text, tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])[0]
+        },
         "PrintV2": after(lambda: raw.PrintV2(input="a", output_stream=f"file://{path}")),
         "EagerPyFunc": lambda x: {"y": tf.ensure_shape(tf.py_function(lambda value: value, [x], tf.float32), x.shape)},
         "PyFunc": lambda x: {"y": tf.ensure_shape(tf.numpy_function(lambda value: value, [x], tf.float32), x.shape)},
         "DebugIdentityV2": lambda x: {"y": raw.DebugIdentityV2(input=x, debug_urls=[f"file://{path}"])},
         "TextLineDataset": lambda x: {"y": x, "n": tf.data.TextLineDataset(text).reduce(0, lambda n, line: n + 1)},
         "TFRecordDataset": lambda x: {"y": x, "n": tf.data.TFRecordDataset(text).reduce(0, lambda n, _: n + 1)},
-        "ImmutableConst": lambda x: {"y": x + raw.ImmutableConst(dtype=tf.float32, shape=[1],
-                                                                 memory_region_name=str(path))},
-        "FixedUnigramCandidateSampler": lambda x: {"y": x, "n": raw.FixedUnigramCandidateSampler(
-            true_classes=[[1]], num_true=1, num_sampled=1, unique=True, range_max=9, vocab_file=str(path))[0]},
+        "ImmutableConst": lambda x: {
+            "y": x + raw.ImmutableConst(dtype=tf.float32, shape=[1], memory_region_name=str(path))
+        },
+        "FixedUnigramCandidateSampler": lambda x: {
+            "y": x,
+            "n": raw.FixedUnigramCandidateSampler(
+                true_classes=[[1]], num_true=1, num_sampled=1, unique=True, range_max=9, vocab_file=str(path)
+            )[0],
+        },
         "Abort": after(lambda: raw.Abort()),
         "If": nested,
-    }  # fmt: skip
+    }
 
 
-NAMES = ("WriteFile", "ReadFile", "MatchingFiles", "SaveV2", "MergeV2Checkpoints", "RestoreV2", "PrintV2",
-         "EagerPyFunc", "PyFunc", "DebugIdentityV2", "TextLineDataset", "TFRecordDataset", "ImmutableConst",
-         "FixedUnigramCandidateSampler", "Abort", "If")  # fmt: skip
+NAMES = (
+    "WriteFile",
+    "ReadFile",
+    "MatchingFiles",
+    "SaveV2",
+    "MergeV2Checkpoints",
+    "RestoreV2",
+    "PrintV2",
+    "EagerPyFunc",
+    "PyFunc",
+    "DebugIdentityV2",
+    "TextLineDataset",
+    "TFRecordDataset",
+    "ImmutableConst",
+    "FixedUnigramCandidateSampler",
+    "Abort",
+    "If",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -92,13 +92,32 @@ def test_files_that_overrun_are_refused(keras_file, members, message):
     ("layer", "message"),
     [
         (
-            dense(config={"name": "d", "units": 1, "activation": {
-                "module": "keras.config", "class_name": "function", "config": "enable_unsafe_deserialization"}}),
+            dense(
+                config={
+                    "name": "d",
+                    "units": 1,
+                    "activation": {
+                        "module": "keras.config",
+                        "class_name": "function",
+                        "config": "enable_unsafe_deserialization",
+                    },
+                }
+            ),
             "Cannot deserialize `keras.config.enable_unsafe_deserialization` because it is not a modeling function.",
         ),
         (
-            dense(config={"name": "d", "units": 1, "activation": {
-                "module": "builtins", "class_name": "function", "config": "eval", "registered_name": "eval"}}),
+            dense(
+                config={
+                    "name": "d",
+                    "units": 1,
+                    "activation": {
+                        "module": "builtins",
+                        "class_name": "function",
+                        "config": "eval",
+                        "registered_name": "eval",
+                    },
+                }
+            ),
             "Could not locate function 'eval'.",
         ),
         (
@@ -107,7 +126,7 @@ def test_files_that_overrun_are_refused(keras_file, members, message):
         ),
         (dense(module="numpy", class_name="load", config={"file": "/etc/passwd"}), "Could not locate class 'load'."),
     ],
-)  # fmt: skip
+)
 def test_what_keras_refuses_is_said_in_its_words(keras_file, logical_devices, layer, message):
     path = keras_file(model_of(layer))
     with pytest.raises(ExportError, match=re.escape(f"Keras cannot load {path}: {message}")) as caught:

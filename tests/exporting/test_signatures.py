@@ -14,11 +14,16 @@ from tfaccel.data.text_vocabulary import Vocabulary, padded
 from tfaccel.errors import ExportError
 
 ODD_TEXTS = [
-    "It's 3,5 \u2014 is it nice?", "", "\u00c4RGER\u00a0na\u00efve\u3000\u4f60\u597d", "a_b-c d\te\nf\u2028g\x1ch\x85i",
-    "\u0130stanbul \u03a3\u03a3 \u00df\u1e9e", "x\u0301y \U0001f600!! \u0663\u00b2\u2167\u0e33", "...",
+    "It's 3,5 \u2014 is it nice?",
+    "",
+    "\u00c4RGER\u00a0na\u00efve\u3000\u4f60\u597d",
+    "a_b-c d\te\nf\u2028g\x1ch\x85i",
+    "\u0130stanbul \u03a3\u03a3 \u00df\u1e9e",
+    "x\u0301y \U0001f600!! \u0663\u00b2\u2167\u0e33",
+    "...",
     "don\u2019t \u201cquote\u201d",
     "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u0939\u093f\u0928\u094d\u0926\u0940",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,10 +148,13 @@ def test_raw_rows_give_what_their_tensors_give():
 
 
 PETS = TableInput.of(
-    TableEncoding(numeric=(NumericColumn("age in years", 4.0, 2.0, True), NumericColumn("kg", 9.0, 3.0, False)),
-                  categorical=(CategoricalColumn("kind", ("cat", "none", "\u00c4ffchen")),), target="stays",
-                  class_names=("no", "yes"))
-)  # fmt: skip
+    TableEncoding(
+        numeric=(NumericColumn("age in years", 4.0, 2.0, True), NumericColumn("kg", 9.0, 3.0, False)),
+        categorical=(CategoricalColumn("kind", ("cat", "none", "\u00c4ffchen")),),
+        target="stays",
+        class_names=("no", "yes"),
+    )
+)
 
 
 def pets_model():
@@ -170,13 +178,23 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
 
     kinds = ["cat", " cat ", "none", "NONE", "N/A", "", "?", "Cat", "\u00c4ffchen", "dog"]
     ages = [*map(float, range(9)), float("nan")]
-    table = Table("pets", (Column("kg", np.array(ages)), Column("age in years", np.array(ages) / 3),
-                           Column("kind", np.array(["cat", "cat", "none", None, None, None, None, "Cat",
-                                                    "\u00c4ffchen", "dog"], dtype=object))))  # fmt: skip
+    table = Table(
+        "pets",
+        (
+            Column("kg", np.array(ages)),
+            Column("age in years", np.array(ages) / 3),
+            Column(
+                "kind",
+                np.array(["cat", "cat", "none", None, None, None, None, "Cat", "\u00c4ffchen", "dog"], dtype=object),
+            ),
+        ),
+    )
     encode, specs, _ = table_preprocessing(PETS.encoding, ["age", "kg", "kind"])
     assert {name: spec.dtype.name for name, spec in specs.items()} == {
-        "age": "float32", "kg": "float32", "kind": "string",
-    }  # fmt: skip
+        "age": "float32",
+        "kg": "float32",
+        "kind": "string",
+    }
     columns = {"age": np.array(ages, np.float32) / 3, "kg": np.array(ages, np.float32), "kind": kinds}
     found = tf.function(encode)(**{name: tf.constant(values) for name, values in columns.items()})
     wanted = PETS.encoding.encode(table)
@@ -186,8 +204,10 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
 
     functions = signatures_of(pets_model(), PETS).functions
     assert specs_of(functions["serving_raw"]) == {
-        "age_in_years": ([None], "float32"), "kg": ([None], "float32"), "kind": ([None], "string"),
-    }  # fmt: skip
+        "age_in_years": ([None], "float32"),
+        "kg": ([None], "float32"),
+        "kind": ([None], "string"),
+    }
     rows = {"numbers": np.ones((4, 2), np.float32), "categories": np.array([[4], [1], [0], [2]], np.int32)}
     raw = raw_rows(PETS, rows)
     assert raw["kind"].tolist() == ["\u00c4ffchen".encode(), b" another ", b"", b"cat"]

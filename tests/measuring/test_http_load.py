@@ -46,8 +46,9 @@ def port():
 
 def test_answers_are_counted_by_status(port):
     called = []
-    load = closed_loop(port, [post("/", b"{}")], num_clients=3, seconds=0.4, warm_up_seconds=0.1,
-                       at_half=lambda: called.append(1))  # fmt: skip
+    load = closed_loop(
+        port, [post("/", b"{}")], num_clients=3, seconds=0.4, warm_up_seconds=0.1, at_half=lambda: called.append(1)
+    )
     assert set(load.statuses) == {200, 500}
     assert sum(load.statuses.values()) == len(load.latencies)
     assert abs(load.statuses[200] - load.statuses[500]) <= 3

@@ -20,14 +20,23 @@ def test_the_first_setting_is_what_the_recipe_has(recipe):
     has = {name: parameter.default for name, parameter in parameters.items()} | {"weight_decay": None}
     if recipe == "transfer_learning":
         rate = make_workload().options["learning_rate"]
-    assert present == {**{name: has[name] for name in present if name != "learning_rate"},
-                       **({"learning_rate": pytest.approx(rate)} if "learning_rate" in present else {})}  # fmt: skip
+    assert present == {
+        **{name: has[name] for name in present if name != "learning_rate"},
+        **({"learning_rate": pytest.approx(rate)} if "learning_rate" in present else {}),
+    }
     assert all(present[name] not in values for name, values in RECIPE_SETTINGS[recipe].neighbours.items())
 
 
 def trial(epochs, seed, score, *, higher_is_better=True):
-    return SettingTrial(recipe="gan", setting={"epochs": epochs}, seed=seed, score=score, metric="recognised samples",
-                        higher_is_better=higher_is_better, seconds=1.0)  # fmt: skip
+    return SettingTrial(
+        recipe="gan",
+        setting={"epochs": epochs},
+        seed=seed,
+        score=score,
+        metric="recognised samples",
+        higher_is_better=higher_is_better,
+        seconds=1.0,
+    )
 
 
 def test_scores_are_compared_seed_by_seed():
@@ -76,8 +85,11 @@ def test_command_writes_each_trial_and_goes_on(run_python, tmp_path):
     assert [line.split(",")[0].removeprefix("benchmark: ") for line in started] == wanted
     data = json.loads(out.read_text())
     assert [(one["recipe"], one["seed"]) for one in data["trials"]] == [("tabular_regression", 0)] * 2 + [
-        ("tabular_regression", 1)] * 2 + [("tabular_classification", 0)]  # fmt: skip
+        ("tabular_regression", 1)
+    ] * 2 + [("tabular_classification", 0)]
     assert [(one["setting"], len(one["scores"])) for one in data["settings"]][:2] == [
-        ({"epochs": 1, "width": 8}, 2), ({"epochs": 2, "width": 8}, 2)]  # fmt: skip
+        ({"epochs": 1, "width": 8}, 2),
+        ({"epochs": 2, "width": 8}, 2),
+    ]
     assert "epochs=1, width=8 (present)" in done.stdout
     assert data["settings"][2]["metric"] == "accuracy"

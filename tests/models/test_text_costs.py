@@ -58,6 +58,11 @@ def test_steps_with_matrices_are_large_enough_for_bfloat16_and_those_without_are
         return work.flops_per_example * work.global_batch_size
 
     assert operations(text_classification.workload()) < 1e6
-    large = [text_classification.workload(model="lstm"), text_classification.workload(model="transformer"),
-             text_generation.workload(), translation.workload(), summarization.workload()]  # fmt: skip
+    large = [
+        text_classification.workload(model="lstm"),
+        text_classification.workload(model="transformer"),
+        text_generation.workload(),
+        translation.workload(),
+        summarization.workload(),
+    ]
     assert min(map(operations, large)) > 1e9

@@ -91,8 +91,13 @@ def test_placements_in_words():
 def test_rows_go_through_json_without_empty_texts():
     row = ParityRow("a case", "a strategy", 1e-7, 1e-5, True, seconds=1.5)
     assert row.to_json() == {
-        "case": "a case", "strategy": "a strategy", "max_abs_diff": 1e-7, "tolerance": 1e-5, "ok": True, "seconds": 1.5
-    }  # fmt: skip
+        "case": "a case",
+        "strategy": "a strategy",
+        "max_abs_diff": 1e-7,
+        "tolerance": 1e-5,
+        "ok": True,
+        "seconds": 1.5,
+    }
     assert ParityRow.from_json(row.to_json()) == row
     failed = ParityRow("a case", "a strategy", None, 1e-5, False, fault="this", note="that")
     assert ParityRow.from_json(failed.to_json()) == failed

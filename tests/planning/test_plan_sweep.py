@@ -92,8 +92,9 @@ def test_every_plan_is_sensible(machine, recipes):
             try:
                 plan = default_plan(hardware, work, **fixed)
             except PlanError as error:
-                assert re.search(r"\bUse |Devices here|cannot be used|needs |uses |takes |has \d+ workers|runs on one",
-                                 str(error)), error  # fmt: skip
+                assert re.search(
+                    r"\bUse |Devices here|cannot be used|needs |uses |takes |has \d+ workers|runs on one", str(error)
+                ), error
                 continue
             check(plan, hardware, work, fixed)
 
@@ -117,8 +118,15 @@ def test_recipes_take_one_gpu_and_keep_their_batch(recipes):
         ("8 H100", "large", "mirrored", 8, 256, "All 8 GPUs: they are of one model."),
         ("3 A100", "large", "mirrored", 3, 255, "All 3 GPUs"),
         ("8 H100", "nothing known", "mirrored", 2, 64, "2 of 8 GPUs: with more, a replica would have fewer than 32 of"),
-        ("8 H100", "odd", "none", 1, 31, "One of 8 GPUs: the largest number that shares 31 evenly. For all of them: "
-                                         "--global_batch_size=24 or 32 with --devices=GPU:0,"),
+        (
+            "8 H100",
+            "odd",
+            "none",
+            1,
+            31,
+            "One of 8 GPUs: the largest number that shares 31 evenly. For all of them: "
+            "--global_batch_size=24 or 32 with --devices=GPU:0,",
+        ),
         ("K80", "large", "none", 1, 256, "GPU:0 is not used: Tesla K80 has compute capability 3.7, and TensorFlow"),
         ("2 workers, K80", "large", "multi_worker_mirrored", 1, 256, "GPU:0 is not used: Tesla K80 has"),
         ("K80 and V100", "large", "one_device", 1, 256, "The only GPU. GPU:0 is not used: Tesla K80"),
@@ -129,7 +137,7 @@ def test_recipes_take_one_gpu_and_keep_their_batch(recipes):
         ("2 workers, 8 H100", "image_classification", "multi_worker_mirrored", 1, 64, "One of 8 GPUs: a step alone"),
         ("TPU v5e", "large", "tpu", 8, 256, "All TPU devices"),
     ],
-)  # fmt: skip
+)
 def test_single_machines(recipes, machine, name, strategy, devices, batch, reason):
     plan = default_plan(MACHINES[machine], recipes[name])
     assert (plan.strategy, len(plan.devices), plan.global_batch_size) == (strategy, devices, batch)

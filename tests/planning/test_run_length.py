@@ -48,8 +48,12 @@ def test_compile_args_gets_the_number_where_it_takes_it():
         def __call__(self, num_steps):
             return {"loss": f"over {num_steps}"}
 
-    for taking in (lambda num_steps: {"loss": f"over {num_steps}"}, lambda *, num_steps: {"loss": f"over {num_steps}"},
-                   functools.partial(lambda x, num_steps: {"loss": f"over {num_steps}"}, 1), Own()):  # fmt: skip
+    for taking in (
+        lambda num_steps: {"loss": f"over {num_steps}"},
+        lambda *, num_steps: {"loss": f"over {num_steps}"},
+        functools.partial(lambda x, num_steps: {"loss": f"over {num_steps}"}, 1),
+        Own(),
+    ):
         assert compile_arguments(made_up(taking), num_steps=9) == {"loss": "over 9"}
         with pytest.raises(WorkloadError, match="takes num_steps, but the number of batches in an epoch is not known"):
             compile_arguments(made_up(taking), num_steps=None)

@@ -16,19 +16,35 @@ CASES = [
     {"name": "transfer", "recipe": "transfer_learning", "data": "images.npz", "options": {"ema": True}},
     {"name": "autoencoder", "recipe": "autoencoder", "data": "images.npz", "options": {"latent_size": 3}},
     {"name": "detection", "recipe": "object_detection", "data": "boxes", "options": {"image_size": 32}},
-    {"name": "convolutions", "recipe": "sequence_forecasting", "data": "rows.csv",
-     "options": {"time_column": "time", "window": 8, "horizon": 4}},
-    {"name": "gru", "recipe": "sequence_forecasting", "data": "rows.csv",
-     "options": {"time_column": "time", "window": 8, "horizon": 4, "model": "gru"}},
+    {
+        "name": "convolutions",
+        "recipe": "sequence_forecasting",
+        "data": "rows.csv",
+        "options": {"time_column": "time", "window": 8, "horizon": 4},
+    },
+    {
+        "name": "gru",
+        "recipe": "sequence_forecasting",
+        "data": "rows.csv",
+        "options": {"time_column": "time", "window": 8, "horizon": 4, "model": "gru"},
+    },
     {"name": "classes", "recipe": "tabular_classification", "data": "rows.csv", "options": {"target": "kind"}},
     {"name": "numbers", "recipe": "tabular_regression", "data": "rows.csv", "options": {"target": "x"}},
-    {"name": "reader", "recipe": "text_classification", "data": "labels.csv",
-     "options": {"num_words": 8, "model": "transformer"}},
+    {
+        "name": "reader",
+        "recipe": "text_classification",
+        "data": "labels.csv",
+        "options": {"num_words": 8, "model": "transformer"},
+    },
     {"name": "characters", "recipe": "text_generation", "data": "long.txt", "options": {"width": 16, "num_layers": 1}},
     {"name": "pairs", "recipe": "translation", "data": "", "options": {"width": 32, "num_blocks": 1, "dropout": 0.1}},
-    {"name": "summaries", "recipe": "summarization", "data": "summaries.csv",
-     "options": {"width": 32, "num_words": 12, "ema": True}},
-]  # fmt: skip
+    {
+        "name": "summaries",
+        "recipe": "summarization",
+        "data": "summaries.csv",
+        "options": {"width": 32, "num_words": 12, "ema": True},
+    },
+]
 
 
 def write_own_data(folder: Path) -> None:

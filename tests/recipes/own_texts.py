@@ -8,8 +8,11 @@ import numpy as np
 def write_own_texts(folder: Path) -> None:
     generator = np.random.default_rng(0)
     colours, tools = ["red", "green", "blue", "white"], ["saw", "file", "drill", "axe"]
-    rows = ["text,label"] + [f"the {' '.join(generator.choice(part, 3))} one,{name}"
-                             for _ in range(30) for name, part in (("colour", colours), ("tool", tools))]  # fmt: skip
+    rows = ["text,label"] + [
+        f"the {' '.join(generator.choice(part, 3))} one,{name}"
+        for _ in range(30)
+        for name, part in (("colour", colours), ("tool", tools))
+    ]
     (folder / "labels.csv").write_text("\n".join(rows))
     (folder / "text.txt").write_text("over and over again. " * 200)
     sources = [" ".join(generator.choice(list("abc"), 4)) for _ in range(200)]

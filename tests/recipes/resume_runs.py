@@ -41,8 +41,17 @@ def run_case(folder: Path, case: dict) -> list:
     plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=size)
     work = recipe.workload(data_dir=folder / case["data"], **case["options"])
     run_dir = folder / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
-    result = train(work, plan, run_dir=run_dir, epochs=epochs, seed=3, resume="auto", checkpoint_interval=2, verbose=0,
-                   callbacks=[death()] if kind == "killed" else [])  # fmt: skip
+    result = train(
+        work,
+        plan,
+        run_dir=run_dir,
+        epochs=epochs,
+        seed=3,
+        resume="auto",
+        checkpoint_interval=2,
+        verbose=0,
+        callbacks=[death()] if kind == "killed" else [],
+    )
     import keras
 
     digest = hashlib.sha256()

@@ -22,38 +22,64 @@ def case(recipe, data_dir, message, *arguments):
 
 
 CASES = [
-    *(case(recipe, "good.csv", "good.csv has no column 'prices'. Did you mean 'price'?", "--target=prices")
-      for recipe in TABLES),
-    *(case(recipe, "text.csv", TEXT, "--target=price", *more)
-      for recipe in TABLES for more in ([], ["--column_kinds=x=numeric"])),
+    *(
+        case(recipe, "good.csv", "good.csv has no column 'prices'. Did you mean 'price'?", "--target=prices")
+        for recipe in TABLES
+    ),
+    *(
+        case(recipe, "text.csv", TEXT, "--target=price", *more)
+        for recipe in TABLES
+        for more in ([], ["--column_kinds=x=numeric"])
+    ),
     *(case(recipe, "good.csv", NO_ENCODING, "--target=price", "--encoding=utf-99") for recipe in TABLES),
     *(case(recipe, "latin.csv", WRONG_ENCODING, "--target=price") for recipe in TABLES),
-    *(case(recipe, "few.csv", "A batch takes 32 rows, but there are 16 to train on.", f"--target={target}")
-      for recipe, target in zip(TABLES, ("kind", "price"), strict=True)),
-    case("sequence_forecasting", "good.csv", "good.csv has no column 'rime'. Did you mean 'time'?",
-         "--time_column=rime"),
-    case("sequence_forecasting", "good.csv", "good.csv has no column 'pric'. Did you mean 'price'?",
-         "--time_column=time", "--target=pric"),
+    *(
+        case(recipe, "few.csv", "A batch takes 32 rows, but there are 16 to train on.", f"--target={target}")
+        for recipe, target in zip(TABLES, ("kind", "price"), strict=True)
+    ),
+    case(
+        "sequence_forecasting", "good.csv", "good.csv has no column 'rime'. Did you mean 'time'?", "--time_column=rime"
+    ),
+    case(
+        "sequence_forecasting",
+        "good.csv",
+        "good.csv has no column 'pric'. Did you mean 'price'?",
+        "--time_column=time",
+        "--target=pric",
+    ),
     case("sequence_forecasting", "text.csv", TEXT, "--time_column=time"),
     case("sequence_forecasting", "good.csv", NO_ENCODING, "--time_column=time", "--encoding=utf-99"),
     case("sequence_forecasting", "latin.csv", WRONG_ENCODING, "--time_column=time"),
-    case("sequence_forecasting", "few.csv", "few.csv has 14 rows to train on and 4 to test with; a window of 64",
-         "--time_column=time"),
-    case("sequence_forecasting", "good.csv", "A batch takes 512 windows, but there are 57 to train on.",
-         "--time_column=time", "--global_batch_size=512"),
+    case(
+        "sequence_forecasting",
+        "few.csv",
+        "few.csv has 14 rows to train on and 4 to test with; a window of 64",
+        "--time_column=time",
+    ),
+    case(
+        "sequence_forecasting",
+        "good.csv",
+        "A batch takes 512 windows, but there are 57 to train on.",
+        "--time_column=time",
+        "--global_batch_size=512",
+    ),
     case("autoencoder", "text.csv", TEXT),
     case("autoencoder", "good.csv", NO_ENCODING, "--encoding=utf-99"),
     case("autoencoder", "latin.csv", WRONG_ENCODING),
     case("autoencoder", "few.csv", "A batch takes 64 rows, but there are 16 to train on."),
     *(case(recipe, "empty_class", "The class folder empty_class/b holds no PNG or JPEG image.") for recipe in IMAGES),
-    *(case(recipe, "few", "images, but there are 9 to train on. Use a global batch size of at most 9.")
-      for recipe in IMAGES),
-    *(case(recipe, "mixed.npz", "must hold images of one shape. Received: (8, 8, 1) and (8, 9, 1).")
-      for recipe in IMAGES),
+    *(
+        case(recipe, "few", "images, but there are 9 to train on. Use a global batch size of at most 9.")
+        for recipe in IMAGES
+    ),
+    *(
+        case(recipe, "mixed.npz", "must hold images of one shape. Received: (8, 8, 1) and (8, 9, 1).")
+        for recipe in IMAGES
+    ),
     case("object_detection", "broken_json", "Cannot read broken_json/annotations.json: Expecting value: line 1"),
     case("object_detection", "outside", "Annotation 1 in outside/annotations.json lies outside its image 1.png"),
     case("object_detection", "boxes", "A batch takes 32 images, but there are 4 to train on."),
-]  # fmt: skip
+]
 
 
 def write_tables(folder):

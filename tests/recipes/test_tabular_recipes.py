@@ -149,8 +149,10 @@ except DataError as error:
 @pytest.fixture(scope="module")
 def runs(run_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    rows = [f"{1900 + row % 100 if row % 9 else ''},{['red', 'blue', 'pink'][row % 3]},{'cat' if row % 5 else 'dog'}"
-            for row in range(100)]  # fmt: skip
+    rows = [
+        f"{1900 + row % 100 if row % 9 else ''},{['red', 'blue', 'pink'][row % 3]},{'cat' if row % 5 else 'dog'}"
+        for row in range(100)
+    ]
     (folder / "pets.csv").write_text("\n".join(["year,color,kind", *rows]))
     child = run_python(RUN, folder, folder / "pets.csv")
     assert "A batch takes 512 rows, but there are 455 to train on." in child.stdout

@@ -52,18 +52,29 @@ def ends(run_python, tmp_path_factory):
     """How the command ended for each case, by recipe and data: all of them in one process."""
     folder = tmp_path_factory.mktemp("bad")
     files = {
-        "latin.csv": "text,label\ncaf\xe9,a\n", "column.csv": "txt,label\na,b\n",
-        "commas.csv": "text,label\none, two,a\n", "summary.csv": "document,sumary\na,b\n", "empty.txt": "\n",
-        "short.txt": "short", "small.txt": "over again " * 254,
+        "latin.csv": "text,label\ncaf\xe9,a\n",
+        "column.csv": "txt,label\na,b\n",
+        "commas.csv": "text,label\none, two,a\n",
+        "summary.csv": "document,sumary\na,b\n",
+        "empty.txt": "\n",
+        "short.txt": "short",
+        "small.txt": "over again " * 254,
         "small.csv": "text,label\n" + "".join(f"word {n},{'ab'[n % 2]}\n" for n in range(10)),
         "one_class.csv": "text,label\n" + "".join(f"word {n},a\n" for n in range(100)),
         "summaries.csv": "document,summary\n" + "".join(f"word {n},{n}\n" for n in range(10)),
-        "empty_class/a/1.txt": "one", "empty_class/b/1.csv": "one",
-        "empty_file/a/1.txt": "one", "empty_file/b/1.txt": "",
-        "shorter/source.txt": "a\nb\nc\n", "shorter/target.txt": "A\nB\n", "hole/source.txt": "a\n\nc\n",
-        "hole/target.txt": "A\nB\nC\n", "same/source.txt": "a\nb\nc\n", "same/target.txt": "A\nB\nC\n",
-        "latin/source.txt": "a\n\xe9\n", "latin/target.txt": "A\nB\n",
-    }  # fmt: skip
+        "empty_class/a/1.txt": "one",
+        "empty_class/b/1.csv": "one",
+        "empty_file/a/1.txt": "one",
+        "empty_file/b/1.txt": "",
+        "shorter/source.txt": "a\nb\nc\n",
+        "shorter/target.txt": "A\nB\n",
+        "hole/source.txt": "a\n\nc\n",
+        "hole/target.txt": "A\nB\nC\n",
+        "same/source.txt": "a\nb\nc\n",
+        "same/target.txt": "A\nB\nC\n",
+        "latin/source.txt": "a\n\xe9\n",
+        "latin/target.txt": "A\nB\n",
+    }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode("latin-1"))

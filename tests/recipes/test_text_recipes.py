@@ -40,26 +40,86 @@ def trained(run_python, tmp_path, own_data):
     """A function from the numbers of some cases to what each gave, by number, and to what was printed."""
 
     def case(recipe, data, use, *, strategy="mirrored", global_batch_size=8, dtype_policy="float32", **options):
-        return {"recipe": recipe, "strategy": strategy, "global_batch_size": global_batch_size, "use": use,
-                "dtype_policy": dtype_policy, "options": {"data_dir": str(own_data / data), **options}}  # fmt: skip
+        return {
+            "recipe": recipe,
+            "strategy": strategy,
+            "global_batch_size": global_batch_size,
+            "use": use,
+            "dtype_policy": dtype_policy,
+            "options": {"data_dir": str(own_data / data), **options},
+        }
 
     texts = ["the red red blue one", "the axe axe saw one"]
     sampled = ("generate", "over and ")
     cases = [
         case("text_classification", "labels.csv", ("classify", texts), epochs=4, num_words=8),
-        case("text_classification", "labels.csv", ("classify", texts), epochs=4, num_words=8, model="lstm",
-             strategy="none"),
-        case("text_classification", "labels.csv", ("classify", texts), epochs=6, num_words=8, model="transformer",
-             learning_rate=3e-3, dtype_policy="mixed_bfloat16", remat=True, strategy="none"),
-        case("text_generation", "text.txt", sampled, epochs=6, width=32, num_layers=1, strategy="none",
-             global_batch_size=4),
-        case("text_generation", "text.txt", sampled, epochs=1, width=32, num_layers=1, model="transformer", ema=True,
-             label_smoothing=0.1, strategy="none"),
-        case("translation", "", ("translate", ["a b c a", "c c b a"]), epochs=40, width=32, num_blocks=1,
-             remat=True, learning_rate=1e-2, strategy="none"),
-        case("summarization", "summaries.csv", ("summarize", ["other is here . the rest of it is old"]), epochs=14,
-             width=32, num_words=12, dropout=0.0, learning_rate=1e-2, dtype_policy="mixed_bfloat16", strategy="none"),
-    ]  # fmt: skip
+        case(
+            "text_classification",
+            "labels.csv",
+            ("classify", texts),
+            epochs=4,
+            num_words=8,
+            model="lstm",
+            strategy="none",
+        ),
+        case(
+            "text_classification",
+            "labels.csv",
+            ("classify", texts),
+            epochs=6,
+            num_words=8,
+            model="transformer",
+            learning_rate=3e-3,
+            dtype_policy="mixed_bfloat16",
+            remat=True,
+            strategy="none",
+        ),
+        case(
+            "text_generation",
+            "text.txt",
+            sampled,
+            epochs=6,
+            width=32,
+            num_layers=1,
+            strategy="none",
+            global_batch_size=4,
+        ),
+        case(
+            "text_generation",
+            "text.txt",
+            sampled,
+            epochs=1,
+            width=32,
+            num_layers=1,
+            model="transformer",
+            ema=True,
+            label_smoothing=0.1,
+            strategy="none",
+        ),
+        case(
+            "translation",
+            "",
+            ("translate", ["a b c a", "c c b a"]),
+            epochs=40,
+            width=32,
+            num_blocks=1,
+            remat=True,
+            learning_rate=1e-2,
+            strategy="none",
+        ),
+        case(
+            "summarization",
+            "summaries.csv",
+            ("summarize", ["other is here . the rest of it is old"]),
+            epochs=14,
+            width=32,
+            num_words=12,
+            dropout=0.0,
+            learning_rate=1e-2,
+            dtype_policy="mixed_bfloat16",
+            strategy="none",
+        ),
+    ]
 
     def run(*numbers):
         child = run_python(PROGRAM, tmp_path, json.dumps([cases[number] for number in numbers]))
@@ -110,7 +170,7 @@ def test_options_of_an_optimizer_leave_the_recipe_s_own_out():
         (translation, {"data_dir": "nowhere"}, DataError, "must be a folder with source.txt and target.txt."),
         (summarization, {"data_dir": "nowhere"}, DataError, "There is no file nowhere."),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_be_are_refused(recipe, options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         recipe.workload(**options)
@@ -155,8 +215,13 @@ def test_baseline_and_frequencies_are_what_they_should_be():
 
 @pytest.mark.slow
 def test_dates_are_translated_exactly(run_python, tmp_path):
-    case = {"recipe": "translation", "strategy": "none", "global_batch_size": 64, "options": {},
-            "use": ["translate", ["Saturday, 5 December 2015", "31.1.1999"]]}  # fmt: skip
+    case = {
+        "recipe": "translation",
+        "strategy": "none",
+        "global_batch_size": 64,
+        "options": {},
+        "use": ["translate", ["Saturday, 5 December 2015", "31.1.1999"]],
+    }
     child = run_python(PROGRAM, tmp_path, json.dumps([case]), timeout_seconds=550)
     assert json.loads((tmp_path / "0" / "translations.json").read_text())["exact_match"] >= 0.99
     assert json.loads(child.stdout.splitlines()[-1])[0]["used"][1] == "1999-01-31"

@@ -53,8 +53,9 @@ def test_lora_trains_small_matrices_and_the_head_alone(logical_devices):
     small = [weight for weight in model.trainable_weights if "lora" in weight.path]
     assert len(small) == 8
     assert all(2 in weight.shape for weight in small)
-    assert not any(weight.path.startswith("convolution") and weight.path.endswith("/kernel")
-                   for weight in model.trainable_weights)  # fmt: skip
+    assert not any(
+        weight.path.startswith("convolution") and weight.path.endswith("/kernel") for weight in model.trainable_weights
+    )
 
 
 @pytest.mark.slow
@@ -79,10 +80,18 @@ def test_several_workers_are_told_why_nothing_is_compared(logical_devices, tmp_p
     work.build_model().save(tmp_path / "model.keras")
     plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=20)
     result = TrainResult(
-        recipe=work.name, plan=plan, history={"val_accuracy": [0.5]}, final={"accuracy": 0.5, "loss": 1.0},
-        examples_per_second=1.0, step_seconds={}, first_step_seconds=1.0, wall_seconds=1.0, hardware={}, versions={},
+        recipe=work.name,
+        plan=plan,
+        history={"val_accuracy": [0.5]},
+        final={"accuracy": 0.5, "loss": 1.0},
+        examples_per_second=1.0,
+        step_seconds={},
+        first_step_seconds=1.0,
+        wall_seconds=1.0,
+        hardware={},
+        versions={},
         run_dir=str(tmp_path),
-    )  # fmt: skip
+    )
     with caplog.at_level("WARNING", "tfaccel"):
         recipe.show_result(work, result)
     assert "not trained from scratch for comparison: only one of the 2 workers shows results" in caplog.text

@@ -23,16 +23,19 @@ LABELS = np.arange(24) % len(LONG)
 
 def found(boxes, labels, scores):
     """Detections as a detector returns them."""
-    return SimpleNamespace(boxes=np.array(boxes, float).reshape(-1, 4), labels=np.array(labels, int),
-                           scores=np.array(scores, float))  # fmt: skip
+    return SimpleNamespace(
+        boxes=np.array(boxes, float).reshape(-1, 4), labels=np.array(labels, int), scores=np.array(scores, float)
+    )
 
 
 def boxes():
     """Boxes that cover each other nearly, one beyond the lower edge, one too unsure to be drawn."""
     true = np.array([[[0.0, 0, 10, 10], [20, 20, 30, 30]], [[5, 5, 15, 15], [0, 0, 0, 0]]])
     crowd = [[shift, shift, 10 + shift, 10 + shift] for shift in range(6)]
-    detections = [found(crowd, range(6), [0.99, 0.9, 0.8, 0.7, 0.6, 0.5]),
-                  found([[30, 30, 40, 40], [1, 1, 5, 5]], [2, 3], [0.7, 0.1])]  # fmt: skip
+    detections = [
+        found(crowd, range(6), [0.99, 0.9, 0.8, 0.7, 0.6, 0.5]),
+        found([[30, 30, 40, 40], [1, 1, 5, 5]], [2, 3], [0.7, 0.1]),
+    ]
     labels = np.array([[0, 1], [0, -1]])
     return box_figure(np.zeros((2, 40, 40, 1)), boxes=true, labels=labels, detections=detections, class_names=LONG)
 
@@ -52,15 +55,22 @@ def trials():
         {"rate": 0.01, "model": "c", "ema": False, "same": 3, "a_hyperparameter_with_a_long_name": 0.5, "near": 99},
     ]
     names = ["rate", "model", "ema", "same", "units", "a_hyperparameter_with_a_long_name", "near"]
-    return parallel_coordinates_figure(values, [0.1, 0.2, 0.3], names=names, objective="val_accuracy", rising=True,
-                                       logarithmic=["rate"])  # fmt: skip
+    return parallel_coordinates_figure(
+        values, [0.1, 0.2, 0.3], names=names, objective="val_accuracy", rising=True, logarithmic=["rate"]
+    )
 
 
 def forms():
     """Forms of nearly one size, and one far below."""
-    sizes = {"float32": (83000, 0.98, "float"), "float16": (42000, 0.98, "passes"), "dynamic": (22500, 0.979, "passes"),
-             "int8": (22000, 0.978, "winner"), "qat": (22300, 0.9785, "passes"), "prune+int8": (22100, 0.94, "fails"),
-             "broken": (1, float("nan"), "fails")}  # fmt: skip
+    sizes = {
+        "float32": (83000, 0.98, "float"),
+        "float16": (42000, 0.98, "passes"),
+        "dynamic": (22500, 0.979, "passes"),
+        "int8": (22000, 0.978, "winner"),
+        "qat": (22300, 0.9785, "passes"),
+        "prune+int8": (22100, 0.94, "fails"),
+        "broken": (1, float("nan"), "fails"),
+    }
     drawn = [SizedForm(name, *values) for name, values in sizes.items()]
     return size_metric_figure(drawn, metric="accuracy", limit=0.97)
 

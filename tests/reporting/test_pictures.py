@@ -44,8 +44,13 @@ def texts(figure):
         if text.get_visible() and text.get_text().strip() and area.width > 0 and not is_tick:
             seen[text] = area
     in_axes = {tick for axes in figure.axes for tick in (*axes.get_xticklabels(), *axes.get_yticklabels())}
-    drawn = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)
-             for tick in axis._update_ticks() for label in (tick.label1, tick.label2)}  # fmt: skip
+    drawn = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in axis._update_ticks()
+        for label in (tick.label1, tick.label2)
+    }
     return {text: area for text, area in seen.items() if text not in in_axes or text in drawn}
 
 
@@ -105,12 +110,14 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, caplog, monkeypatch)
 
 def test_predictions_name_the_true_class_and_wrong_ones_come_first():
     names = ("cat", "dog", "square")
-    figure = prediction_figure(IMAGES[:3], labels=np.array([0, 1, 2]), predictions=np.array([0, 1, 1]),
-                               class_names=names)  # fmt: skip
+    figure = prediction_figure(
+        IMAGES[:3], labels=np.array([0, 1, 2]), predictions=np.array([0, 1, 1]), class_names=names
+    )
     assert [axes.get_xlabel() for axes in figure.axes] == ["dog\nis square", "cat", "dog"]
     assert [to_hex(axes.spines["top"].get_edgecolor()) for axes in figure.axes] == [RED, GREEN, GREEN]
-    long = prediction_figure(IMAGES[:1], labels=np.array([0]), predictions=np.array([1]),
-                             class_names=("a rather long name of a class", "b"))  # fmt: skip
+    long = prediction_figure(
+        IMAGES[:1], labels=np.array([0]), predictions=np.array([1]), class_names=("a rather long name of a class", "b")
+    )
     predicted, true = long.axes[0].get_xlabel().split("\n")
     assert (predicted, true[:6], true[-5:]) == ("b", "is a r", "class")
     labels = np.zeros(100, int)
@@ -141,8 +148,13 @@ def test_boxes_are_drawn_where_they_are():
 
 def test_a_text_without_a_free_place_is_left_out_the_least_sure_first():
     crowd = found([[0, 0, 40, 40]] * 60, [0] * 60, np.linspace(0.5, 0.99, 60))
-    figure = box_figure(np.zeros((1, 40, 40, 1)), boxes=np.zeros((1, 1, 4)), labels=np.full((1, 1), -1),
-                        detections=[crowd], class_names=("cat",))  # fmt: skip
+    figure = box_figure(
+        np.zeros((1, 40, 40, 1)),
+        boxes=np.zeros((1, 1, 4)),
+        labels=np.full((1, 1), -1),
+        detections=[crowd],
+        class_names=("cat",),
+    )
     written = [text.get_text() for text in figure.axes[0].texts]
     assert 0 < len(written) < 60
     assert written[0] == "cat 0.99"
@@ -157,8 +169,11 @@ def test_forecasts_have_no_gap_and_an_axis_of_dates():
     band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 0]
     assert (band.min(), band.max()) == (0, 20)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
-        "what came", "forecast", "80 % interval", "seasonal naive, season 24"
-    }  # fmt: skip
+        "what came",
+        "forecast",
+        "80 % interval",
+        "seasonal naive, season 24",
+    }
     dated = forecasts(DATES).axes[0]
     assert (dated.lines[0].get_xdata()[[0, -1]] == DATES[[0, -1]]).all()
     dated.figure.draw_without_rendering()
@@ -198,8 +213,12 @@ def test_latent_map_has_axes_and_places():
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("first direction", "second direction")
     assert axes.collections[0].get_offsets().tolist() == [[0, 5], [1, 9]]
-    pictured = latent_figure(np.array([[0.0, 0.0], [1.0, 1.0]]), labels=np.array([0, 1]), class_names=("a", "b"),
-                             images=np.ones((2, 4, 4, 1)) * np.array([0.0, 1.0])[:, None, None, None])  # fmt: skip
+    pictured = latent_figure(
+        np.array([[0.0, 0.0], [1.0, 1.0]]),
+        labels=np.array([0, 1]),
+        class_names=("a", "b"),
+        images=np.ones((2, 4, 4, 1)) * np.array([0.0, 1.0])[:, None, None, None],
+    )
     paper = pictured.axes[0].images[0].get_array()
     assert paper[855, 24, 3] == 0  # a dark image leaves the paper as it is
     assert paper[24, 855].tolist() == [255, 127, 14, 255]
@@ -222,8 +241,13 @@ def test_every_one_of_few_numbers_is_written_unless_it_would_cover_another():
 def test_forms_and_bars():
     figure = forms()
     assert [text.get_text() for text in figure.axes[0].texts] == [
-        "float32", "float16", "dynamic", "int8", "qat", "prune+int8"
-    ]  # fmt: skip
+        "float32",
+        "float16",
+        "dynamic",
+        "int8",
+        "qat",
+        "prune+int8",
+    ]
     bars = importance_figure({"a": 0.75, "b": 0.25}, objective="accuracy").axes[0]
     assert [bar.get_width() for bar in bars.patches] == [0.75, 0.25]
     assert [text.get_text() for text in bars.texts] == ["75%", "25%"]
@@ -235,28 +259,34 @@ ONE_BOX = {"boxes": np.zeros((2, 1, 4)), "labels": np.zeros((2, 1), int), "class
 REFUSED = [
     ("counts of shape (2, 2)", lambda: confusion_figure({"a": np.zeros((3, 3))}, class_names=("a", "b"))),
     ("there must be a model. Received: none", lambda: confusion_figure({}, class_names=("a", "b"))),
-    ("a prediction for each of (3,) numbers. Received: {'a': (2,)}.",
-     lambda: scatter_figure(np.zeros(3), {"a": np.zeros(2)}, name="x")),
-    ("three quantiles and the baseline must be of one length",
-     lambda: forecast_figure([], num_columns=1, interval="", baseline="")),
-    ("Received: [((4,), (4, 2), (4,))]",
-     lambda: forecast_figure([WAVE], num_columns=1, interval="", baseline="")),
+    (
+        "a prediction for each of (3,) numbers. Received: {'a': (2,)}.",
+        lambda: scatter_figure(np.zeros(3), {"a": np.zeros(2)}, name="x"),
+    ),
+    (
+        "three quantiles and the baseline must be of one length",
+        lambda: forecast_figure([], num_columns=1, interval="", baseline=""),
+    ),
+    ("Received: [((4,), (4, 2), (4,))]", lambda: forecast_figure([WAVE], num_columns=1, interval="", baseline="")),
     ("times that of past and future", lambda: forecast_figure([SHORT], num_columns=1, interval="", baseline="")),
     ("values of 1 to 3 runs", lambda: curve_figure({}, name="accuracy")),
     ("values of 1 to 3 runs", lambda: curve_figure({"one": []}, name="accuracy")),
     ("values of 1 to 3 runs", lambda: curve_figure({name: [1.0] for name in "abcd"}, name="accuracy")),
     ("Received: 0 images", lambda: image_grid_figure(np.zeros((0, 4, 4, 1)))),
     ("Received: 2 images, 1 captions", lambda: image_grid_figure(np.zeros((2, 4, 4, 1)), captions=["one"])),
-    ("a label and a prediction for each",
-     lambda: prediction_figure(IMAGES[:2], labels=LABELS[:2], predictions=LABELS[:1], class_names=("a",))),
+    (
+        "a label and a prediction for each",
+        lambda: prediction_figure(IMAGES[:2], labels=LABELS[:2], predictions=LABELS[:1], class_names=("a",)),
+    ),
     ("2 places, 1 labels, no images", lambda: latent_figure(np.eye(2), labels=LABELS[:1], class_names=("a",))),
-    ("2 images, 2 boxes, 2 labels, 1 detections",
-     lambda: box_figure(np.zeros((2, 4, 4, 1)), detections=[SimpleNamespace()], **ONE_BOX)),
-    ("Received: 0 trials, 0 scores",
-     lambda: parallel_coordinates_figure([], [], names=[], objective="o", rising=True)),
+    (
+        "2 images, 2 boxes, 2 labels, 1 detections",
+        lambda: box_figure(np.zeros((2, 4, 4, 1)), detections=[SimpleNamespace()], **ONE_BOX),
+    ),
+    ("Received: 0 trials, 0 scores", lambda: parallel_coordinates_figure([], [], names=[], objective="o", rising=True)),
     ("at least one hyperparameter", lambda: importance_figure({}, objective="o")),
     ("at least one form with both", lambda: size_metric_figure([], metric="accuracy", limit=0.9)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("message", "draw"), REFUSED)

@@ -70,9 +70,15 @@ def test_short_run(run_python, tmp_path):
     out = tmp_path / "report.json"
     figures = "mlp_loop,epoch_end,one_replica_xla"
     done = run_python(
-        "tfaccel.scripts.benchmark", "engine", "--json", "--repetitions=2", "--scale=0.002", f"--figures={figures}",
-        f"--out={out}", check=False,
-    )  # fmt: skip
+        "tfaccel.scripts.benchmark",
+        "engine",
+        "--json",
+        "--repetitions=2",
+        "--scale=0.002",
+        f"--figures={figures}",
+        f"--out={out}",
+        check=False,
+    )
     data = json.loads(done.stdout)
     assert json.loads(out.read_text()) == data
     assert done.returncode == (0 if data["met"] else 1)

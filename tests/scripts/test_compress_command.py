@@ -7,8 +7,18 @@ from absl import flags
 
 from tfaccel.scripts import compress
 
-MEASURES = ("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave_points",
-            "symmetry", "fractal_dimension")  # fmt: skip
+MEASURES = (
+    "radius",
+    "texture",
+    "perimeter",
+    "area",
+    "smoothness",
+    "compactness",
+    "concavity",
+    "concave_points",
+    "symmetry",
+    "fractal_dimension",
+)
 FEATURES = [form.format(name) for form in ("mean_{}", "{}_error", "worst_{}") for name in MEASURES]
 
 

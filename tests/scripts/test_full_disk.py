@@ -21,8 +21,9 @@ def test_training_ends_with_one_line_and_whole_files(run_python, tmp_path):
     assert child.stdout.split() == ["2", "2"]
     lines = child.stderr.splitlines()
     assert [line.partition(" cannot be written")[0] for line in lines] == [
-        "tfaccel train: The run directory none", "tfaccel train: The run directory checkpoint"
-    ]  # fmt: skip
+        "tfaccel train: The run directory none",
+        "tfaccel train: The run directory checkpoint",
+    ]
     assert "File too large. Make room, and go on with the run: resume=" in lines[1]
     left = [path for path in Path(tmp_path).rglob("*") if path.is_file()]
     assert [path for path in left if path.name.startswith(".") or path.suffix == ".keras"] == []

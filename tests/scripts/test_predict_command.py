@@ -16,9 +16,13 @@ from tfaccel.scripts import predict as predict_command
 IMAGES = ImageInput(image_size=8, num_channels=1, class_names=("dark", "light"))
 TEXTS = TextInput(vocabulary=Vocabulary(unit="words", tokens=("good", "bad")), num_tokens=4, class_names=("yes", "no"))
 TABLE = TableInput.of(
-    TableEncoding(numeric=(NumericColumn("age", 4.0, 1.0, True),), categorical=(CategoricalColumn("kind", ("cat",)),),
-                  target="stays", class_names=("no", "yes"))
-)  # fmt: skip
+    TableEncoding(
+        numeric=(NumericColumn("age", 4.0, 1.0, True),),
+        categorical=(CategoricalColumn("kind", ("cat",)),),
+        target="stays",
+        class_names=("no", "yes"),
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +126,9 @@ def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
     run = f"--run_dir={runs}/texts"
     assert predict(run, "--input=texts.txt", "--output=1.csv")[0] == 0
     assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
-        ("texts.txt:1", "yes"), ("texts.txt:3", "no"),
-    ]  # fmt: skip
+        ("texts.txt:1", "yes"),
+        ("texts.txt:3", "no"),
+    ]
     status, _, err = predict(run, "--input=folder", "--output=2.csv")
     assert (status, "cannot predict folder/b.txt" in err) == (1, True)
     assert [row["class"] for row in rows_of(tmp_path / "2.csv")] == ["no"]
@@ -138,10 +143,13 @@ def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
 
 
 STRICT = TableInput.of(
-    TableEncoding(numeric=(NumericColumn("age", 4.0, 1.0, False),),
-                  categorical=(CategoricalColumn("kind", ("cat",), has_missing=False, has_rare=False),),
-                  target="stays", class_names=("no", "yes"))
-)  # fmt: skip
+    TableEncoding(
+        numeric=(NumericColumn("age", 4.0, 1.0, False),),
+        categorical=(CategoricalColumn("kind", ("cat",), has_missing=False, has_rare=False),),
+        target="stays",
+        class_names=("no", "yes"),
+    )
+)
 
 
 @pytest.fixture
@@ -199,15 +207,18 @@ def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("kind,age\ncat,old\n", "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Mend the row; "
-                                "the model was trained on numbers there."),
+        (
+            "kind,age\ncat,old\n",
+            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Mend the row; "
+            "the model was trained on numbers there.",
+        ),
         ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Mend the row"),
         ("kind,age\ncat,1\ncat,1e60\n", "has 1e+60 in row 2 below the header, which float32 cannot hold."),
         ("kind,ago\ncat,1\n", "rows.csv has no column 'age'. Did you mean 'ago'?"),
         ("a,b\n1,2\n", "has no column 'age'. The model takes these too, which are not there: 'kind'. Columns: a, b."),
         (b"kind,age\nch\xe2t,1\n", "byte 0xe2 cannot be read. Say how it is encoded, for example --encoding=latin-1."),
     ],
-)  # fmt: skip
+)
 def test_tables_that_do_not_fit_are_refused_in_terms_of_flags(predict, strict_run, tmp_path, content, message):
     (tmp_path / "rows.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv")
@@ -215,8 +226,12 @@ def test_tables_that_do_not_fit_are_refused_in_terms_of_flags(predict, strict_ru
     assert message in err
     assert "column_kinds" not in err and "encoding=" not in err.replace("--encoding=", "")
     if isinstance(content, bytes):
-        assert predict(strict_run, "--input=rows.csv", "--output=out.csv", "--encoding=latin-1",
-                       "--unknown_values=fill")[0] == 0  # fmt: skip
+        assert (
+            predict(strict_run, "--input=rows.csv", "--output=out.csv", "--encoding=latin-1", "--unknown_values=fill")[
+                0
+            ]
+            == 0
+        )
 
 
 def test_order_of_columns_and_more_of_them_do_not_matter(predict, strict_run, tmp_path):
@@ -264,16 +279,21 @@ def test_litert_files_predict_as_their_runs(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("kind,age\ncat,9\ndog,0.5\ncat,\n,\n")
     pixels = np.zeros((1, 8, 8, 1), "float32")
     table_rows = {"numbers": np.zeros((1, 1), "float32"), "categories": np.zeros((1, 1), "int32")}
-    cases = [("images", IMAGES, pixels, "photos"), ("texts", TEXTS, np.zeros((1, 4), "int32"), "texts.txt"),
-             ("table", TABLE, table_rows, "rows.csv")]  # fmt: skip
+    cases = [
+        ("images", IMAGES, pixels, "photos"),
+        ("texts", TEXTS, np.zeros((1, 4), "int32"), "texts.txt"),
+        ("table", TABLE, table_rows, "rows.csv"),
+    ]
     for name, raw_input, rows, given in cases:
         write_litert(tmp_path / f"{name}.tflite", runs / name, raw_input, rows)
         expected = predict(f"--run_dir={runs}/{name}", f"--input={given}", "--output=run.jsonl", "--quiet")
         found = predict(f"--model={name}.tflite", f"--input={given}", "--output=litert.jsonl", "--quiet")
         assert found[0] == expected[0]
         assert found[2].splitlines()[-1:] == expected[2].splitlines()[-1:]
-        lines = [[json.loads(line) for line in (tmp_path / f"{one}.jsonl").read_text().splitlines()]
-                 for one in ("litert", "run")]  # fmt: skip
+        lines = [
+            [json.loads(line) for line in (tmp_path / f"{one}.jsonl").read_text().splitlines()]
+            for one in ("litert", "run")
+        ]
         assert len(lines[0]) == len(lines[1]) > 1
         for a, b in zip(*lines, strict=True):
             assert (a["input"], a["class"]) == (b["input"], b["class"])
@@ -322,8 +342,9 @@ def test_json_lines_hold_texts_rows_of_tables_or_inputs_as_they_are_served(predi
     (tmp_path / "texts.jsonl").write_text('"good"\n\n{"text": "Bad!", "id": 7}\n')
     assert predict(f"--run_dir={runs}/texts", "--input=texts.jsonl", "--output=1.csv")[0] == 0
     assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
-        ("texts.jsonl:1", "yes"), ("texts.jsonl:3", "no"),
-    ]  # fmt: skip
+        ("texts.jsonl:1", "yes"),
+        ("texts.jsonl:3", "no"),
+    ]
     (tmp_path / "rows.jsonl").write_text('{"kind": "cat", "age": 9}\n{"age": 0.5, "kind": "dog"}\n{"kind": "cat"}\n')
     assert predict(f"--run_dir={runs}/table", "--input=rows.jsonl", "--output=2.jsonl")[0] == 0
     lines = [json.loads(line) for line in (tmp_path / "2.jsonl").read_text().splitlines()]

@@ -28,8 +28,9 @@ def test_recipes_are_chosen_by_name():
 def test_trials_are_read_back(tmp_path):
     path = tmp_path / "settings.json"
     assert read_trials(path) == []
-    trial = SettingTrial(recipe="gan", setting={"epochs": 30}, seed=0, score=None, metric="", higher_is_better=True,
-                         seconds=1.5)  # fmt: skip
+    trial = SettingTrial(
+        recipe="gan", setting={"epochs": 30}, seed=0, score=None, metric="", higher_is_better=True, seconds=1.5
+    )
     write_json(path, {"trials": [asdict(trial)]})
     assert read_trials(path) == [trial]
 
@@ -45,9 +46,19 @@ def test_another_file_is_refused(tmp_path, text):
 
 def test_a_row_says_what_is_changed_and_gained(capsys):
     setting = {**RECIPE_SETTINGS["image_classification"].present, "epochs": 12}
-    scores = SettingScores(recipe="image_classification", setting=setting, metric="accuracy", scores=(0.5, 0.75),
-                           gains=(-0.25, 0.0))  # fmt: skip
-    assert row_of(scores) == ["image_classification", "epochs=12", "accuracy", "0.6250", "0.1768", "2", "-0.1250",
-                              "0.1768", "no"]  # fmt: skip
+    scores = SettingScores(
+        recipe="image_classification", setting=setting, metric="accuracy", scores=(0.5, 0.75), gains=(-0.25, 0.0)
+    )
+    assert row_of(scores) == [
+        "image_classification",
+        "epochs=12",
+        "accuracy",
+        "0.6250",
+        "0.1768",
+        "2",
+        "-0.1250",
+        "0.1768",
+        "no",
+    ]
     print_settings({"settings": [scores.to_json()]})
     assert "epochs=12" in capsys.readouterr().out

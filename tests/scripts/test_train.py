@@ -74,9 +74,13 @@ def command(tmp_path):
     def run(*arguments):
         code = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', 'train', *sys.argv[1:]]))"
         return subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            [sys.executable, "-c", code, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
             check=False,
-        )  # fmt: skip
+        )
 
     return run
 
@@ -181,9 +185,17 @@ def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
     plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=12)
     plan.save(tmp_path / "plan.json")
     ended = command(
-        RECIPE, "--data_dir=small.npz", "--epochs=1", "--run_dir=run", "--plan=plan.json", "--json", "--remat",
-        "--set=prefetch_batches=1", "--seed=5", "--checkpoint_interval=1",
-    )  # fmt: skip
+        RECIPE,
+        "--data_dir=small.npz",
+        "--epochs=1",
+        "--run_dir=run",
+        "--plan=plan.json",
+        "--json",
+        "--remat",
+        "--set=prefetch_batches=1",
+        "--seed=5",
+        "--checkpoint_interval=1",
+    )
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     assert result["plan"]["global_batch_size"] == 12
@@ -194,9 +206,16 @@ def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
 
 def test_loss_that_is_no_number_names_its_step_and_leaves_no_model(command, tmp_path):
     ended = command(
-        RECIPE, "--data_dir=small.npz", "--epochs=30", "--global_batch_size=8", "--run_dir=run", "--quiet",
-        "--optimizer=sgd", "--learning_rate=1e30", "--steps_per_execution=1",
-    )  # fmt: skip
+        RECIPE,
+        "--data_dir=small.npz",
+        "--epochs=30",
+        "--global_batch_size=8",
+        "--run_dir=run",
+        "--quiet",
+        "--optimizer=sgd",
+        "--learning_rate=1e30",
+        "--steps_per_execution=1",
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.search(r"^tfaccel train: .*step \d+", ended.stderr, re.MULTILINE), ended.stderr
     assert not (tmp_path / "run/model.keras").exists()

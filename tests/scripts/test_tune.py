@@ -10,8 +10,22 @@ from absl import flags
 from tfaccel.scripts import tune as tune_command
 
 RECIPE = "--recipe=tabular_classification"
-OWN = ("recipe", "workload", "run_dir", "plan", "space", "objective", "max_trials", "parallel", "trial_seconds",
-       "tuner", "num_initial_points", "algorithm_options", "pruning_options", "executions_per_trial")  # fmt: skip
+OWN = (
+    "recipe",
+    "workload",
+    "run_dir",
+    "plan",
+    "space",
+    "objective",
+    "max_trials",
+    "parallel",
+    "trial_seconds",
+    "tuner",
+    "num_initial_points",
+    "algorithm_options",
+    "pruning_options",
+    "executions_per_trial",
+)
 
 
 @pytest.fixture
@@ -95,8 +109,13 @@ def test_help_names_the_flags(tune):
 def test_a_recipe_is_searched_and_its_best_model_kept(tmp_path):
     def run(*more):
         flag = [RECIPE, f"--run_dir={tmp_path}/run", "--epochs=2", "--parallel=2", "--retrain", "--optimizer=adamw"]
-        return subprocess.run([sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag, *more], timeout=300,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag, *more],
+            timeout=300,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     done = run("--max_trials=3")
     assert done.returncode == 0, done.stderr
@@ -126,12 +145,26 @@ def test_a_recipe_is_searched_and_its_best_model_kept(tmp_path):
 
 @pytest.mark.slow
 def test_trials_are_those_of_plain_keras_tuner(tmp_path):
-    task = {"recipe": "tabular_classification", "max_trials": 4, "epochs": 3, "seed": 5, "objective": "val_accuracy",
-            "direction": "max"}  # fmt: skip
+    task = {
+        "recipe": "tabular_classification",
+        "max_trials": 4,
+        "epochs": 3,
+        "seed": 5,
+        "objective": "val_accuracy",
+        "direction": "max",
+    }
     command = [sys.executable, "-m", "tfaccel.tuning.plain_program", json.dumps(task)]
     plain = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
-    flag = [RECIPE, f"--run_dir={tmp_path}/run", "--epochs=3", "--parallel=2", "--max_trials=4", "--seed=5", "--json",
-            "--dtype_policy=float32"]  # fmt: skip
+    flag = [
+        RECIPE,
+        f"--run_dir={tmp_path}/run",
+        "--epochs=3",
+        "--parallel=2",
+        "--max_trials=4",
+        "--seed=5",
+        "--json",
+        "--dtype_policy=float32",
+    ]
     command = [sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag]
     data = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     assert {row["trial_id"]: row["hyperparameters"] for row in data["rows"]} == plain["trials"]

@@ -45,8 +45,12 @@ def values(*arguments):
 def test_values_have_the_kind_of_their_parameter():
     assert values() == {}
     assert values("--model=lstm", "--width=3", "--dropout=0.5", "--title=a b", "--folded") == {
-        "model": "lstm", "width": 3, "dropout": 0.5, "title": "a b", "folded": True
-    }  # fmt: skip
+        "model": "lstm",
+        "width": 3,
+        "dropout": 0.5,
+        "title": "a b",
+        "folded": True,
+    }
     assert values("--nofolded", "--width=auto") == {"folded": False}
 
 

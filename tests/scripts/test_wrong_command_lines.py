@@ -20,8 +20,12 @@ def outcomes(folder: Path, command: str, step: int) -> list[list]:
     for name in ("files", command):
         child = subprocess.run(
             [sys.executable, program.__file__, str(folder), name, str(step)],
-            capture_output=True, text=True, timeout=1500, check=False, env=environment,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
+            env=environment,
+        )
         assert child.returncode == 0, child.stderr[-3000:]
     return [json.loads(line) for line in child.stdout.splitlines()]
 

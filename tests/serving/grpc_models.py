@@ -4,8 +4,24 @@ import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
-ECHO = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
-        "uint64", "bool", "string", "complex64", "complex128")  # fmt: skip
+ECHO = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+    "string",
+    "complex64",
+    "complex128",
+)
 
 
 def write_echo(folder, *, start):

@@ -128,8 +128,10 @@ def test_each_dtype_goes_in_and_out_in_each_form(client, kind):
 
 def test_truth_values_are_zero_or_one(client):
     assert arrays(client.predict("echo", "echo_bool", x=tensor("bool", [3], tensor_content=b"\x00\x07\xff")))["x"] == [
-        False, True, True,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+    ]
 
 
 def test_classify_and_regress(client, server):
@@ -298,8 +300,9 @@ def test_examples_that_cannot_be_read_are_refused(client, request_, message):
 def test_outputs_that_are_not_there_are_refused(client):
     code, message = refused(client.predict, "echo", output_filter=["w"], x=[1.0])
     assert (code, message) == (
-        "INVALID_ARGUMENT", "output tensor alias not found in signature: 'w'. There are: y, z.",
-    )  # fmt: skip
+        "INVALID_ARGUMENT",
+        "output tensor alias not found in signature: 'w'. There are: y, z.",
+    )
     assert "duplicate output tensor alias: 'y'" in refused(client.predict, "echo", output_filter=["y", "y"], x=[1.0])[1]
     request = predict_pb2.PredictRequest(predict_streamed_options={"return_single_response": True})
     fill_spec(request.model_spec, "echo")

@@ -70,8 +70,9 @@ def test_file_is_served_by_both_protocols(file):
         assert [dim["size"] for dim in pixels["tensor_shape"]["dim"]] == ["-1", "8", "8", "1"]
         outputs = signatures["serving_raw"]["outputs"]
         assert {name: entry["dtype"] for name, entry in outputs.items()} == {
-            "label": "DT_STRING", "probabilities": "DT_FLOAT",
-        }  # fmt: skip
+            "label": "DT_STRING",
+            "probabilities": "DT_FLOAT",
+        }
         assert server.json(path)[1]["model_version_status"][0]["version"] == "1"
         shutil.copy(file, file.with_name("other"))
         os.unlink(file)  # what is served stays

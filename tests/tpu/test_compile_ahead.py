@@ -52,9 +52,12 @@ def test_a_broken_compiler_is_skipped_with_its_reason(tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('jaxlib is gone')")
     machine = dataclasses.replace(machine, environ={"PYTHONPATH": str(tmp_path)})
     (check,) = check_ahead_of_time(
-        Examination(machine), lambda rows, path: None, target=parse_tpu(None), replica_batch_size=8,
+        Examination(machine),
+        lambda rows, path: None,
+        target=parse_tpu(None),
+        replica_batch_size=8,
         num_train_examples=None,
-    )  # fmt: skip
+    )
     assert (check.status, check.detail) == ("skip", "ImportError: jaxlib is gone")
 
 

@@ -100,8 +100,13 @@ def two_heads(api: Api) -> keras.Model:
         joined = keras.layers.Concatenate()([first, second])
         outputs = {"u": keras.layers.Dense(1, name="u")(joined), "v": keras.layers.Dense(2, name="v")(joined)}
         model = keras.Model({"a": first, "b": second}, outputs)
-        model.compile("sgd", {"u": "mse", "v": "mae"}, loss_weights={"u": 1.0, "v": 0.5}, metrics={"u": ["mae"]},
-                      weighted_metrics={"v": ["mse"]})  # fmt: skip
+        model.compile(
+            "sgd",
+            {"u": "mse", "v": "mae"},
+            loss_weights={"u": 1.0, "v": 0.5},
+            metrics={"u": ["mae"]},
+            weighted_metrics={"v": ["mse"]},
+        )
     return model
 
 
@@ -206,8 +211,12 @@ def texts(api: Api) -> Any:
         model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensor_slices((words, Y[:5])).batch(3)
     history = api.fit(model, tf.constant(words), Y[:5], epochs=2, batch_size=2, shuffle=False).history
-    return [history, api.fit(model, data, shuffle=False).history, api.predict(model, tf.constant(words), batch_size=3),
-            model.get_weights()]  # fmt: skip
+    return [
+        history,
+        api.fit(model, data, shuffle=False).history,
+        api.predict(model, tf.constant(words), batch_size=3),
+        model.get_weights(),
+    ]
 
 
 @same_as_keras()

@@ -49,8 +49,7 @@ def learning_rate_under_a_loss_scale(api: Api) -> Any:
 def model_checkpoint(api: Api) -> Any:
     model = api.reused(compiled)
     with tempfile.TemporaryDirectory() as folder:
-        each = keras.callbacks.ModelCheckpoint(
-            f"{folder}/e{{epoch}}-{{loss:.3f}}.weights.h5", save_weights_only=True)  # fmt: skip
+        each = keras.callbacks.ModelCheckpoint(f"{folder}/e{{epoch}}-{{loss:.3f}}.weights.h5", save_weights_only=True)
         fourth = keras.callbacks.ModelCheckpoint(f"{folder}/b{{epoch}}-{{batch}}.keras", save_freq=4)
         best = keras.callbacks.ModelCheckpoint(f"{folder}/best.keras", monitor="val_mae", save_best_only=True)
         history = api.fit(model, X, Y, epochs=3, validation_data=(X, Y), callbacks=[each, fourth, best], **OPTIONS)
@@ -74,8 +73,10 @@ def csv_logger_and_terminate_on_nan(api: Api) -> Any:
 def tensorboard(api: Api) -> Any:
     model = linear(api)
     with tempfile.TemporaryDirectory() as folder:
-        boards = [keras.callbacks.TensorBoard(f"{folder}/epochs"),
-                  keras.callbacks.TensorBoard(f"{folder}/batches", update_freq=2, write_graph=False)]  # fmt: skip
+        boards = [
+            keras.callbacks.TensorBoard(f"{folder}/epochs"),
+            keras.callbacks.TensorBoard(f"{folder}/batches", update_freq=2, write_graph=False),
+        ]
         history = api.fit(model, X, Y, epochs=2, validation_data=(X, Y), callbacks=boards, **OPTIONS)
         tags = {}
         for path in sorted(Path(folder).rglob("events*")):
@@ -97,8 +98,14 @@ def backup_and_restore(api: Api) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         stop = keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)
         with contextlib.suppress(Interruption):
-            api.fit(linear(api, "adam"), X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(folder), stop],
-                    **OPTIONS)  # fmt: skip
+            api.fit(
+                linear(api, "adam"),
+                X,
+                Y,
+                epochs=4,
+                callbacks=[keras.callbacks.BackupAndRestore(folder), stop],
+                **OPTIONS,
+            )
         model, recorder = linear(api, "adam"), Recorder()
         backup = keras.callbacks.BackupAndRestore(folder)
         history = api.fit(model, X, Y, epochs=4, callbacks=[backup, recorder], **OPTIONS)

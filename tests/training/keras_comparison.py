@@ -145,6 +145,8 @@ def leaf_difference(expected: Any, received: Any, tolerance: float, where: str) 
             close = np.allclose(wanted, given, rtol=tolerance, atol=tolerance, equal_nan=True)
             return None if close else f"{where}: differs by {np.max(np.abs(wanted - given)):.3g}"
         return None if np.array_equal(wanted, given) else f"{where}: {wanted!r:.200} became {given!r:.200}"
-    return None if type(expected) is type(received) and expected == received else (
-        f"{where}: {expected!r:.200} became {received!r:.200}"
-    )  # fmt: skip
+    return (
+        None
+        if type(expected) is type(received) and expected == received
+        else (f"{where}: {expected!r:.200} became {received!r:.200}")
+    )

@@ -64,7 +64,8 @@ class OwnSteps(Subclassed):
         y_pred = self(x, training=False)
         for metric in self.metrics:
             metric.update_state(y, y_pred) if metric.name != "loss" else metric.update_state(
-                self.compute_loss(x, y, y_pred))  # fmt: skip
+                self.compute_loss(x, y, y_pred)
+            )
         return {metric.name: metric.result() for metric in self.metrics}
 
     def predict_step(self, data):
@@ -127,11 +128,19 @@ def optimizer_of_several(api: Api) -> Any:
 def loss_reductions(api: Api) -> Any:
     weights = {"sample_weight": np.linspace(0, 2, 22).astype("float32"), "num_rows": 22}
     return [
-        trained(api, lambda: dense(loss=keras.losses.MeanSquaredError(reduction="sum"),
-                                   optimizer=keras.optimizers.SGD(0.01)), epochs=1, num_rows=22),
-        trained(api, lambda: dense(loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
-                epochs=1, **weights),
-    ]  # fmt: skip
+        trained(
+            api,
+            lambda: dense(loss=keras.losses.MeanSquaredError(reduction="sum"), optimizer=keras.optimizers.SGD(0.01)),
+            epochs=1,
+            num_rows=22,
+        ),
+        trained(
+            api,
+            lambda: dense(loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
+            epochs=1,
+            **weights,
+        ),
+    ]
 
 
 @same_as_keras()
@@ -163,8 +172,15 @@ def metrics_of_many_kinds(api: Api) -> Any:
     outside = keras.metrics.MeanAbsoluteError(name="outside")
     with api.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
-        metrics = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision"), outside,
-                   keras.metrics.F1Score(threshold=0.5), keras.metrics.R2Score(), mean_difference]  # fmt: skip
+        metrics = [
+            "accuracy",
+            keras.metrics.AUC(name="auc"),
+            keras.metrics.Precision(name="precision"),
+            outside,
+            keras.metrics.F1Score(threshold=0.5),
+            keras.metrics.R2Score(),
+            mean_difference,
+        ]
         model.compile("sgd", "binary_crossentropy", metrics=metrics, weighted_metrics=["mse"])
     history = api.fit(model, x, labels, epochs=2, **OPTIONS).history
     return [history, api.evaluate(model, x, labels, batch_size=8)]

@@ -55,15 +55,22 @@ def workload(*, sharded: bool) -> Workload:
         return train_data(global_batch_size, seed=seed, epoch=epoch)
 
     return Workload(
-        "sharded" if sharded else "whole", build_model,
+        "sharded" if sharded else "whole",
+        build_model,
         lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
-        train_data if sharded else whole_train_data, global_batch_size=BATCH,
-    )  # fmt: skip
+        train_data if sharded else whole_train_data,
+        global_batch_size=BATCH,
+    )
 
 
 def plan_of(communication: str = "tensorflow_default") -> Plan:
-    return Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=BATCH,
-                communication=communication)  # fmt: skip
+    return Plan(
+        strategy="multi_worker_mirrored",
+        devices=("CPU:0",),
+        num_workers=2,
+        global_batch_size=BATCH,
+        communication=communication,
+    )
 
 
 def outcome(run_dir: str, *, sharded: bool) -> dict[str, Any]:

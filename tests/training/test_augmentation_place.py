@@ -70,8 +70,15 @@ def workload(augment=added, *, on_host=None):
         batches = tf.data.Dataset.from_tensor_slices(arrays)
         return batches.map(lambda *batch: (on_host or augment)(batch)) if augmented else batches
 
-    return Workload("noisy", build_model, lambda: {"optimizer": "sgd", "loss": "mse"}, train_data,
-                    global_batch_size=BATCH, augment=augment, augment_mixes_rows=augment is blended)  # fmt: skip
+    return Workload(
+        "noisy",
+        build_model,
+        lambda: {"optimizer": "sgd", "loss": "mse"},
+        train_data,
+        global_batch_size=BATCH,
+        augment=augment,
+        augment_mixes_rows=augment is blended,
+    )
 
 
 def on_device(plan):

@@ -21,8 +21,10 @@ def _two_in_two_out():
     model.compile(
         "adam", {"one": "mse", "two": "binary_crossentropy"}, metrics={"two": [keras.metrics.AUC(name="auc")]}
     )
-    rows = ({"a": np.zeros((4, 3), "float32"), "b": np.zeros((4, 5, 2), "float32")},
-            {"one": np.zeros((4, 2), "float32"), "two": np.zeros((4, 1), "float32")})  # fmt: skip
+    rows = (
+        {"a": np.zeros((4, 3), "float32"), "b": np.zeros((4, 5, 2), "float32")},
+        {"one": np.zeros((4, 2), "float32"), "two": np.zeros((4, 1), "float32")},
+    )
     return model, rows
 
 

@@ -86,9 +86,16 @@ def other_format(path):
 
 @pytest.mark.parametrize(
     "damage",
-    [truncate_arrays, flip_a_bit, truncate_header, change_position, list_in_place_of_header, remove_arrays,
-     other_format],
-)  # fmt: skip
+    [
+        truncate_arrays,
+        flip_a_bit,
+        truncate_header,
+        change_position,
+        list_in_place_of_header,
+        remove_arrays,
+        other_format,
+    ],
+)
 def test_broken_checkpoint_is_passed_over_by_name(tmp_path, caplog, damage):
     saved(tmp_path, 1, 2)
     damage(tmp_path / "step_0000000002")

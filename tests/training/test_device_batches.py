@@ -35,8 +35,9 @@ def rows_of(replicas, *, mixes_rows=False, **options):
     """Rows 2 and 3 of each global batch as the replica gets them, and the data set's spec of a batch."""
     from tfaccel.training.workload_source import WorkloadSource
 
-    work = Workload("made_up", object, dict, train_data, global_batch_size=4, augment=added,
-                    augment_mixes_rows=mixes_rows)  # fmt: skip
+    work = Workload(
+        "made_up", object, dict, train_data, global_batch_size=4, augment=added, augment_mixes_rows=mixes_rows
+    )
     source = WorkloadSource(work, PLAN, replicas, seed=0, **options)
     feed, found = source.feed(), []
     while not feed.exhausted:

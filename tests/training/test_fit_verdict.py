@@ -153,8 +153,14 @@ def test_baselines_are_part_of_the_verdict(history, baselines, kind, evidence):
 
 
 def test_errors_and_bits_are_compared_as_well():
-    bits = BaselineScores(metric="bits", score=2.27, baselines={"6-gram": 2.17}, trivial={"frequencies": 4.65},
-                          higher_is_better=False, perfect=0.0)  # fmt: skip
+    bits = BaselineScores(
+        metric="bits",
+        score=2.27,
+        baselines={"6-gram": 2.17},
+        trivial={"frequencies": 4.65},
+        higher_is_better=False,
+        perfect=0.0,
+    )
     assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 beside 2.17 (6-gram)",)
     assert verdict(SOUND, baselines=replace(bits, score=2.16)).kind == "sound"
     assert verdict(SOUND, baselines=replace(bits, score=4.5, baselines={})).kind == "under-fitting"

@@ -61,10 +61,15 @@ def run(folder, place="never", victim=1, *, shared=True):
     """Status and the last line of each of two workers, with one run directory, or with one each."""
     folders = [folder / ("run" if shared else f"run_{index}") for index in range(2)]
     workers = [
-        subprocess.Popen([sys.executable, "-c", CODE, str(path), place, str(victim)], env={**os.environ, **environment},
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, str(path), place, str(victim)],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for path, environment in zip(folders, cluster_environments(2), strict=True)
-    ]  # fmt: skip
+    ]
     try:
         ended = [worker.communicate(timeout=300) for worker in workers]
     finally:

@@ -63,8 +63,17 @@ def run(methods, num_replicas, tmp_path=None):
     train, judge, guess = methods
     model = made(Scales, num_replicas)
     saver = [] if tmp_path is None else [keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))]
-    history = train(model, 100 * X, Y, epochs=2, batch_size=8, shuffle=False, verbose=0, callbacks=saver,
-                    validation_data=(100 * X[:9], Y[:9])).history  # fmt: skip
+    history = train(
+        model,
+        100 * X,
+        Y,
+        epochs=2,
+        batch_size=8,
+        shuffle=False,
+        verbose=0,
+        callbacks=saver,
+        validation_data=(100 * X[:9], Y[:9]),
+    ).history
     return history, judge(model, 100 * X, Y, verbose=0), guess(model, 100 * X, verbose=0), type(model)
 
 

@@ -46,15 +46,18 @@ def work(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_data": lambda size: None}, r"is called as train_data\(global_batch_size, \*, seed, epoch\). Received "
-                                            r"a function of \(size\): got an unexpected keyword argument 'seed'"),
+        (
+            {"train_data": lambda size: None},
+            r"is called as train_data\(global_batch_size, \*, seed, epoch\). Received "
+            r"a function of \(size\): got an unexpected keyword argument 'seed'",
+        ),
         ({"train_data": lambda *, seed, epoch: None}, "too many positional arguments"),
         ({"validation_data": lambda: None}, r"validation_data is called as validation_data\(global_batch_size\)"),
         ({"build_model": lambda width: None}, r"build_model is called as build_model\(\). Received a function"),
         ({"compile_args": lambda steps: None}, r"compile_args is called as compile_args\(num_steps\) or"),
         ({"callbacks": lambda model: None}, r"callbacks is called as callbacks\(\)"),
     ],
-)  # fmt: skip
+)
 def test_function_with_other_parameters_is_refused_at_once(changes, message):
     with pytest.raises(WorkloadError, match=message):
         work(**changes)
@@ -65,29 +68,42 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
     [
         ({"build_model": lambda: None}, "build_model of workload 'mine' must return a Keras 3 model. Received: None"),
         ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Leave out `compile`, and let"),
-        ({"build_model": labels_are_missing}, r"build_model of workload 'mine' raised FileNotFoundError: .*labels.* "
-                                              r"\(test_own_mistakes.py, line \d+, in labels_are_missing\)"),
+        (
+            {"build_model": labels_are_missing},
+            r"build_model of workload 'mine' raised FileNotFoundError: .*labels.* "
+            r"\(test_own_mistakes.py, line \d+, in labels_are_missing\)",
+        ),
         ({"compile_args": lambda: None}, "compile_args of workload 'mine' must return a dict .*Received: None"),
         ({"compile_args": lambda: {"los": "mse"}}, "compile_args of workload 'mine' returned raised TypeError: .*los"),
         ({"compile_args": lambda: {"optimizer": "adm"}}, "compile_args of workload 'mine' returned raised ValueError"),
-        ({"train_data": lambda size, *, seed, epoch: data(batched=False)},
-         r"train_data of workload 'mine' returns inputs of shape \(3,\), but the model takes \(None, 3\). Call"),
-        ({"train_data": lambda size, *, seed, epoch: data(batched=False, target=())},
-         r"must return batches, .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch"),
-        ({"train_data": lambda size, *, seed, epoch: data((5,))},
-         r"returns inputs of shape \(None, 5\), but the model takes \(None, 3\). Change the model or the data."),
-        ({"compile_args": lambda: {"loss": {"other": "mse"}}},
-         r"mine' do not take the batches that train_data returns, which hold x \(None, 3\) float32, y \(None, 1\)"),
+        (
+            {"train_data": lambda size, *, seed, epoch: data(batched=False)},
+            r"train_data of workload 'mine' returns inputs of shape \(3,\), but the model takes \(None, 3\). Call",
+        ),
+        (
+            {"train_data": lambda size, *, seed, epoch: data(batched=False, target=())},
+            r"must return batches, .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch",
+        ),
+        (
+            {"train_data": lambda size, *, seed, epoch: data((5,))},
+            r"returns inputs of shape \(None, 5\), but the model takes \(None, 3\). Change the model or the data.",
+        ),
+        (
+            {"compile_args": lambda: {"loss": {"other": "mse"}}},
+            r"mine' do not take the batches that train_data returns, which hold x \(None, 3\) float32, y \(None, 1\)",
+        ),
         ({"train_data": lambda size, *, seed, epoch: [1, 2]}, "train_data must return a tf.data.Dataset of batches"),
         ({"train_data": labels_are_missing}, "train_data of workload 'mine' raised FileNotFoundError"),
         ({"validation_data": lambda size: None}, "validation_data must return a tf.data.Dataset of batches. Rec"),
-        ({"validation_data": lambda size: data((5,))},
-         r"validation_data of workload 'mine' returns inputs of shape \(None, 5\), but the model takes \(None, 3\)"),
+        (
+            {"validation_data": lambda size: data((5,))},
+            r"validation_data of workload 'mine' returns inputs of shape \(None, 5\), but the model takes \(None, 3\)",
+        ),
         ({"validation_data": labels_are_missing}, "validation_data of workload 'mine' raised FileNotFoundError"),
         ({"callbacks": lambda: None}, "callbacks of workload 'mine' must return a list of Keras callbacks"),
         ({"callbacks": lambda: [3]}, "callbacks of workload 'mine' must return a list of Keras callbacks"),
     ],
-)  # fmt: skip
+)
 def test_mistake_is_named_when_training_begins(logical_devices, tmp_path, changes, message):
     with pytest.raises(WorkloadError, match=message) as caught:
         train(work(**changes), PLAN, run_dir=tmp_path / "run", epochs=1, verbose=0)

@@ -80,6 +80,10 @@ def test_source_of_a_data_set():
     replicas = Replicas(tf.distribute.get_strategy())
     alike, seeded = rows().batch(2), rows().shuffle(8, seed=1).batch(2)
     assert type(source_of(alike, replicas=replicas, num_epochs=2)) is IteratorSource
-    others = [(alike, {}), (alike, {"num_epochs": 2, "steps": 3}), (alike.repeat(), {"num_epochs": 2}),
-              (seeded, {"num_epochs": 2})]  # fmt: skip
+    others = [
+        (alike, {}),
+        (alike, {"num_epochs": 2, "steps": 3}),
+        (alike.repeat(), {"num_epochs": 2}),
+        (seeded, {"num_epochs": 2}),
+    ]
     assert all(type(source_of(data, replicas=replicas, **options)) is DatasetSource for data, options in others)

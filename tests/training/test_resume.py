@@ -35,8 +35,12 @@ def ended(run_python, tmp_path_factory):
 def test_resumed_run_equals_whole_run(ended, placement):
     status, left, resumed, _, whole, _ = ended[placement]
     assert status == 7
-    assert left == {"none": ["step_0000000042", "step_0000000044"],
-                    "mirrored_2": ["step_0000000014", "step_0000000016"]}[placement]  # fmt: skip
+    assert (
+        left
+        == {"none": ["step_0000000042", "step_0000000044"], "mirrored_2": ["step_0000000014", "step_0000000016"]}[
+            placement
+        ]
+    )
     weights, lines, history, final = resumed
     assert [line["epoch"] for line in lines] == list(range(9))  # of 12: stopped early
     assert weights == whole[0]
@@ -58,11 +62,28 @@ def test_finished_run_stays_as_it_is(ended, placement):
 def test_result_says_what_was_done(ended, placement):
     run_dir = ended[placement][-1].with_name(f"{placement}-without-a-stop")
     assert sorted(path.name for path in run_dir.iterdir()) == [
-        "checkpoints", "config.json", "metrics.jsonl", "model.keras", "plan.json", "result.json", "tensorboard"
-    ]  # fmt: skip
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.keras",
+        "plan.json",
+        "result.json",
+        "tensorboard",
+    ]
     result = json.loads((run_dir / "result.json").read_text())
-    assert {"recipe", "plan", "history", "final", "examples_per_second", "step_seconds", "first_step_seconds",
-            "wall_seconds", "hardware", "versions", "run_dir"} <= set(result)  # fmt: skip
+    assert {
+        "recipe",
+        "plan",
+        "history",
+        "final",
+        "examples_per_second",
+        "step_seconds",
+        "first_step_seconds",
+        "wall_seconds",
+        "hardware",
+        "versions",
+        "run_dir",
+    } <= set(result)
     assert result["recipe"] == "small"
     assert result["plan"] == json.loads((run_dir / "plan.json").read_text())
     assert set(result["step_seconds"]) == {"median", "p95"}

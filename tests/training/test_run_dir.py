@@ -88,10 +88,15 @@ run_dir.start({{}})
 time.sleep(1)
 """
     children = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     for child in children:
         child.stdout.readline()
     for child in children:
@@ -163,8 +168,10 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     run_dir.add_row({"epoch": 2, "loss": math.nan})
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"epoch": 0, "loss": 0.0}, {"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": None}
-    ]  # fmt: skip
+        {"epoch": 0, "loss": 0.0},
+        {"epoch": 1, "loss": 1.0},
+        {"epoch": 2, "loss": None},
+    ]
 
 
 def test_workers_that_are_not_the_chief_write_nothing(tmp_path):
@@ -188,5 +195,7 @@ def test_file_is_whole_or_not_there(tmp_path):
 
 
 def test_numbers_that_json_lacks_become_null():
-    assert finite({"a": [1.0, math.nan], "b": (math.inf, -math.inf, "x", 2)}) == {"a": [1.0, None],
-                                                                                 "b": [None, None, "x", 2]}  # fmt: skip
+    assert finite({"a": [1.0, math.nan], "b": (math.inf, -math.inf, "x", 2)}) == {
+        "a": [1.0, None],
+        "b": [None, None, "x", 2],
+    }

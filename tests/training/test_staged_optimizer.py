@@ -23,8 +23,12 @@ def trained(num_steps, *, stop_after, optimizer="sgd"):
     x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     for _ in range(stop_after):
         model.train_on_batch(x, x.sum(axis=1, keepdims=True))
-    return model, {path for path, old in before.items() for weight in model.weights
-                   if weight.path == path and not np.array_equal(old, weight.numpy())}  # fmt: skip
+    return model, {
+        path
+        for path, old in before.items()
+        for weight in model.weights
+        if weight.path == path and not np.array_equal(old, weight.numpy())
+    }
 
 
 def layers_of(paths):

@@ -155,8 +155,10 @@ def test_accumulated_steps_follow_the_schedule_of_single_ones(run_python, tmp_pa
     lines = run_python(ACCUMULATED, tmp_path, cwd=HERE).stdout.splitlines()
     # Ten optimizer steps of eight examples; at the end the schedule is asked for the eleventh.
     assert [line.split()[:2] + line.split()[3:] for line in lines[:3]] == [
-        ["1", "10", "PolynomialDecay"], ["4", "10", "PolynomialDecay"], ["4", "10", "PolynomialDecay"]
-    ]  # fmt: skip
+        ["1", "10", "PolynomialDecay"],
+        ["4", "10", "PolynomialDecay"],
+        ["4", "10", "PolynomialDecay"],
+    ]
     assert [float(line.split()[2]) for line in lines[:3]] == [0.0, 0.0, 0.0]
     assert float(lines[3]) < 1e-5
     assert float(lines[4]) < 1e-5

@@ -13,10 +13,14 @@ same_graphs = same_as_keras("none", tolerance=0.0)
 
 def regularized(api: Api, **compile_options: Any) -> keras.Model:
     with api.scope():
-        model = keras.Sequential([
-            keras.Input((3,)), keras.layers.Dense(4, "tanh", kernel_regularizer="l2"),
-            keras.layers.BatchNormalization(), keras.layers.Dense(1),
-        ])  # fmt: skip
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(4, "tanh", kernel_regularizer="l2"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **compile_options)
     return model
 

@@ -35,8 +35,13 @@ def workload(*, nan_row: int | None = None, loss_scale: bool = False, learning_r
     def build_model() -> Any:
         import keras
 
-        layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.ReLU(),
-                  keras.layers.Dropout(0.3), keras.layers.Dense(1, dtype="float32")]  # fmt: skip
+        layers = [
+            keras.layers.Dense(6),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
         return keras.Sequential([keras.Input((4,)), *layers])
 
     def compile_args() -> dict[str, Any]:
@@ -93,9 +98,17 @@ def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[An
     import keras
 
     made = workload(loss_scale=True)
-    result = train(made, plan(placement, accumulation_steps=2, dtype_policy="mixed_float16", **fields), run_dir=run_dir,
-                   epochs=12, seed=3, checkpoint_interval=1, resume="auto", verbose=0,
-                   callbacks=callbacks(die_at))  # fmt: skip
+    result = train(
+        made,
+        plan(placement, accumulation_steps=2, dtype_policy="mixed_float16", **fields),
+        run_dir=run_dir,
+        epochs=12,
+        seed=3,
+        checkpoint_interval=1,
+        resume="auto",
+        verbose=0,
+        callbacks=callbacks(die_at),
+    )
     weights = keras.models.load_model(Path(run_dir) / "model.keras", compile=False).get_weights()
     lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

@@ -21,8 +21,16 @@ def _workload(name, train, held_out):
     def train_data(batch_size, *, seed, epoch):
         return batches(train, batch_size)
 
-    return Workload(name, keras.Sequential, dict, train_data, lambda batch_size: batches(held_out, batch_size),
-                    global_batch_size=BATCH, epochs=1, num_train_examples=len(train[0]))  # fmt: skip
+    return Workload(
+        name,
+        keras.Sequential,
+        dict,
+        train_data,
+        lambda batch_size: batches(held_out, batch_size),
+        global_batch_size=BATCH,
+        epochs=1,
+        num_train_examples=len(train[0]),
+    )
 
 
 def _images(seed, rows, *, one_hot):

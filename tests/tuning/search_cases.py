@@ -33,8 +33,17 @@ def workload(*, learning_rate: float = 0.1, width: int = 4):
     def train_data(batch_size, *, seed, epoch):
         return data(batch_size)
 
-    return Workload("lines", build_model, compile_args, train_data, data, global_batch_size=8,
-                    epochs=2, num_train_examples=NUM_ROWS, options={"learning_rate": learning_rate})  # fmt: skip
+    return Workload(
+        "lines",
+        build_model,
+        compile_args,
+        train_data,
+        data,
+        global_batch_size=8,
+        epochs=2,
+        num_train_examples=NUM_ROWS,
+        options={"learning_rate": learning_rate},
+    )
 
 
 def compiled(learning_rate=0.1, width=4):

@@ -23,8 +23,13 @@ def opened(tmp_path, logical_devices):
     hp = keras_tuner.HyperParameters()
     hp.Boolean("flag")
     hp.Int("width", 2, 2)
-    task = {"run_dir": str(tmp_path), "objective": LOSS.to_json(), "options": SearchOptions(max_trials=4).to_json(),
-            "space": hp.get_config(), "epochs": 1}  # fmt: skip
+    task = {
+        "run_dir": str(tmp_path),
+        "objective": LOSS.to_json(),
+        "options": SearchOptions(max_trials=4).to_json(),
+        "space": hp.get_config(),
+        "epochs": 1,
+    }
     told = []
     return _opened(SimpleNamespace(send=told.append), task), told
 
@@ -37,8 +42,14 @@ def test_a_trial_ends_with_what_it_has_asked_for_and_no_value_becomes_another(tm
     hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(tmp_path, trial.trial_id))
     before = dict(hp.values)
     hp.Choice("late", ["b", "a"])
-    row = TrialRow(trial_id=trial.trial_id, hyperparameters=dict(hp.values), status="completed", score=0.5, seconds=1.0,
-                   metrics={"val_loss": 0.5})  # fmt: skip
+    row = TrialRow(
+        trial_id=trial.trial_id,
+        hyperparameters=dict(hp.values),
+        status="completed",
+        score=0.5,
+        seconds=1.0,
+        metrics={"val_loss": 0.5},
+    )
     write_outcome(tmp_path, row)
     oracle.finish(trial.trial_id, hp.get_config())
     assert [message["row"]["trial_id"] for message in told] == [trial.trial_id]

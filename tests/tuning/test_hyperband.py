@@ -33,8 +33,13 @@ def oracle(kind, folder):
 
     space = keras_tuner.HyperParameters()
     space.Float("rate", 0.0, 1.0)
-    found = kind(objective=keras_tuner.Objective("val_loss", "min"), max_epochs=9, seed=3, hyperparameters=space,
-                 max_consecutive_failed_trials=99)  # fmt: skip
+    found = kind(
+        objective=keras_tuner.Objective("val_loss", "min"),
+        max_epochs=9,
+        seed=3,
+        hyperparameters=space,
+        max_consecutive_failed_trials=99,
+    )
     found.verbose = 0
     found._set_project_dir(str(folder), "tuner")
     return found

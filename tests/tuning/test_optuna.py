@@ -38,13 +38,15 @@ def space(hp):
 def suggested(trial):
     """The same space in Optuna's words."""
     values = {
-        "rate": trial.suggest_float("rate", 1e-4, 1.0, log=True), "units": trial.suggest_int("units", 16, 96, step=16),
+        "rate": trial.suggest_float("rate", 1e-4, 1.0, log=True),
+        "units": trial.suggest_int("units", 16, 96, step=16),
         "dropout": trial.suggest_float("dropout", 0.0, 0.5, step=0.1),
         "kind": trial.suggest_categorical("kind", ["narrow", "wide"]),
-        "bias": trial.suggest_categorical("bias", [False, True]), "depth": 3,
+        "bias": trial.suggest_categorical("bias", [False, True]),
+        "depth": 3,
         "power": 2 ** (trial.suggest_int("power", 0, 5) + 1),
         "tenfold": 10.0 ** (trial.suggest_int("tenfold", 0, 4) - 3),
-    }  # fmt: skip
+    }
     values["reverse"] = 1.001 - 1e-3 * 1000.0 ** (1 - trial.suggest_float("reverse", 0.0, 1.0))
     values["whole"] = trial.suggest_int("whole", 1, 1000, log=True)
     if values["kind"] == "narrow":
@@ -162,8 +164,11 @@ def test_several_objectives_are_told_one_by_one(tmp_path, logical_devices):
     found = oracle(tmp_path, BOTH, algorithm="nsga2", max_trials=30, num_initial_points=6)
     tried = run(found, BOTH)
     assert [trial.values for trial in found.study.trials] == [[loss(v), float(v["units"])] for v in tried]
-    front = {(loss(v), v["units"]) for v in tried if not any(
-        loss(w) <= loss(v) and w["units"] <= v["units"] and w != v for w in tried)}  # fmt: skip
+    front = {
+        (loss(v), v["units"])
+        for v in tried
+        if not any(loss(w) <= loss(v) and w["units"] <= v["units"] and w != v for w in tried)
+    }
     assert {tuple(trial.values) for trial in found.study.best_trials} == front
 
 
@@ -237,7 +242,7 @@ def test_keras_tuner_has_one_thread_and_as_many_random_trials_as_asked_for(tmp_p
         ({"distribution_strategy": None}, "Use plan_fields="),
         ({"overwrite": True}, "Use a new run_dir, or resume='auto'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(SearchError, match=message):
         SearchOptions.of(options)
@@ -275,8 +280,13 @@ def test_arguments_that_optuna_does_not_take_are_refused(logical_devices):
 
 def test_a_search_by_optuna(tmp_path, monkeypatch):
     monkeypatch.chdir(search_cases.__file__.rpartition("/")[0])
-    options = {"algorithm": "tpe", "parallel": 2, "plan_fields": {"dtype_policy": "mixed_bfloat16"}, "max_trials": 6,
-               "num_initial_points": 2}  # fmt: skip
+    options = {
+        "algorithm": "tpe",
+        "parallel": 2,
+        "plan_fields": {"dtype_policy": "mixed_bfloat16"},
+        "max_trials": 6,
+        "num_initial_points": 2,
+    }
     result = search(search_cases.workload, search_cases.end_softly, run_dir=tmp_path / "run", **options)
     assert {row.status for row in result.rows} <= {"completed", "failed"}
     assert result.best is not None
@@ -287,8 +297,13 @@ def test_a_search_by_optuna(tmp_path, monkeypatch):
     study = optuna.load_study(study_name=STUDY_NAME, storage=open_storage(tmp_path / "run"))
     states = {"completed": "COMPLETE", "failed": "FAIL"}
     assert sorted(trial.state.name for trial in study.trials) == sorted(states[row.status] for row in result.rows)
-    more = search(search_cases.workload, search_cases.end_softly, run_dir=tmp_path / "run", resume="auto",
-                  **{**options, "max_trials": 7})  # fmt: skip
+    more = search(
+        search_cases.workload,
+        search_cases.end_softly,
+        run_dir=tmp_path / "run",
+        resume="auto",
+        **{**options, "max_trials": 7},
+    )
     assert more.rows[:6] == result.rows
     assert len(more.rows) == 7
 
@@ -297,10 +312,27 @@ def test_a_search_by_optuna(tmp_path, monkeypatch):
 def test_a_search_with_pruning_and_one_with_several_objectives(tmp_path, monkeypatch):
     monkeypatch.chdir(search_cases.__file__.rpartition("/")[0])
     options = {"plan_fields": {"dtype_policy": "float32"}, "parallel": 2}
-    pruned = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "a", algorithm="tpe", epochs=6,
-                    max_trials=14, pruning="median", objective="val_loss", **options)  # fmt: skip
+    pruned = search(
+        search_cases.workload,
+        search_cases.build,
+        run_dir=tmp_path / "a",
+        algorithm="tpe",
+        epochs=6,
+        max_trials=14,
+        pruning="median",
+        objective="val_loss",
+        **options,
+    )
     assert {row.status for row in pruned.rows} == {"completed", "pruned"}
     assert all(row.epochs < 6 for row in pruned.rows if row.status == "pruned")
-    both = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "b", algorithm="nsga2", max_trials=12,
-                  num_initial_points=4, objective=("val_loss", "size"), **options)  # fmt: skip
+    both = search(
+        search_cases.workload,
+        search_cases.build,
+        run_dir=tmp_path / "b",
+        algorithm="nsga2",
+        max_trials=12,
+        num_initial_points=4,
+        objective=("val_loss", "size"),
+        **options,
+    )
     assert 0 < len(both.pareto) < 12

@@ -129,8 +129,14 @@ def test_one_name_under_several_conditions_keeps_its_value(tmp_path, logical_dev
     for kind in ("a", "b"):
         with hp.conditional_scope("kind", [kind]):
             hp.Int("size", 1, 9)
-    oracle = make_oracle(hp.get_config(), SearchOptions(max_trials=8), Objective((("val_loss", "min"),)),
-                         run_dir=tmp_path, epochs=1, on_row=lambda row: None)  # fmt: skip
+    oracle = make_oracle(
+        hp.get_config(),
+        SearchOptions(max_trials=8),
+        Objective((("val_loss", "min"),)),
+        run_dir=tmp_path,
+        epochs=1,
+        on_row=lambda row: None,
+    )
     oracle._set_project_dir(str(tmp_path), "tuner")
     values = [oracle.create_trial(f"worker-{n}").hyperparameters.values for n in range(8)]
     assert {one["kind"] for one in values} == {"a", "b"}

@@ -57,12 +57,21 @@ def workers():
 def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
     seen = []
     run_dir = tmp_path / "run"
-    result = search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid",
-                    plan_fields={"dtype_policy": "mixed_bfloat16"}, on_row=seen.append)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.end_softly,
+        run_dir=run_dir,
+        algorithm="grid",
+        plan_fields={"dtype_policy": "mixed_bfloat16"},
+        on_row=seen.append,
+    )
     rows = by_ending(result)
     assert {ending: row.status for ending, row in rows.items()} == {
-        "well": "completed", "raises": "failed", "nan": "failed", "well again": "completed"
-    }  # fmt: skip
+        "well": "completed",
+        "raises": "failed",
+        "nan": "failed",
+        "well again": "completed",
+    }
     assert rows["raises"].cause == "ValueError: this one is broken"
     assert "NaN or infinite" in rows["nan"].cause
     assert rows["well"].score == rows["well again"].score == rows["well"].metrics["val_mae"]  # the same seed
@@ -73,20 +82,40 @@ def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
     assert [line["trial_id"] for line in lines(run_dir)] == [row.trial_id for row in result.rows]
     assert SearchResult.from_json(json.loads((run_dir / "search.json").read_text())) == result
     names = {path.name for path in run_dir.iterdir()}
-    assert names == {"config.json", "logs", "parallel_coordinates.png", "search.json", "space.json", "tensorboard",
-                     "trials.jsonl", "tuner"}  # fmt: skip
+    assert names == {
+        "config.json",
+        "logs",
+        "parallel_coordinates.png",
+        "search.json",
+        "space.json",
+        "tensorboard",
+        "trials.jsonl",
+        "tuner",
+    }
     assert {path.name for path in (run_dir / "tensorboard").iterdir() if path.is_dir()} == {r.trial_id for r in seen}
     with pytest.raises(RunDirError, match=r"holds a run already"):
         search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid")
     with pytest.raises(RunDirError, match=r"holds another run: algorithm is 'grid' there and 'random' here"):
-        search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, resume="auto",
-               plan_fields={"dtype_policy": "mixed_bfloat16"})  # fmt: skip
+        search(
+            search_cases.workload,
+            search_cases.end_softly,
+            run_dir=run_dir,
+            resume="auto",
+            plan_fields={"dtype_policy": "mixed_bfloat16"},
+        )
 
 
 @pytest.mark.slow
 def test_every_ending_is_a_row_with_its_cause(tmp_path):
-    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", parallel=2,
-                    trial_seconds=20.0, plan_fields=FLOAT32)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.end_somehow,
+        run_dir=tmp_path,
+        algorithm="grid",
+        parallel=2,
+        trial_seconds=20.0,
+        plan_fields=FLOAT32,
+    )
     rows = by_ending(result)
     assert len(result.rows) == len(rows) == 9
     assert {ending for ending, row in rows.items() if row.status == "completed"} == {"well", "well again"}
@@ -101,15 +130,28 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_without_a_sign_of_life_is_ended(tmp_path):
-    result = search(search_cases.workload, search_cases.end_somehow, run_dir=tmp_path, algorithm="grid", max_trials=7,
-                    stall_seconds=15.0, plan_fields=FLOAT32)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.end_somehow,
+        run_dir=tmp_path,
+        algorithm="grid",
+        max_trials=7,
+        stall_seconds=15.0,
+        plan_fields=FLOAT32,
+    )
     assert by_ending(result)["hangs"].cause == "It gave no sign of life for 15 seconds (stall_seconds)."
 
 
 @pytest.mark.slow
 def test_metrics_may_be_nan_and_hyperparameters_conditional(tmp_path, logical_devices):
-    result = search(search_cases.workload, search_cases.odd_metrics, run_dir=tmp_path / "run", max_trials=4,
-                    objective="val_mae", plan_fields=FLOAT32)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.odd_metrics,
+        run_dir=tmp_path / "run",
+        max_trials=4,
+        objective="val_mae",
+        plan_fields=FLOAT32,
+    )
     assert {row.status for row in result.rows} == {"completed"}
     assert all("width" not in row.hyperparameters for row in result.rows if row.hyperparameters["kind"] == "narrow")
     for line in lines(tmp_path / "run"):
@@ -132,8 +174,15 @@ def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
             killed.append(workers()[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    result = search(search_cases.workload, search_cases.slow_arguments, run_dir=tmp_path, max_trials=6, parallel=2,
-                    plan_fields=FLOAT32, on_row=kill_one)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.slow_arguments,
+        run_dir=tmp_path,
+        max_trials=6,
+        parallel=2,
+        plan_fields=FLOAT32,
+        on_row=kill_one,
+    )
     assert len(result.rows) == 6
     failed = [row for row in result.rows if row.status == "failed"]
     assert [row.cause for row in failed] in (
@@ -188,8 +237,9 @@ def test_memory_does_not_grow(tmp_path):
     def weigh(row):
         sizes.append(sum(process.memory_info().rss for process in workers()))
 
-    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path, max_trials=50, plan_fields=FLOAT32,
-                    on_row=weigh)  # fmt: skip
+    result = search(
+        search_cases.workload, search_cases.build, run_dir=tmp_path, max_trials=50, plan_fields=FLOAT32, on_row=weigh
+    )
     assert len(result.rows) == 50
     assert {row.status for row in result.rows} == {"completed"}
     early, late = max(sizes[5:10]), max(sizes[45:])
@@ -199,9 +249,17 @@ def test_memory_does_not_grow(tmp_path):
 
 @pytest.mark.slow
 def test_hyperband_goes_on_with_its_best_and_several_objectives_have_a_front(tmp_path):
-    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "a", algorithm="hyperband",
-                    epochs=4, parallel=2, objective=("val_loss", "size", "latency"), plan_fields=FLOAT32,
-                    retrain=True)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.build,
+        run_dir=tmp_path / "a",
+        algorithm="hyperband",
+        epochs=4,
+        parallel=2,
+        objective=("val_loss", "size", "latency"),
+        plan_fields=FLOAT32,
+        retrain=True,
+    )
     rows = {row.trial_id: row for row in result.rows}
     assert {row.status for row in result.rows} == {"completed"}
     went_on = [row for row in result.rows if "tuner/trial_id" in row.hyperparameters]
@@ -220,8 +278,17 @@ def test_hyperband_goes_on_with_its_best_and_several_objectives_have_a_front(tmp
 
 @pytest.mark.slow
 def test_pruned_and_oversized_trials_and_a_fit_of_ones_own(tmp_path):
-    result = search(search_cases.workload, search_cases.build, run_dir=tmp_path / "a", epochs=6, max_trials=12,
-                    pruning="median", max_parameters=40, objective="val_loss", plan_fields=FLOAT32)  # fmt: skip
+    result = search(
+        search_cases.workload,
+        search_cases.build,
+        run_dir=tmp_path / "a",
+        epochs=6,
+        max_trials=12,
+        pruning="median",
+        max_parameters=40,
+        objective="val_loss",
+        plan_fields=FLOAT32,
+    )
     statuses = {row.status for row in result.rows}
     assert statuses == {"completed", "pruned", "failed"}
     for row in result.rows:
@@ -231,17 +298,28 @@ def test_pruned_and_oversized_trials_and_a_fit_of_ones_own(tmp_path):
         if row.status == "failed":
             assert "parameters; the limit (max_parameters) is 40" in row.cause
             assert 3 * row.hyperparameters["width"] + 1 > 40
-    own = search(search_cases.workload, "own_fit_case:OwnFit", run_dir=tmp_path / "b", max_trials=2,
-                 objective="half_loss:min", plan_fields={**FLOAT32, "jit_compile": True})  # fmt: skip
+    own = search(
+        search_cases.workload,
+        "own_fit_case:OwnFit",
+        run_dir=tmp_path / "b",
+        max_trials=2,
+        objective="half_loss:min",
+        plan_fields={**FLOAT32, "jit_compile": True},
+    )
     assert [row.metrics for row in own.rows] == [{"half_loss": row.score, "xla": 1.0} for row in own.rows]
 
 
 @pytest.mark.slow
 def test_trials_are_built_under_the_strategy_of_the_plan(tmp_path):
-    plan_fields = {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2,
-                   "dtype_policy": "mixed_bfloat16"}  # fmt: skip
-    result = search(search_cases.workload, search_cases.under_two_replicas, run_dir=tmp_path, max_trials=3,
-                    plan_fields=plan_fields)  # fmt: skip
+    plan_fields = {
+        "strategy": "mirrored",
+        "devices": ("CPU:0", "CPU:1"),
+        "num_logical_cpus": 2,
+        "dtype_policy": "mixed_bfloat16",
+    }
+    result = search(
+        search_cases.workload, search_cases.under_two_replicas, run_dir=tmp_path, max_trials=3, plan_fields=plan_fields
+    )
     assert [(row.status, row.cause) for row in result.rows] == [("completed", None)] * 3
 
 

@@ -76,10 +76,12 @@ def test_options_go_to_json_and_back_and_know_what_identifies_a_search():
         (None, (("val_accuracy", "max"),)),
         ("val_loss", (("val_loss", "min"),)),
         ("accuracy:min", (("accuracy", "min"),)),
-        (("val_accuracy", "latency", "size"),
-         (("val_accuracy", "max"), ("latency_seconds", "min"), ("model_bytes", "min"))),
+        (
+            ("val_accuracy", "latency", "size"),
+            (("val_accuracy", "max"), ("latency_seconds", "min"), ("model_bytes", "min")),
+        ),
     ],
-)  # fmt: skip
+)
 def test_objectives(wanted, parts):
     objective = checked_objective(wanted, NAMES)
     assert objective.parts == parts

@@ -34,8 +34,13 @@ AXES = {
     "callback": (None, "recorder", "stops_in_batch", "stops_in_epoch", "stops_evaluation"),
     "run_eagerly": (False, True),
 }
-OF_ARRAYS = {("batch_size", 4), ("batch_size", 13), ("shuffle", "batch"), ("validation", "split"),
-             ("weights", "sample_weight")}  # fmt: skip
+OF_ARRAYS = {
+    ("batch_size", 4),
+    ("batch_size", 13),
+    ("shuffle", "batch"),
+    ("validation", "split"),
+    ("weights", "sample_weight"),
+}
 ENDLESS = {("data", "repeated")}
 
 
@@ -122,8 +127,12 @@ def data_of(kind: str) -> Any:
 def arguments_of(case: dict[str, Any]) -> tuple[dict[str, Any], list[Batches]]:
     """The arguments of `fit`, and those among them that note what they are asked for."""
     first, epochs = case["epochs"]
-    found: dict[str, Any] = {"epochs": epochs, "initial_epoch": first, "steps_per_epoch": case["steps_per_epoch"],
-                             "batch_size": case["batch_size"]}  # fmt: skip
+    found: dict[str, Any] = {
+        "epochs": epochs,
+        "initial_epoch": first,
+        "steps_per_epoch": case["steps_per_epoch"],
+        "batch_size": case["batch_size"],
+    }
     found["validation_freq"] = [1, 3] if case["validation_freq"] == "listed" else case["validation_freq"]
     if case["data"] == "arrays":
         found.update(x=X, y=Y, shuffle=case["shuffle"])
@@ -146,8 +155,13 @@ def arguments_of(case: dict[str, Any]) -> tuple[dict[str, Any], list[Batches]]:
 
 def compiled(steps_per_execution: int, run_eagerly: bool) -> keras.Model:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(3, "softmax")])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"],
-                  steps_per_execution=steps_per_execution, run_eagerly=run_eagerly)  # fmt: skip
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+        run_eagerly=run_eagerly,
+    )
     model.optimizer.build(model.trainable_variables)
     return model
 

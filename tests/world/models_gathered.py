@@ -41,8 +41,9 @@ class GatheredTowers(keras.Model):
         texts = self.text_tower(inputs["caption"])
         return self.image_tower(ops.reshape(inputs["image"], (-1, 64))), ops.mean(texts, axis=1)
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     training: bool = True) -> Any:  # fmt: skip
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         images, texts = (all_gather_rows(vectors) for vectors in y_pred)
         logits = ops.matmul(images, ops.transpose(texts)) / self.temperature
         labels = ops.arange(ops.shape(logits)[0])

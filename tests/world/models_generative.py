@@ -240,13 +240,15 @@ class DiffusionModel(keras.Model):
 
 def diffusion(num_shares: int) -> keras.Model:
     model = DiffusionModel(num_shares)
-    model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=1e-4, epsilon=1e-3),
-                  loss=keras.losses.mean_absolute_error)  # fmt: skip
+    model.compile(
+        optimizer=keras.optimizers.AdamW(0.01, weight_decay=1e-4, epsilon=1e-3), loss=keras.losses.mean_absolute_error
+    )
     model.normalizer.adapt(rows(6))
     return model
 
 
-@world_model(lambda: {"x": tf.data.Dataset.from_tensor_slices(rows(6)).batch(8)}, for_reference=diffusion,
-             predicts=False)  # fmt: skip
+@world_model(
+    lambda: {"x": tf.data.Dataset.from_tensor_slices(rows(6)).batch(8)}, for_reference=diffusion, predicts=False
+)
 def ddim() -> keras.Model:
     return diffusion(1)

@@ -99,8 +99,9 @@ class Distiller(keras.Model):
         super().compile(optimizer=optimizer, metrics=metrics)
         self.student_loss_fn, self.distillation_loss_fn = student_loss_fn, distillation_loss_fn
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     allow_empty: bool = False) -> Any:  # fmt: skip
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, allow_empty: bool = False
+    ) -> Any:
         teacher_pred = self.teacher(x, training=False)
         student_loss = self.student_loss_fn(y, y_pred)
         soft = ops.softmax(teacher_pred / 3.0, axis=1), ops.softmax(y_pred / 3.0, axis=1)

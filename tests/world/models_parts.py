@@ -175,8 +175,9 @@ def switch_transformer() -> keras.Model:
 def accumulation_and_averages() -> keras.Model:
     """Gradients that are collected over two steps, weights that are averaged, a schedule, clipping."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.9)
-    optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9,
-                                     global_clipnorm=0.1)  # fmt: skip
+    optimizer = keras.optimizers.SGD(
+        schedule, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9, global_clipnorm=0.1
+    )
     model = keras.Sequential([keras.Input((5,)), layers.Dense(6, activation="tanh"), layers.Dense(2)])
     model.compile(optimizer=optimizer, loss="mse", metrics=[keras.metrics.R2Score()])
     return model

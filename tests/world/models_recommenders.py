@@ -61,8 +61,9 @@ class TwoTowers(keras.Model):
     def call(self, inputs: Any) -> Any:
         return self.query_tower(inputs[:, 0]), self.item_tower(inputs[:, 1])
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     training: bool = True) -> Any:  # fmt: skip
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         query, item = y_pred
         scores = ops.matmul(query, ops.transpose(item))
         labels = ops.arange(ops.shape(scores)[0])

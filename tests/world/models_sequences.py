@@ -91,8 +91,10 @@ def series_classifier(rate: float) -> keras.Model:
     return model
 
 
-@world_model(lambda: {**batches(rows(10, 1), whole_numbers(below=3)), "validation_split": 0.2},
-             for_replicas=lambda: series_classifier(0.0))  # fmt: skip
+@world_model(
+    lambda: {**batches(rows(10, 1), whole_numbers(below=3)), "validation_split": 0.2},
+    for_replicas=lambda: series_classifier(0.0),
+)
 def series_transformer() -> keras.Model:
     return series_classifier(0.25)
 
@@ -114,8 +116,11 @@ def anomaly_autoencoder() -> keras.Model:
     return model
 
 
-@world_model(lambda: {"x": rows(5, 3, num_rows=16), "y": rows(1, num_rows=16), "batch_size": 8},
-             refused="(?s)stateful.*replica", quick=True)  # fmt: skip
+@world_model(
+    lambda: {"x": rows(5, 3, num_rows=16), "y": rows(1, num_rows=16), "batch_size": 8},
+    refused="(?s)stateful.*replica",
+    quick=True,
+)
 def stateful_rnn() -> keras.Model:
     model = keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), layers.LSTM(4, stateful=True), layers.Dense(1)])
     model.compile(optimizer=sgd(), loss="mse")

@@ -104,8 +104,11 @@ def tab_transformer() -> keras.Model:
     features = layers.Dense(8, activation=keras.activations.selu)(features)
     model = keras.Model(inputs=inputs, outputs=layers.Dense(1, activation="sigmoid")(features))
     optimizer = keras.optimizers.AdamW(learning_rate=0.01, weight_decay=1e-3, epsilon=1e-3)
-    model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(),
-                  metrics=[keras.metrics.BinaryAccuracy(name="accuracy")])  # fmt: skip
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.BinaryCrossentropy(),
+        metrics=[keras.metrics.BinaryAccuracy(name="accuracy")],
+    )
     return model
 
 

@@ -94,9 +94,12 @@ def text_from_scratch() -> keras.Model:
     return model
 
 
-@world_model(lambda: batches([np.eye(VOCABULARY, dtype="float32")[sentences(5)],
-                              np.eye(VOCABULARY, dtype="float32")[sentences(6, seed=4)]],
-                             np.eye(VOCABULARY, dtype="float32")[sentences(6, seed=5)]))  # fmt: skip
+@world_model(
+    lambda: batches(
+        [np.eye(VOCABULARY, dtype="float32")[sentences(5)], np.eye(VOCABULARY, dtype="float32")[sentences(6, seed=4)]],
+        np.eye(VOCABULARY, dtype="float32")[sentences(6, seed=5)],
+    )
+)
 def lstm_translation() -> keras.Model:
     """Teacher forcing by characters: the encoder's states begin the decoder."""
     encoder_inputs = keras.Input(shape=(None, VOCABULARY))
@@ -153,8 +156,9 @@ def transformer_translation() -> keras.Model:
 class MaskedLanguageModel(keras.Model):
     """A functional model with steps of its own: losses by token, weighted by what was masked."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     **kwargs: Any) -> Any:  # fmt: skip
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **kwargs: Any
+    ) -> Any:
         losses = keras.losses.sparse_categorical_crossentropy(y, y_pred)
         return ops.mean(losses * sample_weight)
 

@@ -147,9 +147,11 @@ def point_net() -> keras.Model:
     inputs = keras.Input(shape=(6, 3))
     x = layers.GlobalMaxPooling1D()(dense_bn(inputs, 8))
     transform = layers.Dense(
-        9, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(np.eye(3).flatten()),
+        9,
+        kernel_initializer="zeros",
+        bias_initializer=keras.initializers.Constant(np.eye(3).flatten()),
         activity_regularizer=OrthogonalRegularizer(3),
-    )(x)  # fmt: skip
+    )(x)
     x = layers.Dot(axes=(2, 1))([inputs, layers.Reshape((3, 3))(transform)])
     x = layers.GlobalMaxPooling1D()(dense_bn(x, 8))
     model = keras.Model(inputs, layers.Dense(3, activation="softmax")(x), name="pointnet")

@@ -39,17 +39,22 @@ def write_counter(folder):
     with tf.Graph().as_default(), v1.Session() as session:
         counter = v1.Variable(0.0, name="counter", use_resource=False)
         delta = v1.placeholder(tf.float32, name="delta")
-        results = {"get_counter": counter, "incr_counter": counter.assign_add(1.0),
-                   "incr_counter_by": counter.assign_add(delta), "reset_counter": counter.assign(0.0)}  # fmt: skip
+        results = {
+            "get_counter": counter,
+            "incr_counter": counter.assign_add(1.0),
+            "incr_counter_by": counter.assign_add(delta),
+            "reset_counter": counter.assign(0.0),
+        }
         session.run(v1.global_variables_initializer())
         info = v1.saved_model.build_tensor_info
         signatures = {
             name: v1.saved_model.build_signature_def(
-                {"delta": info(delta)} if name == "incr_counter_by" else {}, {"output": info(result)},
+                {"delta": info(delta)} if name == "incr_counter_by" else {},
+                {"output": info(result)},
                 "tensorflow/serving/predict",
             )
             for name, result in results.items()
-        }  # fmt: skip
+        }
         builder = v1.saved_model.Builder(str(folder))
         builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], signature_def_map=signatures)
         builder.save()
@@ -66,8 +71,13 @@ def write_nest(folder):
     def of_three(tag, signal, sensor):
         return {"tag": tag, "total": tf.reduce_sum(signal, 1), "sensor": sensor}
 
-    add("serving_default", of_three,
-        tag=((None,), tf.string), signal=((None, 5), tf.int64), sensor=((None, 2, 2), tf.float32))  # fmt: skip
+    add(
+        "serving_default",
+        of_three,
+        tag=((None,), tf.string),
+        signal=((None, 5), tf.int64),
+        sensor=((None, 2, 2), tf.float32),
+    )
     add("echo_bytes", lambda text: {"text_bytes": text}, text=((None,), tf.string))
     add("free", lambda a, b: {"a": a, "b": b}, a=((None,), tf.float32), b=((), tf.float32))
     add("pairs", lambda pair: {"sum": tf.reduce_sum(pair, [1, 2])}, pair=((None, 1, 2), tf.float32))
@@ -75,8 +85,11 @@ def write_nest(folder):
         add(dtype, lambda x: {"y": tf.identity(x)}, x=((None,), tf.as_dtype(dtype)))
 
     def of_examples(inputs):
-        features = {"words": tf.io.VarLenFeature(tf.string), "n": tf.io.FixedLenFeature([2], tf.int64, [0, 0]),
-                    "x": tf.io.FixedLenFeature([], tf.float32, 0.0)}  # fmt: skip
+        features = {
+            "words": tf.io.VarLenFeature(tf.string),
+            "n": tf.io.FixedLenFeature([2], tf.int64, [0, 0]),
+            "x": tf.io.FixedLenFeature([], tf.float32, 0.0),
+        }
         parsed = tf.io.parse_example(inputs, features)
         words = tf.sparse.to_dense(parsed["words"])
         lengths = tf.cast(tf.reduce_sum(tf.strings.length(words), 1), tf.float32)

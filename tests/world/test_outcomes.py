@@ -29,16 +29,22 @@ def program(tmp_path, monkeypatch):
 
 def test_outcomes_of_all_placements(program):
     seen = []
-    found = run_models(["right", "differs", "breaks", "last"], workers=True,
-                       interpreter_options=["-I"], on_outcome=lambda *row: seen.append(row[:2]))  # fmt: skip
+    found = run_models(
+        ["right", "differs", "breaks", "last"],
+        workers=True,
+        interpreter_options=["-I"],
+        on_outcome=lambda *row: seen.append(row[:2]),
+    )
     assert [found["right", placement][0] for placement in PLACEMENTS] == ["equal"] * 3
     assert found["differs", "two workers"] == ("wrong", "worker 1")
     outcome, remark = found["breaks", "two workers"]
     assert outcome == "wrong"
     assert "it broke" in remark
     assert found["last", "two workers"][0] == "equal"
-    assert seen == [*((name, one) for name in ("right", "differs", "breaks", "last") for one in PLACEMENTS[:2]),
-                    *((name, "two workers") for name in ("right", "differs", "breaks", "last"))]  # fmt: skip
+    assert seen == [
+        *((name, one) for name in ("right", "differs", "breaks", "last") for one in PLACEMENTS[:2]),
+        *((name, "two workers") for name in ("right", "differs", "breaks", "last")),
+    ]
     assert counts(found).splitlines()[-1] == "two workers: 4 models: 2 equal, 2 wrong"
 
 

@@ -129,8 +129,9 @@ def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
         made = traced(model, signature, lambda outputs: outputs).structured_outputs
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, tf.errors.OpError) as error:
         text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-        shapes = ", ".join(f"{tensor.name}: (1, {', '.join(map(str, tensor.shape))}) {tensor.dtype}"
-                           for tensor in signature.inputs)  # fmt: skip
+        shapes = ", ".join(
+            f"{tensor.name}: (1, {', '.join(map(str, tensor.shape))}) {tensor.dtype}" for tensor in signature.inputs
+        )
         raise CompressionError(f"The model cannot be called with one example ({shapes}): {text}") from error
     paths = [_name(path) for path, _ in keras.tree.flatten_with_path(made)]
     known = list(getattr(model, "output_names", None) or ())

@@ -64,8 +64,9 @@ class CompressOptions:
         _check_count("num_representative", self.num_representative)
         for threads in self.num_threads:
             _check_count("num_threads", threads)
-        check_names(self.training, [one.name for one in fields(TfmotOptions)], CompressionError,
-                    "Training has no option {!r}.")  # fmt: skip
+        check_names(
+            self.training, [one.name for one in fields(TfmotOptions)], CompressionError, "Training has no option {!r}."
+        )
         TfmotOptions.from_json(self.training)
         seconds = self.latency_seconds
         if not _is_number(seconds) or not 0 < seconds < math.inf:

@@ -72,8 +72,12 @@ class CompressSource:
 
 
 def source_of(
-    run_or_model: Any, workload: Workload | None, *, representative_data: Any = None, validation_data: Any = None,
-) -> CompressSource:  # fmt: skip
+    run_or_model: Any,
+    workload: Workload | None,
+    *,
+    representative_data: Any = None,
+    validation_data: Any = None,
+) -> CompressSource:
     """The model and its data.
 
     Arguments:

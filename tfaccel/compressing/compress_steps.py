@@ -32,9 +32,13 @@ from tfaccel.training.result import installed_versions
 
 
 def compress_source(
-    source: CompressSource, methods: Sequence[str], outcome: OutcomeFolder, *, max_metric_drop: float,
+    source: CompressSource,
+    methods: Sequence[str],
+    outcome: OutcomeFolder,
+    *,
+    max_metric_drop: float,
     options: CompressOptions,
-) -> GateResult:  # fmt: skip
+) -> GateResult:
     """Makes and measures the forms of a model that methods give, and leaves them in a folder.
 
     Raises:
@@ -57,8 +61,9 @@ class _Steps:
         self._max_drop = max_metric_drop
         self._judge = VariantJudge(source, options)
         self._metric, self._lower_is_better, self._float_value = AGREEMENT, False, 1.0
-        self._maker = VariantMaker(source, folder / VARIANTS, options,
-                                   make_mixed=lambda: self._sensitivity.mixed(max_metric_drop))  # fmt: skip
+        self._maker = VariantMaker(
+            source, folder / VARIANTS, options, make_mixed=lambda: self._sensitivity.mixed(max_metric_drop)
+        )
         self._sensitivity = Sensitivity(
             lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows),
             drop_of=lambda content: self._drop_of(self._judge.metrics_of(content)),
@@ -105,8 +110,12 @@ class _Steps:
                 "can be compared with it. Look for NaN in its weights and in the data, or choose another metric."
             )
         if self._options.confidence:
-            limit = DropLimit(metric=metric, lower_is_better=self._lower_is_better, drop=self._max_drop,
-                              confidence=self._options.confidence)  # fmt: skip
+            limit = DropLimit(
+                metric=metric,
+                lower_is_better=self._lower_is_better,
+                drop=self._max_drop,
+                confidence=self._options.confidence,
+            )
             self._source.task.judge_by(limit)
 
     def _highest_drop_of(self, content: bytes) -> float:
@@ -152,8 +161,13 @@ class _Steps:
         """Results of one runtime with latency, measured by turns; one by one, where that fails, to see which fails."""
         options, variants = self._options, [result.variant for result in results]
         try:
-            times = latencies(variants, self._judge.row, num_threads=options.num_threads or default_num_threads(),
-                              seconds=options.latency_seconds, loading=self._source.loading)  # fmt: skip
+            times = latencies(
+                variants,
+                self._judge.row,
+                num_threads=options.num_threads or default_num_threads(),
+                seconds=options.latency_seconds,
+                loading=self._source.loading,
+            )
         except CompressionError as error:
             if len(results) == 1:
                 return [replace(results[0], failure=str(error))]

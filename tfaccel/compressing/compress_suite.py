@@ -58,9 +58,13 @@ def _recipe_figures(
         run_dir = str(Path(folder) / "run")
         train(work, run_dir=run_dir, epochs=epochs, verbose=0)
         found = compress(
-            run_dir, methods=[RECIPE_METHODS[name] for name in names], max_metric_drop=MOST_DROP, workload=work,
-            latency_seconds=_LATENCY_SECONDS, progress=lambda text: options.progress(f"{_RECIPE}: {text}"),
-        )  # fmt: skip
+            run_dir,
+            methods=[RECIPE_METHODS[name] for name in names],
+            max_metric_drop=MOST_DROP,
+            workload=work,
+            latency_seconds=_LATENCY_SECONDS,
+            progress=lambda text: options.progress(f"{_RECIPE}: {text}"),
+        )
         figures = _pruning_figures(found) if "pruning" in names else []
         if "int8" not in names:
             return figures, {}
@@ -77,19 +81,23 @@ def _int8_figures(
     row = _held_out_row(work)
     for repetition in range(options.repetitions):
         options.progress(f"int8: latency, {repetition + 1} of {options.repetitions}")
-        both = latencies([of_float.variant, result.variant], row, num_threads=default_num_threads(),
-                         seconds=_LATENCY_SECONDS)  # fmt: skip
+        both = latencies(
+            [of_float.variant, result.variant], row, num_threads=default_num_threads(), seconds=_LATENCY_SECONDS
+        )
         seconds.append(tuple(min(one.p50_seconds for one in each) for each in both))
     ratios = tuple(int8 / float32 for float32, int8 in seconds)
     figures = [
-        Figure(name="int8", quantity="size int8 / float32", values=(found.size_ratio(result),),
-               at_most=MOST_INT8_SIZE),
+        Figure(name="int8", quantity="size int8 / float32", values=(found.size_ratio(result),), at_most=MOST_INT8_SIZE),
         Figure(name="int8", quantity=f"{found.metric} float32 - int8", values=(found.drop(result),), at_most=MOST_DROP),
-        Figure(name="int8", quantity="latency of one image int8 / float32, best threads", values=ratios,
-               at_most=MOST_INT8_LATENCY),
+        Figure(
+            name="int8",
+            quantity="latency of one image int8 / float32, best threads",
+            values=ratios,
+            at_most=MOST_INT8_LATENCY,
+        ),
         Figure(name="int8", quantity=f"{found.metric}, float32", values=(found.value(of_float),)),
         Figure(name="int8", quantity="decisions as the float model's", values=(result.agreement,)),
-    ]  # fmt: skip
+    ]
     names = ("float32", "int8")
     times = [_measurement(name, [pair[place] for pair in seconds]) for place, name in enumerate(names)]
     return figures, tuple(times)
@@ -99,11 +107,19 @@ def _pruning_figures(found: GateResult) -> list[Figure]:
     result, of_float = _result(found, "prune"), found.results[0]
     zipped = result.zipped_bytes / of_float.zipped_bytes
     return [
-        Figure(name="pruning", quantity="zipped size with zeros / float32", values=(zipped,),
-               at_most=MOST_PRUNED_ZIPPED_SIZE),
-        Figure(name="pruning", quantity=f"{found.metric} float32 - with zeros", values=(found.drop(result),),
-               at_most=MOST_DROP),
-    ]  # fmt: skip
+        Figure(
+            name="pruning",
+            quantity="zipped size with zeros / float32",
+            values=(zipped,),
+            at_most=MOST_PRUNED_ZIPPED_SIZE,
+        ),
+        Figure(
+            name="pruning",
+            quantity=f"{found.metric} float32 - with zeros",
+            values=(found.drop(result),),
+            at_most=MOST_DROP,
+        ),
+    ]
 
 
 def _result(found: GateResult, method: str) -> VariantResult:
@@ -119,8 +135,10 @@ def _result(found: GateResult, method: str) -> VariantResult:
 
 
 def _measurement(name: str, seconds: Sequence[float]) -> Measurement:
-    windows = [Window(wall_seconds=one, cpu_seconds=0.0, epoch_seconds=(one,), tail_seconds=(0.0,), loss=0.0)
-               for one in seconds]  # fmt: skip
+    windows = [
+        Window(wall_seconds=one, cpu_seconds=0.0, epoch_seconds=(one,), tail_seconds=(0.0,), loss=0.0)
+        for one in seconds
+    ]
     return Measurement(name=name, num_steps=1, windows=tuple(windows), warm_up_loss=0.0)
 
 

@@ -124,8 +124,9 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
 
     soft_targets = SoftTargets(name="soft_targets")
 
-    def compute_loss(x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     training: bool = True) -> Any:  # fmt: skip
+    def compute_loss(
+        x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         own = own_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         said = keras.ops.stop_gradient(teachers_logits(teacher(x, training=False)))
         return own + alpha * soft_targets(said, students_logits(y_pred), sample_weight)

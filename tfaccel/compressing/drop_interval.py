@@ -73,15 +73,22 @@ def paired_interval(worse: int, better: int, num_examples: int, *, confidence: f
         return _highest_difference(worse * share, better * share, count, confidence) <= limit
 
     return DropInterval(
-        low=-_highest_difference(better, worse, num_examples, confidence), high=high, num_examples=num_examples,
+        low=-_highest_difference(better, worse, num_examples, confidence),
+        high=high,
+        num_examples=num_examples,
         num_needed=_least_count(is_enough) if (worse - better) / num_examples < limit else None,
-    )  # fmt: skip
+    )
 
 
 def jackknife_interval(
-    drop: float, without_groups: Sequence[float], num_examples: int, *, confidence: float, limit: float,
+    drop: float,
+    without_groups: Sequence[float],
+    num_examples: int,
+    *,
+    confidence: float,
+    limit: float,
     counts_right_answers: bool = False,
-) -> DropInterval:  # fmt: skip
+) -> DropInterval:
     r"""The interval of a drop in any smooth metric, by the jackknife over groups of examples.
 
     With the drop $d$ of all examples and $d_g$ of all but group $g$ of $G$, the values $G d - (G - 1) d_g$ are taken

@@ -81,9 +81,12 @@ class DropJudge:
         both = zip(self._without_groups(self._of_float), self._without_groups(outputs), strict=True)
         without = [sign * (after - before) for before, after in both]
         return jackknife_interval(
-            sign * (value - of_float), without, self._num_examples,
-            counts_right_answers=not self._limit.lower_is_better and self._has_whole_targets, **known,
-        )  # fmt: skip
+            sign * (value - of_float),
+            without,
+            self._num_examples,
+            counts_right_answers=not self._limit.lower_is_better and self._has_whole_targets,
+            **known,
+        )
 
     def _right_answers(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of the float model and the other form, which examples each answers rightly; by every rule that fits."""
@@ -101,8 +104,9 @@ class DropJudge:
     @functools.cached_property
     def _has_whole_targets(self) -> bool:
         targets = [leaf for _, y, _ in self._examples for leaf in keras.tree.flatten(y) if leaf is not None]
-        whole = [np.isin(leaf, (0, 1)).all() or not np.issubdtype(np.asarray(leaf).dtype, np.floating)
-                 for leaf in targets]  # fmt: skip
+        whole = [
+            np.isin(leaf, (0, 1)).all() or not np.issubdtype(np.asarray(leaf).dtype, np.floating) for leaf in targets
+        ]
         return bool(whole) and all(whole)
 
     @functools.cached_property

@@ -10,9 +10,19 @@ from tfaccel.compressing.variant_result import VariantResult
 
 # "METRIC" stands for the metric's name.
 HEADINGS = (
-    "form", "METRIC", "change", "size", "of\nfloat", "zipped", "threads:\np50 / p95", "of\nfloat", "memory", "in float",
-    "agree-\nment", "verdict",
-)  # fmt: skip
+    "form",
+    "METRIC",
+    "change",
+    "size",
+    "of\nfloat",
+    "zipped",
+    "threads:\np50 / p95",
+    "of\nfloat",
+    "memory",
+    "in float",
+    "agree-\nment",
+    "verdict",
+)
 
 
 def cells(found: GateResult, result: VariantResult) -> list[str]:
@@ -29,14 +39,16 @@ def cells(found: GateResult, result: VariantResult) -> list[str]:
         size_text(result.size_bytes),
         f"{found.size_ratio(result):.2f}",
         size_text(result.zipped_bytes),
-        "\n".join(f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
-                  for one in result.latencies),
+        "\n".join(
+            f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
+            for one in result.latencies
+        ),
         f"{found.latency_ratio(result):.2f}",
         "" if result.peak_memory_bytes is None else size_text(result.peak_memory_bytes),
         "" if left is None else f"{sum(left.values())} of {result.num_operations}",
         "" if math.isnan(result.agreement) else f"{result.agreement:.4f}",
         found.verdict(result),
-    ]  # fmt: skip
+    ]
 
 
 def notes_of(found: GateResult, result: VariantResult) -> list[str]:

@@ -38,8 +38,10 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
         return by_channel, "one scale for each channel of a kernel"
     expected = _outputs(converter.float_content, signature, rows)
     errors = [relative_error(expected, _outputs(content, signature, rows)) for content in (by_kernel, by_channel)]
-    told = f"the outputs for representative examples move by {errors[0]:.1%} with one scale for each kernel, by " \
-           f"{errors[1]:.1%} with one for each channel"  # fmt: skip
+    told = (
+        f"the outputs for representative examples move by {errors[0]:.1%} with one scale for each kernel, by "
+        f"{errors[1]:.1%} with one for each channel"
+    )
     if errors[0] <= _MOST_ERROR * errors[1]:
         return by_kernel, f"one scale for each kernel: {told}"
     return by_channel, f"one scale for each channel of a kernel: {told}"

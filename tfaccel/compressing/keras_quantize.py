@@ -117,9 +117,13 @@ def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -
             "keras_int4."
         )
     return keras.quantizers.GPTQConfig(
-        dataset=tokens, tokenizer=str, weight_bits=_GPTQ_BITS, num_samples=len(tokens),
-        sequence_length=len(tokens[0]), group_size=-1,
-    )  # fmt: skip
+        dataset=tokens,
+        tokenizer=str,
+        weight_bits=_GPTQ_BITS,
+        num_samples=len(tokens),
+        sequence_length=len(tokens[0]),
+        group_size=-1,
+    )
 
 
 def _saved_layers(model: keras.Model) -> list[keras.layers.Layer]:

@@ -72,10 +72,13 @@ class OutcomeFolder:
         Returns:
             The result, with the paths at which the files now are.
         """
-        result = replace(result, results=tuple(
-            replace(one, variant=replace(one.variant, path=str(self.path / VARIANTS / Path(one.variant.path).name)))
-            for one in result.results
-        ))  # fmt: skip
+        result = replace(
+            result,
+            results=tuple(
+                replace(one, variant=replace(one.variant, path=str(self.path / VARIANTS / Path(one.variant.path).name)))
+                for one in result.results
+            ),
+        )
         best = result.winner
         if best is not None:
             kept = Path(best.variant.path)

@@ -71,8 +71,14 @@ def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
     won = [(qat - int8) / (of_float - int8) for of_float, int8, qat in found if of_float > int8]
     figures = [Figure(name="qat", quantity=f"{_METRIC} float32 - int8", values=tuple(losses), at_least=LEAST_LOSS)]
     if won:
-        figures.append(Figure(name="qat", quantity="part of that loss won back by qat", values=tuple(won),
-                              at_least=LEAST_PART_WON_BACK))  # fmt: skip
+        figures.append(
+            Figure(
+                name="qat",
+                quantity="part of that loss won back by qat",
+                values=tuple(won),
+                at_least=LEAST_PART_WON_BACK,
+            )
+        )
     for name, values in zip(("float32", "int8", "qat"), zip(*found, strict=True), strict=True):
         figures.append(Figure(name="qat", quantity=f"{_METRIC}, {name}", values=values))
     return figures
@@ -82,6 +88,12 @@ def _compressed(model: keras.Model, work: Workload, folder: Path, options: Suite
     training = dict(qat_task.QAT_OPTIONS)
     training["epochs"] = max(1, round(training["epochs"] * options.scale))
     return compress(
-        model, methods="int8,qat", metric=_METRIC, workload=work, training=training, out_dir=str(folder),
-        latency_seconds=_LATENCY_SECONDS, progress=lambda text: options.progress(f"{place}: {text}"),
-    )  # fmt: skip
+        model,
+        methods="int8,qat",
+        metric=_METRIC,
+        workload=work,
+        training=training,
+        out_dir=str(folder),
+        latency_seconds=_LATENCY_SECONDS,
+        progress=lambda text: options.progress(f"{place}: {text}"),
+    )

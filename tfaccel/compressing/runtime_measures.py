@@ -23,9 +23,13 @@ _TIME_LIMIT_SECONDS = 900.0
 
 
 def latencies(
-    variants: Sequence[Variant], row: Mapping[str, np.ndarray], *, num_threads: Sequence[int], seconds: float,
+    variants: Sequence[Variant],
+    row: Mapping[str, np.ndarray],
+    *,
+    num_threads: Sequence[int],
+    seconds: float,
     loading: Mapping[str, Any] | None = None,
-) -> list[tuple[Latency, ...]]:  # fmt: skip
+) -> list[tuple[Latency, ...]]:
     """How long one example takes in each file, for each number of threads.
 
     Files of one runtime are timed in one process, by turns, so that what slows the machine for a while slows all.

@@ -14,9 +14,26 @@ from tfaccel.errors import CompressionError
 
 # Operations that only move numbers: they have the kind of numbers of what is around them, and cost nothing.
 _MOVES = frozenset(
-    {"RESHAPE", "TRANSPOSE", "CONCATENATION", "PAD", "STRIDED_SLICE", "SLICE", "GATHER", "PACK", "UNPACK", "SPLIT",
-     "EXPAND_DIMS", "SQUEEZE", "SHAPE", "QUANTIZE", "DEQUANTIZE", "CAST", "RESIZE_NEAREST_NEIGHBOR"}
-)  # fmt: skip
+    {
+        "RESHAPE",
+        "TRANSPOSE",
+        "CONCATENATION",
+        "PAD",
+        "STRIDED_SLICE",
+        "SLICE",
+        "GATHER",
+        "PACK",
+        "UNPACK",
+        "SPLIT",
+        "EXPAND_DIMS",
+        "SQUEEZE",
+        "SHAPE",
+        "QUANTIZE",
+        "DEQUANTIZE",
+        "CAST",
+        "RESIZE_NEAREST_NEIGHBOR",
+    }
+)
 
 
 class SelectiveQuantizer:

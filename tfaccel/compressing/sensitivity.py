@@ -25,9 +25,14 @@ class Sensitivity:
     """
 
     def __init__(
-        self, make_quantizer: Callable[[], SelectiveQuantizer], *, drop_of: Callable[[bytes], float],
-        highest_drop_of: Callable[[bytes], float], error_of: Callable[[bytes], float], progress: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        make_quantizer: Callable[[], SelectiveQuantizer],
+        *,
+        drop_of: Callable[[bytes], float],
+        highest_drop_of: Callable[[bytes], float],
+        error_of: Callable[[bytes], float],
+        progress: Callable[[str], None],
+    ) -> None:
         self._make_quantizer = make_quantizer
         self._drop_of = drop_of
         self._highest_drop_of = highest_drop_of

@@ -60,8 +60,14 @@ class TaskMetrics:
         num_examples: how many examples there are, once the first predictions have been judged.
     """
 
-    def __init__(self, batches: Batches, *, compile_args: dict[str, Any] | None = None,
-                 compiled: keras.Model | None = None, output_names: list[str] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        batches: Batches,
+        *,
+        compile_args: dict[str, Any] | None = None,
+        compiled: keras.Model | None = None,
+        output_names: list[str] | None = None,
+    ) -> None:
         self._batches = batches
         self._judge = compiled
         self._examples: list[Examples] = []

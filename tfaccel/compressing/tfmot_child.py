@@ -52,8 +52,12 @@ def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], 
 
 
 # TFMOT looks for cells of recurrent layers in `tf.keras`, which has to be Keras 2 for it; `keras` stays Keras 3.
-_ENVIRON = {"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "tensorflow", "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-            "TF_CPP_MIN_LOG_LEVEL": "2"}  # fmt: skip
+_ENVIRON = {
+    "TF_USE_LEGACY_KERAS": "1",
+    "KERAS_BACKEND": "tensorflow",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
 
 
 class _Sender(threading.Thread):

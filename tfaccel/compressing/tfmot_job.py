@@ -92,8 +92,16 @@ class TrainingBatches:
         return count if count > 0 else sum(1 for _ in self._epoch(0))
 
 
-def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, method: str, workload: Workload,
-              options: TfmotOptions, signature: CallSignature) -> dict[str, TrainingJob]:  # fmt: skip
+def write_job(
+    folder: Path,
+    taken: TakenApart,
+    batches: TrainingBatches,
+    *,
+    method: str,
+    workload: Workload,
+    options: TfmotOptions,
+    signature: CallSignature,
+) -> dict[str, TrainingJob]:
     """Writes what the child has to know; returns how each stage is trained.
 
     Arguments:
@@ -110,14 +118,16 @@ def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, meth
     optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
     training = {
         stage: TrainingJob(
-            losses=losses, loss_weights=weights,
+            losses=losses,
+            loss_weights=weights,
             optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
             learning_rate=options.learning_rate or _RATE_PARTS[stage] * _highest_rate(optimizer, workload),
-            steps_per_epoch=batches.steps_per_epoch, epochs=options.epochs_of(stage),
+            steps_per_epoch=batches.steps_per_epoch,
+            epochs=options.epochs_of(stage),
             num_sample_weights=batches.num_sample_weights,
         )
         for stage in stages_of(method)
-    }  # fmt: skip
+    }
     inputs = batches.first[: len(taken.graph.inputs)]
     outputs = keras.tree.flatten(taken.model(batches.first_x, training=False))
     arrays = {f"in{n}": array for n, array in enumerate(inputs)}
@@ -126,10 +136,14 @@ def write_job(folder: Path, taken: TakenApart, batches: TrainingBatches, *, meth
     save_arrays(folder / "weights.npz", named_arrays(taken.weights()))
     modules = {*taken.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
     job = {
-        "method": method, "graph": taken.graph.to_json(), "options": options.to_json(), "sys_path": sys.path,
-        "modules": sorted(modules), "training": {stage: asdict(one) for stage, one in training.items()},
+        "method": method,
+        "graph": taken.graph.to_json(),
+        "options": options.to_json(),
+        "sys_path": sys.path,
+        "modules": sorted(modules),
+        "training": {stage: asdict(one) for stage, one in training.items()},
         "signature": {"inputs": taken.inputs_of(signature.input_nest), "outputs": signature.output_names},
-    }  # fmt: skip
+    }
     (folder / "job.json").write_text(json.dumps(job))
     return training
 

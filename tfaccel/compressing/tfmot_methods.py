@@ -39,9 +39,16 @@ _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "
 # A file holds kernels with batch normalizations in them, and as multiples of scales.
 _IN_FILES = "in a file in each channel of one whose channels have scales or a normalization of their own"
 _SPARSE = 0.05  # part of zeros from which on weights were pruned, not clustered
-_DOING = {"qat": "training with imitated int8", "pqat": "training with imitated int8, zeros kept",
-          "cqat": "training with imitated int8, clusters kept", "prune": "pruning", "prune_2_4": "pruning 2 of 4",
-          "prune_block": "pruning blocks", "cluster": "clustering", "convert": "converting"}  # fmt: skip
+_DOING = {
+    "qat": "training with imitated int8",
+    "pqat": "training with imitated int8, zeros kept",
+    "cqat": "training with imitated int8, clusters kept",
+    "prune": "pruning",
+    "prune_2_4": "pruning 2 of 4",
+    "prune_block": "pruning blocks",
+    "cluster": "clustering",
+    "convert": "converting",
+}
 
 
 @dataclass(frozen=True)
@@ -135,8 +142,9 @@ def tfmot_variant(
     reports = _Reports(say)
     with tempfile.TemporaryDirectory(prefix="tfaccel-tfmot-") as name:
         folder = Path(name)
-        training = write_job(folder, taken, batches, method=method, workload=workload, options=options,
-                             signature=signature)  # fmt: skip
+        training = write_job(
+            folder, taken, batches, method=method, workload=workload, options=options, signature=signature
+        )
         run_child(folder, _parts(method, training, batches, taken, held_out), reports)
         return _outcome(folder, taken, signature, reports)
 
@@ -159,8 +167,13 @@ def check_method(method: str) -> None:
         warn_if_untested(package, installed_version(package))
 
 
-def _parts(method: str, training: Mapping[str, TrainingJob], batches: TrainingBatches, taken: TakenApart,
-           held_out: Batches | None) -> Parts:  # fmt: skip
+def _parts(
+    method: str,
+    training: Mapping[str, TrainingJob],
+    batches: TrainingBatches,
+    taken: TakenApart,
+    held_out: Batches | None,
+) -> Parts:
     """What is sent to the child: training batches for each stage, then held-out inputs."""
     parts: list[Callable[[], Iterator[Sequence[np.ndarray]]]] = []
     first_epoch = 0

@@ -89,8 +89,14 @@ class Program:
         else:
             wrapped = pruned_model(self._graph, layers, stage, self._options, job.num_steps)
         self._notes(wrapped.notes)
-        train(wrapped.model, job, self._graph, batches, callbacks=wrapped.callbacks,
-              report=lambda message: self.report(**message))  # fmt: skip
+        train(
+            wrapped.model,
+            job,
+            self._graph,
+            batches,
+            callbacks=wrapped.callbacks,
+            report=lambda message: self.report(**message),
+        )
         weights = wrapped.weights()
         save_arrays(self._folder / "weights_out.npz", named_arrays(weights))
         self.report(changed=wrapped.changed())

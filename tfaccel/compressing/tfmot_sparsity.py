@@ -65,8 +65,9 @@ class Wrapped:
         }
 
 
-def pruned_model(graph: FlatGraph, layers: TranslatedLayers, method: str, options: TfmotOptions,
-                 num_steps: int) -> Wrapped:  # fmt: skip
+def pruned_model(
+    graph: FlatGraph, layers: TranslatedLayers, method: str, options: TfmotOptions, num_steps: int
+) -> Wrapped:
     """A model whose kernels lose more and more of their smallest weights while it is trained.
 
     Raises:
@@ -77,9 +78,12 @@ def pruned_model(graph: FlatGraph, layers: TranslatedLayers, method: str, option
     end = max(1, int(num_steps * _PART_OF_STEPS))
     frequency = max(1, end // _MASK_UPDATES)
     schedule = tfmot.sparsity.keras.PolynomialDecay(
-        initial_sparsity=0.0, final_sparsity=options.sparsity, begin_step=0, end_step=-(-end // frequency) * frequency,
+        initial_sparsity=0.0,
+        final_sparsity=options.sparsity,
+        begin_step=0,
+        end_step=-(-end // frequency) * frequency,
         frequency=frequency,
-    )  # fmt: skip
+    )
     singly: list[str] = []
 
     def wrap(path: str, layer: Any) -> Any:

@@ -15,8 +15,15 @@ from tfaccel.compressing.translation_graph import FlatGraph
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # What the optimizer of another run has no use for here; the learning rate is set anew.
-_NOT_KEPT = ("name", "learning_rate", "use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor",
-             "gradient_accumulation_steps")  # fmt: skip
+_NOT_KEPT = (
+    "name",
+    "learning_rate",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +53,15 @@ class TrainingJob:
         return self.steps_per_epoch * self.epochs
 
 
-def train(model: Any, job: TrainingJob, graph: FlatGraph, batches: Iterator[list[np.ndarray]], *,
-          callbacks: Sequence[Any] = (), report: Callable[[dict[str, Any]], None]) -> None:  # fmt: skip
+def train(
+    model: Any,
+    job: TrainingJob,
+    graph: FlatGraph,
+    batches: Iterator[list[np.ndarray]],
+    *,
+    callbacks: Sequence[Any] = (),
+    report: Callable[[dict[str, Any]], None],
+) -> None:
     """Compiles and fits a model.
 
     Arguments:
@@ -62,8 +76,13 @@ def train(model: Any, job: TrainingJob, graph: FlatGraph, batches: Iterator[list
     optimizer = tf_optimizer(job)[0]
     model.compile(optimizer, loss=losses, loss_weights=[float(weight) for weight in job.loss_weights])
     dataset = _dataset(graph, job, batches)
-    model.fit(dataset, epochs=job.epochs, steps_per_epoch=job.steps_per_epoch, verbose=0,
-              callbacks=[*callbacks, _progress(job, report)])  # fmt: skip
+    model.fit(
+        dataset,
+        epochs=job.epochs,
+        steps_per_epoch=job.steps_per_epoch,
+        verbose=0,
+        callbacks=[*callbacks, _progress(job, report)],
+    )
 
 
 def tf_optimizer(job: TrainingJob) -> tuple[Any, str]:
@@ -177,7 +196,14 @@ def _progress(job: TrainingJob, report: Callable[[dict[str, Any]], None]) -> Any
             is_last = batch + 1 == job.steps_per_epoch
             if is_last or time.monotonic() - self.told >= _SECONDS_BETWEEN_REPORTS:
                 self.told = time.monotonic()
-                report({"epoch": self.epoch + 1, "epochs": job.epochs, "step": batch + 1,
-                        "steps": job.steps_per_epoch, "loss": float((logs or {}).get("loss", 0.0))})  # fmt: skip
+                report(
+                    {
+                        "epoch": self.epoch + 1,
+                        "epochs": job.epochs,
+                        "step": batch + 1,
+                        "steps": job.steps_per_epoch,
+                        "loss": float((logs or {}).get("loss", 0.0)),
+                    }
+                )
 
     return Progress()

@@ -98,8 +98,13 @@ def flat_graph(serialized: Mapping[str, Any]) -> FlatGraph:
     inputs = _inputs(serialized)
     flattening = _Flattening()
     outputs = flattening.model(serialized, "", [f"in:{number}" for number in range(len(inputs))], None)
-    return FlatGraph(inputs=tuple(inputs), layers=flattening.layers, calls=tuple(flattening.calls),
-                     outputs=tuple(outputs), output_names=tuple(_output_names(serialized)))  # fmt: skip
+    return FlatGraph(
+        inputs=tuple(inputs),
+        layers=flattening.layers,
+        calls=tuple(flattening.calls),
+        outputs=tuple(outputs),
+        output_names=tuple(_output_names(serialized)),
+    )
 
 
 def in_float32(structure: Any) -> Any:

@@ -23,8 +23,19 @@ _LAYERS = """
 """
 NATIVE_LAYERS = frozenset(_LAYERS.split())
 _SAME_ACTIVATIONS = (
-    "elu", "exponential", "gelu", "linear", "mish", "relu", "selu", "sigmoid", "softmax", "softplus", "softsign", "tanh"
-)  # fmt: skip
+    "elu",
+    "exponential",
+    "gelu",
+    "linear",
+    "mish",
+    "relu",
+    "selu",
+    "sigmoid",
+    "softmax",
+    "softplus",
+    "softsign",
+    "tanh",
+)
 _ACTIVATIONS = {**{name: name for name in _SAME_ACTIVATIONS}, "silu": "swish", "swish": "swish"}
 _RENAMED = {("LeakyReLU", "negative_slope"): "alpha"}
 # Options that only say how to calculate or to draw, not what.

@@ -50,8 +50,9 @@ class TranslatedLayers:
             raise CompressionError(f"Layer {path!r} cannot be translated, its weights differ: {error}") from error
 
 
-def translate(graph: FlatGraph, weights: Mapping[str, Sequence[np.ndarray]],
-              check_inputs: Sequence[np.ndarray]) -> TranslatedLayers:  # fmt: skip
+def translate(
+    graph: FlatGraph, weights: Mapping[str, Sequence[np.ndarray]], check_inputs: Sequence[np.ndarray]
+) -> TranslatedLayers:
     """The layers of a graph in `tf_keras`, each compared on a real batch with the Keras 3 layer that it stands for.
 
     A layer that has no equal, or calculates something else, is taken along as it is.
@@ -82,9 +83,12 @@ def translate(graph: FlatGraph, weights: Mapping[str, Sequence[np.ndarray]],
     return layers
 
 
-def assemble(graph: FlatGraph, layers: TranslatedLayers,
-             wrap: Callable[[str, Any], Any] = lambda path, layer: layer,
-             after: Callable[[str, int, Any], Any] = lambda path, index, tensor: tensor) -> Any:  # fmt: skip
+def assemble(
+    graph: FlatGraph,
+    layers: TranslatedLayers,
+    wrap: Callable[[str, Any], Any] = lambda path, layer: layer,
+    after: Callable[[str, int, Any], Any] = lambda path, index, tensor: tensor,
+) -> Any:
     """The `tf_keras` model: its inputs and outputs are lists, in the order of the graph's.
 
     Arguments:
@@ -160,9 +164,15 @@ def check_outputs(model: Any, graph: FlatGraph, inputs: Sequence[np.ndarray], ex
     return difference
 
 
-def _made_natively(graph: FlatGraph, layers: TranslatedLayers, call: Call, names: Mapping[str, str],
-                   weights: Mapping[str, Sequence[np.ndarray]], tensors: Mapping[str, Any],
-                   expected: Any) -> str | None:  # fmt: skip
+def _made_natively(
+    graph: FlatGraph,
+    layers: TranslatedLayers,
+    call: Call,
+    names: Mapping[str, str],
+    weights: Mapping[str, Sequence[np.ndarray]],
+    tensors: Mapping[str, Any],
+    expected: Any,
+) -> str | None:
     """Why a call cannot be made by a layer of `tf_keras`; None where it can, which leaves the layer among `layers`."""
     import tensorflow as tf
 

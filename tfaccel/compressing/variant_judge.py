@@ -83,9 +83,13 @@ class VariantJudge:
             known["float_operations"] = float_operations(content)
             known["num_operations"] = sum(operations(content).values())
         return VariantResult(
-            variant=variant, metrics={**metrics, **variant.metrics}, size_bytes=path.stat().st_size,
-            zipped_bytes=zipped_bytes(path), agreement=metrics[AGREEMENT], **known,
-        )  # fmt: skip
+            variant=variant,
+            metrics={**metrics, **variant.metrics},
+            size_bytes=path.stat().st_size,
+            zipped_bytes=zipped_bytes(path),
+            agreement=metrics[AGREEMENT],
+            **known,
+        )
 
     def _predict_of(self, variant: Variant) -> Predict:
         if variant.is_litert:

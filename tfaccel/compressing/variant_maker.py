@@ -40,8 +40,9 @@ class VariantMaker:
         make_mixed: makes the form "mixed": the file, and the layers in float.
     """
 
-    def __init__(self, source: CompressSource, folder: Path, options: CompressOptions, *,
-                 make_mixed: MakeMixed) -> None:  # fmt: skip
+    def __init__(
+        self, source: CompressSource, folder: Path, options: CompressOptions, *, make_mixed: MakeMixed
+    ) -> None:
         self.source = source
         self._folder = folder
         self._options = options
@@ -81,8 +82,9 @@ class VariantMaker:
     def rows(self) -> Rows:
         """Representative examples."""
         text = self.source.representative_text
-        rows = rows_of(self.source.representative, self.source.signature, num_rows=self._options.num_representative,
-                       what=text)  # fmt: skip
+        rows = rows_of(
+            self.source.representative, self.source.signature, num_rows=self._options.num_representative, what=text
+        )
         check_ranges(rows, what=text)
         self.representative_text = f"{len(rows)} examples of {text}"
         return rows
@@ -127,8 +129,9 @@ class VariantMaker:
             return self._after_training(name, method, afterwards)
         return self._after_conversion(name, method, self.converter)
 
-    def _after_conversion(self, name: str, method: Method, converter: Converter, *,
-                          notes: tuple[str, ...] = ()) -> Variant:  # fmt: skip
+    def _after_conversion(
+        self, name: str, method: Method, converter: Converter, *, notes: tuple[str, ...] = ()
+    ) -> Variant:
         """A form of a model that is not trained on: the one given, or one pruned or clustered."""
         if method.kind == "weight_only":
             content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
@@ -155,8 +158,9 @@ class VariantMaker:
         converter, outcome = self._trained_on(method)
         if outcome.litert is not None:
             return self._litert(name, outcome.litert, notes=outcome.notes, metrics=self._imitated(outcome))
-        return self._after_conversion(name, afterwards or Method(FLOAT32, "post_training", ""), converter,
-                                      notes=outcome.notes)  # fmt: skip
+        return self._after_conversion(
+            name, afterwards or Method(FLOAT32, "post_training", ""), converter, notes=outcome.notes
+        )
 
     def _trained_on(self, method: Method) -> tuple[Any, Any]:
         """What a method with training gave, and a converter of its model; it is trained once."""
@@ -165,10 +169,14 @@ class VariantMaker:
             if source.workload is None:
                 raise CompressionError(f"{method.name} needs a workload to train on.")
             outcome = tfmot_variant(
-                source.model, method.name, workload=source.workload, signature=source.signature,
-                held_out=source.held_out, options=TfmotOptions.from_json(self._options.training),
+                source.model,
+                method.name,
+                workload=source.workload,
+                signature=source.signature,
+                held_out=source.held_out,
+                options=TfmotOptions.from_json(self._options.training),
                 say=lambda text: say(f"{method.name}: {text}"),
-            )  # fmt: skip
+            )
             converter = None if outcome.model is None else self._converter_of(outcome.model, method.name)
             self._trained[method.name] = converter, outcome
         return self._trained[method.name]

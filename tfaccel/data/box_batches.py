@@ -105,9 +105,13 @@ class BoxBatches:
             images = tf.cast(read(rows), tf.float32)
             if self._moves is not None:
                 images = tf.raw_ops.ImageProjectiveTransformV3(
-                    images=images, transforms=transforms, output_shape=[size, size], fill_value=0.0,
-                    interpolation="BILINEAR", fill_mode="CONSTANT",
-                )  # fmt: skip
+                    images=images,
+                    transforms=transforms,
+                    output_shape=[size, size],
+                    fill_value=0.0,
+                    interpolation="BILINEAR",
+                    fill_mode="CONSTANT",
+                )
             return tf.ensure_shape(images, [*rows.shape, size, size, self._images.num_channels]), maps
 
         return ordered_map(data.batch(positions.shape[1], drop_remainder=True), batch)

@@ -59,10 +59,15 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
         )
     train, test = (_load(part, folder, image_size, most) for part in listed)
     return BoxedImages(
-        class_names=tuple(classes.values()), image_size=image_size, num_channels=3, most_objects=most,
-        num_train_images=len(train.images), num_test_images=len(test.images),
-        train=lambda seed, epoch: train, test=lambda: test,
-    )  # fmt: skip
+        class_names=tuple(classes.values()),
+        image_size=image_size,
+        num_channels=3,
+        most_objects=most,
+        num_train_images=len(train.images),
+        num_test_images=len(test.images),
+        train=lambda seed, epoch: train,
+        test=lambda: test,
+    )
 
 
 _Listed = list[tuple[dict[str, Any], list[tuple[list[float], int]]]]  # each image's entry with its boxes and classes

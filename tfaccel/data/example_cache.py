@@ -67,13 +67,18 @@ class ExampleCache:
             return
         num_bytes = sum(leaf.nbytes for leaf in leaves) * num_examples // len(rows)
         self.choice = choose_cache(
-            num_bytes, free_memory_bytes=_own_memory_bytes(Machine.here()), place=self._options.place,
+            num_bytes,
+            free_memory_bytes=_own_memory_bytes(Machine.here()),
+            place=self._options.place,
             free_disk_bytes=_free_disk_bytes(self._options.path),
-        )  # fmt: skip
+        )
         logger.info(
             "Cache of %d %s: %s (%s). CacheOptions(place=...), or the flag --cache, chooses another place.",
-            num_examples, noun, self.choice.place, self.choice.reason,
-        )  # fmt: skip
+            num_examples,
+            noun,
+            self.choice.place,
+            self.choice.reason,
+        )
         if self.choice.place == "memory":
             self.read = self._in_memory(traced, leaves)
         elif self.choice.place == "disk":

@@ -46,6 +46,9 @@ def few_digits(
     )
     names = tuple(str(digit) for digit in sorted(chosen))
     return replace(
-        digits(), class_names=names, num_train_images=len(of_train), num_test_images=len(of_test),
+        digits(),
+        class_names=names,
+        num_train_images=len(of_train),
+        num_test_images=len(of_test),
         load=lambda: (parts[0], parts[1]),
-    )  # fmt: skip
+    )

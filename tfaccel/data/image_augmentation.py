@@ -25,7 +25,8 @@ _FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the policy of the mo
 _LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
     "flip": lambda size: [layers.RandomFlip("horizontal", **_FLOAT32)],
     "crop": lambda size: [
-        layers.ZeroPadding2D(max(1, size // _CROP_MARGIN), **_FLOAT32), layers.RandomCrop(size, size, **_FLOAT32)
+        layers.ZeroPadding2D(max(1, size // _CROP_MARGIN), **_FLOAT32),
+        layers.RandomCrop(size, size, **_FLOAT32),
     ],
     "randaugment": lambda size: [layers.RandAugment((0, _HIGHEST), num_ops=2, factor=0.3, **_FLOAT32)],
     "mixup": lambda size: [layers.MixUp(alpha=0.2, **_FLOAT32)],
@@ -33,7 +34,7 @@ _LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
     "cutout": lambda size: [
         layers.RandomErasing(1.0, (0.02, 0.2), _HIGHEST / 2, value_range=(0, _HIGHEST), **_FLOAT32)
     ],
-}  # fmt: skip
+}
 AUGMENTATIONS = tuple(_LAYERS)
 
 

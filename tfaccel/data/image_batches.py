@@ -83,17 +83,25 @@ class ImageBatches:
                 return decode(rows), labels(rows)
 
         return Pipeline(
-            read, num_examples=len(part.labels), cache=cache, augmentation=augmentation, noun="images",
+            read,
+            num_examples=len(part.labels),
+            cache=cache,
+            augmentation=augmentation,
+            noun="images",
             prepare=lambda pair: (tf.cast(pair[0], tf.float32), tf.one_hot(pair[1], num_classes)),
-        )  # fmt: skip
+        )
 
 
 def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     images, labels = pair
     moved = tf.raw_ops.ImageProjectiveTransformV3(
-        images=images, transforms=transforms, output_shape=[size, size], fill_value=0.0, interpolation="BILINEAR",
+        images=images,
+        transforms=transforms,
+        output_shape=[size, size],
+        fill_value=0.0,
+        interpolation="BILINEAR",
         fill_mode="NEAREST",
-    )  # fmt: skip
+    )
     return tf.ensure_shape(moved, images.shape), labels
 
 

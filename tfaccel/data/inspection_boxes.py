@@ -58,8 +58,11 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
             if number % _EVERY == 0:
                 progress(f"Images to {part}", number, len(known))
             file = _image_file(folder, path.parent, str(entry.get("file_name")))
-            read = read_or_finding(file) if file else Finding("missing file", str(entry.get("file_name")),
-                                                              f"{path.name} names it, but it is not there")  # fmt: skip
+            read = (
+                read_or_finding(file)
+                if file
+                else Finding("missing file", str(entry.get("file_name")), f"{path.name} names it, but it is not there")
+            )
             if isinstance(read, Finding):
                 findings.append(read)
             else:
@@ -81,24 +84,34 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
         raise DataError(f"None of the images that {', '.join(path.name for path in files.values())} names can be read.")
     of_images = Examples(tuple(names), np.array(parts), tuple(image.key for image in images))
     findings += copies(of_images)
-    of_boxes = Examples(("",) * len(labels), np.array(box_parts), tuple(range(len(labels))),
-                        np.array(labels, dtype=object))  # fmt: skip
+    of_boxes = Examples(
+        ("",) * len(labels), np.array(box_parts), tuple(range(len(labels))), np.array(labels, dtype=object)
+    )
     counts, weights, found = balance(of_boxes) if labels else ({}, {}, [])
     shapes = Counter(image.shape for image in images)
     num_bytes = sum(count * int(np.prod(shape)) for shape, count in shapes.items())
     free, of_memory = memory(num_bytes)
     return InspectionReport(
-        path=str(folder), kind="images with boxes", shape=_shape(shapes, boxes, len(images)),
-        num_examples=part_sizes(of_images), class_counts=counts, class_weights=weights,
-        num_bytes=num_bytes, memory_bytes=free,
+        path=str(folder),
+        kind="images with boxes",
+        shape=_shape(shapes, boxes, len(images)),
+        num_examples=part_sizes(of_images),
+        class_counts=counts,
+        class_weights=weights,
+        num_bytes=num_bytes,
+        memory_bytes=free,
         findings=(*findings, *(one for one in found if one.kind != "one class"), *of_memory),
-    )  # fmt: skip
+    )
 
 
 def _boxes(
-    content: Any, name: str, images: Mapping[Any, Any], classes: Mapping[Any, str],
-    sizes: Mapping[Any, tuple[int, ...]], findings: list[Finding],
-) -> Iterator[tuple[Any, str, list[float]]]:  # fmt: skip
+    content: Any,
+    name: str,
+    images: Mapping[Any, Any],
+    classes: Mapping[Any, str],
+    sizes: Mapping[Any, tuple[int, ...]],
+    findings: list[Finding],
+) -> Iterator[tuple[Any, str, list[float]]]:
     """Image, class and box of each annotation that is sound; a finding for every other."""
     seen = set()
     for entry in _entries(content, "annotations"):

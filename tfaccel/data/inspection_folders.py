@@ -78,9 +78,14 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
 
 
 def read_labelled_files(
-    files: LabelledFiles, folder: Path, read: Callable[[Path], Content | Finding], *, noun: str, every: int,
+    files: LabelledFiles,
+    folder: Path,
+    read: Callable[[Path], Content | Finding],
+    *,
+    noun: str,
+    every: int,
     progress: Progress,
-) -> tuple[list[Content], list[int], list[Finding]]:  # fmt: skip
+) -> tuple[list[Content], list[int], list[Finding]]:
     """What each file holds, the rows of those that could be read, and the findings with those of the others.
 
     Arguments:

@@ -41,9 +41,11 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
         files, path, read_or_finding, noun="images", every=_EVERY, progress=progress
     )
     examples = Examples(
-        tuple(str(files.paths[row]) for row in rows), files.parts[rows], tuple(image.key for image in images),
+        tuple(str(files.paths[row]) for row in rows),
+        files.parts[rows],
+        tuple(image.key for image in images),
         files.labels[rows],
-    )  # fmt: skip
+    )
     shapes = Counter(image.shape for image in images)
     findings += _mixed_shapes(shapes)
     small = np.stack([image.small for image in images])
@@ -113,8 +115,10 @@ def _edges(small: np.ndarray) -> np.ndarray:
     angle = np.arctan2(down, right) % np.pi / np.pi * _NUM_ANGLES
     lower = np.floor(angle).astype(int) % _NUM_ANGLES
     share = angle - np.floor(angle)
-    parts = [strength * ((lower == one) * (1 - share) + ((lower + 1) % _NUM_ANGLES == one) * share)
-             for one in range(_NUM_ANGLES)]  # fmt: skip
+    parts = [
+        strength * ((lower == one) * (1 - share) + ((lower + 1) % _NUM_ANGLES == one) * share)
+        for one in range(_NUM_ANGLES)
+    ]
     side = _SMALL_SIZE // _NUM_CELLS
     cells = np.stack(parts, axis=1).reshape(len(small), _NUM_ANGLES, _NUM_CELLS, side, _NUM_CELLS, side).sum((3, 5))
     whole = cells.sum(axis=(2, 3))
@@ -132,9 +136,14 @@ def _mixed_shapes(shapes: Counter[tuple[int, ...]]) -> list[Finding]:
 
 
 def _report(
-    path: Path, examples: Examples, small: np.ndarray, shapes: Counter[tuple[int, ...]], *, findings: list[Finding],
+    path: Path,
+    examples: Examples,
+    small: np.ndarray,
+    shapes: Counter[tuple[int, ...]],
+    *,
+    findings: list[Finding],
     progress: Progress,
-) -> InspectionReport:  # fmt: skip
+) -> InspectionReport:
     from sklearn.ensemble import ExtraTreesClassifier
 
     progress("Copies and leaks", 0, 1)
@@ -147,7 +156,13 @@ def _report(
     num_bytes = sum(count * int(np.prod(shape)) for shape, count in shapes.items())
     free, found = memory(num_bytes)
     return InspectionReport(
-        path=str(path), kind="images", shape="x".join(map(str, shapes.most_common(1)[0][0])),
-        num_examples=part_sizes(examples), class_counts=counts, class_weights=weights, num_bytes=num_bytes,
-        memory_bytes=free, findings=tuple(findings + found),
-    )  # fmt: skip
+        path=str(path),
+        kind="images",
+        shape="x".join(map(str, shapes.most_common(1)[0][0])),
+        num_examples=part_sizes(examples),
+        class_counts=counts,
+        class_weights=weights,
+        num_bytes=num_bytes,
+        memory_bytes=free,
+        findings=tuple(findings + found),
+    )

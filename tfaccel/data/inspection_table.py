@@ -83,10 +83,17 @@ def inspect_tables(
     num_bytes = joined.num_rows * 4 * len(joined.columns)
     free, found = memory(num_bytes)
     return InspectionReport(
-        path=path, kind="table", shape=f"{len(features)} columns" + (f" and the target {goal}" if goal else ""),
-        num_examples=part_sizes(examples), columns=columns, class_counts=counts, class_weights=weights,
-        num_bytes=num_bytes, memory_bytes=free, findings=tuple(findings + found),
-    )  # fmt: skip
+        path=path,
+        kind="table",
+        shape=f"{len(features)} columns" + (f" and the target {goal}" if goal else ""),
+        num_examples=part_sizes(examples),
+        columns=columns,
+        class_counts=counts,
+        class_weights=weights,
+        num_bytes=num_bytes,
+        memory_bytes=free,
+        findings=tuple(findings + found),
+    )
 
 
 def _joined(tables: Mapping[str, Table]) -> Table:

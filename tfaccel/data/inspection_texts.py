@@ -78,8 +78,14 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
     rare = sorted(mark for mark, count in counts.items() if count < _RARE and mark not in odd)
     if len(rare) > len(counts) / 3 and len(text) > _LONG_TEXT:
         marks = " ".join(rare)
-        findings.append(Finding("rare characters", str(path), f"{len(rare)} of {len(counts)} are in it fewer than "
-                                f"{_RARE} times: {marks}", "A model by characters learns little of them."))  # fmt: skip
+        findings.append(
+            Finding(
+                "rare characters",
+                str(path),
+                f"{len(rare)} of {len(counts)} are in it fewer than {_RARE} times: {marks}",
+                "A model by characters learns little of them.",
+            )
+        )
     long_lines = Counter(" ".join(line.split()) for line in lines)
     findings += [
         Finding("duplicate", f"lines of {path}", f"{count} times the same: {line}", "Keep one, unless it is meant.")
@@ -89,8 +95,15 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
     num_bytes = len(text.encode("utf-8", "replace"))
     free, of_memory = memory(num_bytes)
     shape = f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines"
-    return InspectionReport(path=str(path), kind="text", shape=shape, num_examples={"train": 1}, num_bytes=num_bytes,
-                            memory_bytes=free, findings=tuple(findings + of_memory))  # fmt: skip
+    return InspectionReport(
+        path=str(path),
+        kind="text",
+        shape=shape,
+        num_examples={"train": 1},
+        num_bytes=num_bytes,
+        memory_bytes=free,
+        findings=tuple(findings + of_memory),
+    )
 
 
 def _is_odd(mark: str) -> bool:
@@ -124,9 +137,15 @@ def inspect_text_tables(
 
 
 def _report(
-    path: str, names: tuple[str, ...], parts: np.ndarray, texts: list[str], labels: np.ndarray | None, *,
-    findings: list[Finding], progress: Progress,
-) -> InspectionReport:  # fmt: skip
+    path: str,
+    names: tuple[str, ...],
+    parts: np.ndarray,
+    texts: list[str],
+    labels: np.ndarray | None,
+    *,
+    findings: list[Finding],
+    progress: Progress,
+) -> InspectionReport:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -155,7 +174,13 @@ def _report(
     num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
     free, found = memory(num_bytes)
     return InspectionReport(
-        path=path, kind="texts", shape=f"{int(np.median(num_words))} words (median), at most {num_words.max()}",
-        num_examples=part_sizes(examples), class_counts=counts, class_weights=weights, num_bytes=num_bytes,
-        memory_bytes=free, findings=tuple(findings + found),
-    )  # fmt: skip
+        path=path,
+        kind="texts",
+        shape=f"{int(np.median(num_words))} words (median), at most {num_words.max()}",
+        num_examples=part_sizes(examples),
+        class_counts=counts,
+        class_weights=weights,
+        num_bytes=num_bytes,
+        memory_bytes=free,
+        findings=tuple(findings + found),
+    )

@@ -15,9 +15,15 @@ _STREAM = 2  # keeps these numbers apart from those that order and move the exam
 
 
 def with_noise(
-    batches: tf.data.Dataset, size: int, *, global_batch_size: int, seed: int, epoch: int, start_step: int = 0,
+    batches: tf.data.Dataset,
+    size: int,
+    *,
+    global_batch_size: int,
+    seed: int,
+    epoch: int,
+    start_step: int = 0,
     shard: Shard | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A data set of (batch, noise) with noise of shape (rows of the batch, size) and a standard normal distribution.
 
     Arguments:

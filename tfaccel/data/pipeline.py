@@ -82,9 +82,16 @@ class Pipeline:
         self._traced: dict[tuple[int, bool], Callable[..., Any]] = {}
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
-        augmented: bool = True, num_epochs: int = 1,
-    ) -> tf.data.Dataset:  # fmt: skip
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        augmented: bool = True,
+        num_epochs: int = 1,
+    ) -> tf.data.Dataset:
         """Full batches of an epoch; the examples left over are other ones in each epoch.
 
         All batches have one shape, for XLA and so that every replica has an equal share.
@@ -102,9 +109,13 @@ class Pipeline:
             DataError: if there are fewer examples than one batch takes, or no such step or shard.
         """
         positions = epoch_positions(
-            self._num_examples, global_batch_size, start_step=start_step, shard=shard, noun=self._noun,
+            self._num_examples,
+            global_batch_size,
+            start_step=start_step,
+            shard=shard,
+            noun=self._noun,
             num_epochs=num_epochs,
-        )  # fmt: skip
+        )
         numbers = joined([self._numbers(seed, epoch + i) for i in range(num_epochs)])
         with tf.device("/CPU:0"):
             steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))

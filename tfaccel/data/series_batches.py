@@ -46,13 +46,17 @@ class SeriesBatches:
             changed = Augmentation(
                 lambda generator, count: augmentation.numbers(generator, count, len(series.names)),
                 lambda pair, numbers: (
-                    means + deviations * augmentation.apply((pair[0] - means) / deviations, numbers), pair[1],
+                    means + deviations * augmentation.apply((pair[0] - means) / deviations, numbers),
+                    pair[1],
                 ),
-            )  # fmt: skip
+            )
         self._pipeline = Pipeline(
-            lambda rows: self._windows_at(rows + window), num_examples=self.num_train, augmentation=changed, cache=None,
+            lambda rows: self._windows_at(rows + window),
+            num_examples=self.num_train,
+            augmentation=changed,
+            cache=None,
             noun="windows",
-        )  # fmt: skip
+        )
 
     @property
     def calibration_starts(self) -> np.ndarray:

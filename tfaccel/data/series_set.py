@@ -93,9 +93,12 @@ def pendulum_series() -> SeriesSet:
     values = double_pendulum(_NUM_PENDULUM_SAMPLES, sample_seconds=_PENDULUM_SECONDS).astype(np.float32)
     num_train = round((1 - TEST_PART) * len(values))
     return SeriesSet(
-        source="a double pendulum", names=("upper angle", "lower angle"), targets=(0, 1), values=values,
+        source="a double pendulum",
+        names=("upper angle", "lower angle"),
+        targets=(0, 1),
+        values=values,
         num_train=num_train,
-    )  # fmt: skip
+    )
 
 
 def read_series(
@@ -153,10 +156,14 @@ def read_series(
     }
     filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)
     return SeriesSet(
-        source=table.source, names=names, values=filled.astype(np.float32), report=report, times=times,
+        source=table.source,
+        names=names,
+        values=filled.astype(np.float32),
+        report=report,
+        times=times,
         targets=tuple(names.index(name) for name in wanted) or tuple(range(len(names))),
         num_train=round((1 - TEST_PART) * len(filled)),
-    )  # fmt: skip
+    )
 
 
 def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:

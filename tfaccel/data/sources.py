@@ -31,8 +31,15 @@ class ArraySource:
         steps_per_execution: as of the compiled model; an epoch has whole executions, as with Keras.
     """
 
-    def __init__(self, arrays: Any, *, global_batch_size: int, order: Callable[[int], np.ndarray] | None = None,
-                 steps: int | None = None, steps_per_execution: int = 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        arrays: Any,
+        *,
+        global_batch_size: int,
+        order: Callable[[int], np.ndarray] | None = None,
+        steps: int | None = None,
+        steps_per_execution: int = 1,
+    ) -> None:
         self.arrays = arrays
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = steps
@@ -144,8 +151,9 @@ class IteratorSource:
     steps_per_epoch: int | None = None
     epoch_limit: int | None = None  # the most steps of the epoch that `feed` began
 
-    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, num_epochs: int = 1,
-                 steps_per_execution: int = 1) -> None:  # fmt: skip
+    def __init__(
+        self, dataset: tf.data.Dataset, *, num_batches: int | None, num_epochs: int = 1, steps_per_execution: int = 1
+    ) -> None:
         self.num_batches = num_batches
         self.steps_per_execution = steps_per_execution
         self.batch_spec = without_optionals(dataset.element_spec)

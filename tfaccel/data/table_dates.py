@@ -110,9 +110,12 @@ def is_valid(year: Any, month: Any, day: Any, hour: Any, minute: Any) -> Any:
 
 
 def parts_of(
-    fields: Sequence[Any], *, sine: Callable[[Any], Any], cosine: Callable[[Any], Any],
+    fields: Sequence[Any],
+    *,
+    sine: Callable[[Any], Any],
+    cosine: Callable[[Any], Any],
     as_float: Callable[[Any], Any] = lambda values: values,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """All parts of dates, in the order of `PARTS`.
 
     Arguments:

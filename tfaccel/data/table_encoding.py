@@ -127,8 +127,10 @@ class TableEncoding:
         absent = [name for name in self.sources if name not in table.names]
         if len(absent) > 1:
             others = ", ".join(map(repr, absent[1:]))
-            raise DataError(f"{table.source} has no column {absent[0]!r}. The model takes these too, which are not "
-                            f"there: {others}. Columns: {', '.join(table.names)}.")  # fmt: skip
+            raise DataError(
+                f"{table.source} has no column {absent[0]!r}. The model takes these too, which are not "
+                f"there: {others}. Columns: {', '.join(table.names)}."
+            )
         if self.numeric:
             columns = [_numbers(column, table) for column in self.numeric]
             inputs["numbers"] = np.stack(columns, axis=1).astype(np.float32)

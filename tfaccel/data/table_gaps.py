@@ -32,8 +32,10 @@ class TableGaps:
     def reasons(self) -> dict[int, str]:
         """Row -> what it holds that the model cannot know."""
         found: dict[int, list[str]] = {}
-        for rows_of, text in ((self.missing, "misses {!r}, which no training row does"),
-                              (self.unseen, "has a {!r} that no training row has")):  # fmt: skip
+        for rows_of, text in (
+            (self.missing, "misses {!r}, which no training row does"),
+            (self.unseen, "has a {!r} that no training row has"),
+        ):
             for name, rows in rows_of.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
                     found.setdefault(row, []).append(text.format(name))

@@ -36,9 +36,15 @@ class TabularBatches:
         self._identity = np.eye(len(data.encoding.class_names), dtype=np.float32) if one_hot else None
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
         num_epochs: int = 1,
-    ) -> tf.data.Dataset:  # fmt: skip
+    ) -> tf.data.Dataset:
         """Training batches: inputs, targets and, where classes have weights, a weight for each row.
 
         All batches are full; the rows left over are other ones in each epoch. Arguments and errors are those of

@@ -126,13 +126,19 @@ def make_tabular_set(
     weights = _class_weights(targets, len(names), options.class_weights) if classification else None
     counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
     report = TableReport(
-        source=table.source, target=target, num_train_rows=len(targets), num_test_rows=len(test_targets),
-        rows_without_target=num_without, numeric=tuple(c.name for c in encoding.numeric),
-        categorical=tuple(c.name for c in encoding.categorical), ignored=columns.ignored,
-        imputed=_imputed(encoding, (train_rows, test_rows)), rare=rare,
+        source=table.source,
+        target=target,
+        num_train_rows=len(targets),
+        num_test_rows=len(test_targets),
+        rows_without_target=num_without,
+        numeric=tuple(c.name for c in encoding.numeric),
+        categorical=tuple(c.name for c in encoding.categorical),
+        ignored=columns.ignored,
+        imputed=_imputed(encoding, (train_rows, test_rows)),
+        rare=rare,
         class_counts=dict(zip(names, counts, strict=True)),
         class_weights={} if weights is None else dict(zip(names, weights.tolist(), strict=True)),
-    )  # fmt: skip
+    )
     return TabularSet(
         encoding=encoding,
         train=TabularPart(encoding.encode(train_rows), targets),

@@ -35,9 +35,15 @@ class TextBatches:
         self._train, self._test, self._change = train, test, change
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
         num_epochs: int = 1,
-    ) -> tf.data.Dataset:  # fmt: skip
+    ) -> tf.data.Dataset:
         """Full batches of an epoch; the examples left over are other ones in each epoch.
 
         Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.

@@ -28,9 +28,14 @@ def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -
         return batches().train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
 
     def train_data_of_epochs(
-        global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
         num_epochs: int = 1,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         return batches().train(
             global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, num_epochs=num_epochs
         )

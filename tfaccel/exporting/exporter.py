@@ -47,8 +47,9 @@ class Exporter:
         ExportError: if it is not known what the model takes, or it cannot be called.
     """
 
-    def __init__(self, model: keras.Model, place: ModelPlace, folder: Path, *, sample: Any = None,
-                 modules: Sequence[str] = ()) -> None:  # fmt: skip
+    def __init__(
+        self, model: keras.Model, place: ModelPlace, folder: Path, *, sample: Any = None, modules: Sequence[str] = ()
+    ) -> None:
         self._model, self._exact = model, float32_model(model)
         self._place, self._folder, self._modules = place, folder, modules
         self._signatures = signatures_of(self._exact, place.raw_input, sample=sample)
@@ -77,9 +78,13 @@ class Exporter:
         pairs = zip(written, differences(written, self._modules), strict=True)
         files = [self._file(file, *found) for file, found in pairs]
         result = ExportResult(
-            name=self._place.name, version=version, folder=str(folder), files=tuple(files), float32_difference=changed,
+            name=self._place.name,
+            version=version,
+            folder=str(folder),
+            files=tuple(files),
+            float32_difference=changed,
             commands=self._commands(formats, folder),
-        )  # fmt: skip
+        )
         (self._folder / RESULT_FILE).write_text(json.dumps(result.to_json(), indent=2) + "\n")
         return result
 
@@ -101,8 +106,7 @@ class Exporter:
         requests = [(DEFAULT, _first(self._rows)), (DEFAULT, self._rows)]
         requests += [(RAW, _first(raw)), (RAW, raw)] if raw else []
         path.parent.mkdir()
-        write_saved_model(path, self._signatures, name=self._place.name, raw_input=raw_input,
-                          requests=requests)  # fmt: skip
+        write_saved_model(path, self._signatures, name=self._place.name, raw_input=raw_input, requests=requests)
         wanted = dict(zip(self._names, self._wanted, strict=True))
         rows = dict(self._rows)
         if raw and raw_input is not None:
@@ -119,9 +123,10 @@ class Exporter:
 
         path = self._folder / LITERT_FILE
         path.write_bytes(
-            litert_content(self._exact, self._signatures, name=self._place.name, raw_input=self._place.raw_input,
-                           rows=self._rows)
-        )  # fmt: skip
+            litert_content(
+                self._exact, self._signatures, name=self._place.name, raw_input=self._place.raw_input, rows=self._rows
+            )
+        )
         shutil.copyfile(litert_program.__file__, self._folder / LITERT_PROGRAM)
         return Comparison("litert", path, self._rows, dict(zip(self._names, self._wanted, strict=True)), (DEFAULT,))
 
@@ -137,9 +142,13 @@ class Exporter:
         path = file.path
         num_bytes = sum(entry.stat().st_size for entry in [path, *path.rglob("*")] if entry.is_file())
         return ExportedFile(
-            format=file.kind, path=str(path.relative_to(self._folder)), num_bytes=num_bytes, max_difference=difference,
-            max_output=size, signatures=file.signatures,
-        )  # fmt: skip
+            format=file.kind,
+            path=str(path.relative_to(self._folder)),
+            num_bytes=num_bytes,
+            max_difference=difference,
+            max_output=size,
+            signatures=file.signatures,
+        )
 
     def _rows_of(self, sample: Any) -> dict[str, np.ndarray]:
         inputs = self._signatures.inputs
@@ -162,8 +171,10 @@ class Exporter:
     def _outputs(self, model: keras.Model, rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """What a Keras model gives in this process, as float32 where it is of half precision."""
         arguments = keras.tree.map_structure(lambda name: rows[name], self._signatures.input_nest)
-        outputs = [np.asarray(keras.ops.convert_to_numpy(value))
-                   for value in keras.tree.flatten(call_model(model, arguments, training=False))]  # fmt: skip
+        outputs = [
+            np.asarray(keras.ops.convert_to_numpy(value))
+            for value in keras.tree.flatten(call_model(model, arguments, training=False))
+        ]
         return [value if value.dtype.kind in "biufSO" else value.astype(np.float32) for value in outputs]
 
     def _raw_outputs(self, outputs: list[np.ndarray], raw_input: RawInput) -> dict[str, np.ndarray]:

@@ -60,9 +60,14 @@ SKIP, FILL = UNKNOWN_VALUES = ("skip", "fill")
 
 
 def read_rows(
-    path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, *, text_column: str = "text",
-    encoding: str = "utf-8", unknown_values: str = SKIP,
-) -> Rows:  # fmt: skip
+    path: Path,
+    inputs: Mapping[str, Any],
+    raw_input: RawInput | None,
+    *,
+    text_column: str = "text",
+    encoding: str = "utf-8",
+    unknown_values: str = SKIP,
+) -> Rows:
     """The rows in a file or folder.
 
     A folder gives its PNG and JPEG files, or its `.txt` files, those in sub-folders too, in order of their names. A
@@ -160,7 +165,7 @@ def _encoded(table: Table, raw_input: TableInput, names: tuple[str, ...], unknow
 
 def _json_lines(
     path: Path, inputs: Mapping[str, Any], raw_input: RawInput | None, text_column: str, unknown_values: str
-) -> Rows:  # fmt: skip
+) -> Rows:
     lines = json_lines(path)
     names = tuple(f"{path}:{number}" for number, _ in lines)
     if isinstance(raw_input, TableInput):

@@ -78,8 +78,11 @@ def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
         if operation in walk.functions and not hasattr(tf.raw_ops, operation):
             continue
         for_saving = place.function in functions if place.function else place.node.name in nodes
-        if not (_has_harmless_attribute(place) or _reads_own_files(walk, place, files)
-                or (for_saving and operation in _SAVERS)):  # fmt: skip
+        if not (
+            _has_harmless_attribute(place)
+            or _reads_own_files(walk, place, files)
+            or (for_saving and operation in _SAVERS)
+        ):
             found[operation] = f"{operation} ({_where(place)})"
     if found:
         named = ", ".join(list(found.values())[:_MAX_NAMED])

@@ -161,8 +161,12 @@ class GraphWalk:
         if node is None or node.op != "VarHandleOp":
             return None
         shared = node.attr["shared_name"].s or name.encode()
-        handles = [place for place in self.places() if place.node.op == "VarHandleOp"
-                   and (place.node.attr["shared_name"].s or place.node.name.encode()) == shared]  # fmt: skip
+        handles = [
+            place
+            for place in self.places()
+            if place.node.op == "VarHandleOp"
+            and (place.node.attr["shared_name"].s or place.node.name.encode()) == shared
+        ]
         users = [other for other in self.nodes.values() if name in map(_node_name, other.input)]
         if len(handles) != 1 or any(user.op not in _OF_VARIABLES for user in users):
             return None

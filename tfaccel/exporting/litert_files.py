@@ -29,9 +29,13 @@ _LONGEST_REASON = 300  # characters
 
 
 def litert_content(
-    model: keras.Model, signatures: Signatures, *, name: str, raw_input: RawInput | None = None,
+    model: keras.Model,
+    signatures: Signatures,
+    *,
+    name: str,
+    raw_input: RawInput | None = None,
     rows: Mapping[str, np.ndarray],
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The bytes of a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
     Arguments:

@@ -83,9 +83,13 @@ def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list
 
 
 def _table(
-    builder: Any, num_fields: int, texts: dict[int, str], bytes_: dict[int, int] | None = None,
-    *, offsets: Mapping[int, int | None] | None = None,
-) -> int:  # fmt: skip
+    builder: Any,
+    num_fields: int,
+    texts: dict[int, str],
+    bytes_: dict[int, int] | None = None,
+    *,
+    offsets: Mapping[int, int | None] | None = None,
+) -> int:
     """One table of texts, single bytes and what was written before."""
     places: dict[int, int | None] = {slot: builder.CreateString(text) for slot, text in texts.items()}
     builder.StartObject(num_fields)

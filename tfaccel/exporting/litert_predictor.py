@@ -38,8 +38,9 @@ class LitertPredictor(Predictor):
         details = self._runner.get_input_details()
         self._input_details: dict[str, Any] = dict(sorted(details.items()))
         self.inputs = {name: _spec(name, detail, place) for name, detail in self._input_details.items()}
-        self.outputs = {name: _output_spec(name, detail)
-                        for name, detail in sorted(self._runner.get_output_details().items())}  # fmt: skip
+        self.outputs = {
+            name: _output_spec(name, detail) for name, detail in sorted(self._runner.get_output_details().items())
+        }
         self.raw_inputs = {}
         self._prepare: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(place.raw_input, (ImageInput, TextInput)):
@@ -51,8 +52,10 @@ class LitertPredictor(Predictor):
     @property
     def raw_outputs(self) -> dict[str, tf.TensorSpec]:
         """What `raw` gives, by name: the likeliest class and all probabilities, where the classes are known."""
-        rows = {name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
-                for name, spec in self.outputs.items()}  # fmt: skip
+        rows = {
+            name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
+            for name, spec in self.outputs.items()
+        }
         found = self._classified(rows)
         if found is rows:
             return self.outputs
@@ -65,8 +68,10 @@ class LitertPredictor(Predictor):
     def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for rows of the model's own inputs, as the file gives them."""
         rows = {name: _as_input(arrays[name], detail) for name, detail in self._input_details.items()}
-        of_rows = [self._run_row({name: array[row : row + 1] for name, array in rows.items()})
-                   for row in range(len(next(iter(rows.values()))))]  # fmt: skip
+        of_rows = [
+            self._run_row({name: array[row : row + 1] for name, array in rows.items()})
+            for row in range(len(next(iter(rows.values()))))
+        ]
         return {name: np.concatenate([found[name] for found in of_rows]) for name in of_rows[0]}
 
     def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:

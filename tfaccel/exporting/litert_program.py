@@ -48,8 +48,9 @@ def main(arguments: list[str]) -> int:
     runner = Interpreter(model_path=arguments[0]).get_signature_runner(SIGNATURE)
     inputs, labels = runner.get_input_details(), read_labels(arguments[0])
     if len(arguments) == 1:
-        described = {name: [list(map(int, detail["shape"])), np.dtype(detail["dtype"]).name]
-                     for name, detail in inputs.items()}  # fmt: skip
+        described = {
+            name: [list(map(int, detail["shape"])), np.dtype(detail["dtype"]).name] for name, detail in inputs.items()
+        }
         sys.stdout.write(json.dumps({"inputs": described, "classes": labels}) + "\n")
         return 0
     rows = read_rows(arguments[1], inputs)

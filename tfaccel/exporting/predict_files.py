@@ -50,9 +50,13 @@ def check_output(output: Path) -> None:
 
 
 def predict_files(
-    predictor: Predictor, rows: Rows, output: Path, *, rows_at_once: int = ROWS_AT_ONCE,
+    predictor: Predictor,
+    rows: Rows,
+    output: Path,
+    *,
+    rows_at_once: int = ROWS_AT_ONCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> PredictedFiles:  # fmt: skip
+) -> PredictedFiles:
     """Predicts rows in batches, and writes a line for each; the file appears whole or not at all.
 
     A line has `input` (the file, or the number of the row); `class`, `probability` and the probability of each class,
@@ -154,8 +158,12 @@ def _line(name: str, outputs: Mapping[str, np.ndarray], predictor: Predictor) ->
     if set(outputs) == {"label", "probabilities"} and predictor.raw_input is not None:
         probabilities = [float(value) for value in outputs["probabilities"]]
         by_class = dict(zip(predictor.raw_input.class_names, probabilities, strict=True))
-        return {"input": name, "class": _text(outputs["label"]), "probability": max(probabilities),
-                "probabilities": by_class}  # fmt: skip
+        return {
+            "input": name,
+            "class": _text(outputs["label"]),
+            "probability": max(probabilities),
+            "probabilities": by_class,
+        }
     return {"input": name, **{key: np.asarray(value) for key, value in outputs.items()}}
 
 

@@ -105,8 +105,14 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
         numbers[NUM_ROWS - 1 :] = np.nan
         found[column.name] = numbers
     for place, kind in enumerate(encoding.categorical):
-        texts = [kind.categories[code - NUM_SPECIAL_CODES] if code >= NUM_SPECIAL_CODES
-                 else " another " if code == OTHER_CODE else "" for code in rows["categories"][:, place]]  # fmt: skip
+        texts = [
+            kind.categories[code - NUM_SPECIAL_CODES]
+            if code >= NUM_SPECIAL_CODES
+            else " another "
+            if code == OTHER_CODE
+            else ""
+            for code in rows["categories"][:, place]
+        ]
         found[kind.name] = np.array([text.encode() for text in texts], dtype=object)
     own_names = raw_input.encoding.sources
     return {name: found[own] for name, own in zip(column_names(raw_input), own_names, strict=True)}
@@ -140,6 +146,9 @@ def _png(pixels: np.ndarray) -> bytes:
 
 def _text(numbers: np.ndarray, raw_input: TextInput) -> str:
     tokens = raw_input.vocabulary.tokens
-    known = [tokens[number - NUM_SPECIAL_TOKENS] for number in numbers.tolist()
-             if NUM_SPECIAL_TOKENS <= number < len(raw_input.vocabulary)]  # fmt: skip
+    known = [
+        tokens[number - NUM_SPECIAL_TOKENS]
+        for number in numbers.tolist()
+        if NUM_SPECIAL_TOKENS <= number < len(raw_input.vocabulary)
+    ]
     return (" " if raw_input.vocabulary.unit == "words" else "").join([*known, "It's", "3,5", "\u00c4rger\u2026"])

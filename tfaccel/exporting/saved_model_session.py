@@ -48,8 +48,11 @@ class SavedModelSession:
         files = own_files(meta_graph, folder)
         if not allow_file_operations:
             check_graph(self.walk, files, folder)
-        self.signatures = {name: signature for name, signature in sorted(meta_graph.signature_def.items())
-                           if name != _INTERNAL and _is_plain(signature)}  # fmt: skip
+        self.signatures = {
+            name: signature
+            for name, signature in sorted(meta_graph.signature_def.items())
+            if name != _INTERNAL and _is_plain(signature)
+        }
         try:
             self._graph, self._session = _session(self.walk, files, folder)
             self._tensors = {name: self._of_signature(signature) for name, signature in self.signatures.items()}
@@ -70,8 +73,10 @@ class SavedModelSession:
         inputs, outputs = self._tensors[name]
         feeds = {tensor: arrays[key] for key, tensor in inputs.items()}
         found: dict[str, np.ndarray] = self._session.run(outputs, feeds)
-        return {key: np.asarray(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
-                for key, value in found.items()}  # fmt: skip
+        return {
+            key: np.asarray(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)
+            for key, value in found.items()
+        }
 
     def writes(self, name: str) -> bool:
         """Whether a signature changes variables or tables, so that each request must run once and alone."""

@@ -29,8 +29,10 @@ def table_preprocessing(
         names: what its `sources` are called in a signature, in their order.
     """
     name_of = dict(zip(encoding.sources, names, strict=True))
-    specs = {name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
-             for source, kind in encoding.sources.items()}  # fmt: skip
+    specs = {
+        name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
+        for source, kind in encoding.sources.items()
+    }
     tables = {name_of[column.name]: _table(column) for column in encoding.categorical}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -73,9 +73,11 @@ def prediction_log(name: str, signature_name: str, inputs: Mapping[str, np.ndarr
 def _messages() -> dict[str, Any]:
     """The classes of the messages, by name."""
     file = descriptor_pb2.FileDescriptorProto(
-        name="tfaccel/serving_messages.proto", package=_PACKAGE, syntax="proto3",
+        name="tfaccel/serving_messages.proto",
+        package=_PACKAGE,
+        syntax="proto3",
         dependency=["tensorflow/core/framework/tensor.proto"],
-    )  # fmt: skip
+    )
     text, message = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
     spec = _add(file, "ModelSpec", [("name", 1, text, ""), ("signature_name", 3, text, "")])
     request = _add(file, "PredictRequest", [("model_spec", 1, message, f".{_PACKAGE}.{spec.name}")])

@@ -38,8 +38,10 @@ def memory_left_bytes(machine: Machine) -> int | None:
 
     Files that the kernel keeps in memory, and drops when memory is wanted, count as free.
     """
-    names = {None: ("memory.max", "memory.current", "inactive_file"),
-             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}  # fmt: skip
+    names = {
+        None: ("memory.max", "memory.current", "inactive_file"),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
     left = []
     for controller, (limit_file, usage_file, droppable) in names.items():
         for folder in _group_folders(machine, controller=controller):

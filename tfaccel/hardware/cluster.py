@@ -62,9 +62,13 @@ def _from_tf_config(machine: Machine) -> Cluster | None:
     if task_type != "evaluator" and task_index >= len(addresses.get(str(task_type), ())):
         raise _tf_config_error(text, f"does not list its own task, {task_type} {task_index}")
     return Cluster(
-        source="tf_config", num_workers=len(workers), task_index=task_index, task_type=task_type, addresses=workers,
+        source="tf_config",
+        num_workers=len(workers),
+        task_index=task_index,
+        task_type=task_type,
+        addresses=workers,
         num_chiefs=len(addresses.get("chief", ())),
-    )  # fmt: skip
+    )
 
 
 def _tf_config_addresses(text: str, cluster: Any) -> dict[str, tuple[str, ...]]:

@@ -17,8 +17,9 @@ PARTS: dict[str, Callable[[Window], float]] = {
 LOSS_TOLERANCE = 1e-3
 
 
-def step_time_ratio(name: str, *, of: Measurement, to: Measurement, part: str = "whole call",
-                    at_most: float | None = None) -> Figure:  # fmt: skip
+def step_time_ratio(
+    name: str, *, of: Measurement, to: Measurement, part: str = "whole call", at_most: float | None = None
+) -> Figure:
     """Seconds of a step of one program / seconds of a step of another, repetition by repetition.
 
     Windows of one repetition ran one after the other, so a machine that grows slower slows both.
@@ -31,21 +32,37 @@ def step_time_ratio(name: str, *, of: Measurement, to: Measurement, part: str = 
     """
     values = _ratios(of, to, PARTS[part])
     quantity = f"step time {of.name} / {to.name}, {part}"
-    return Figure(name=name, quantity=quantity, values=values, cpu_values=_cpu_ratios(of, to, part), at_most=at_most,
-                  loss_difference=_loss_difference(of, to), loss_tolerance=_loss_tolerance(to))  # fmt: skip
+    return Figure(
+        name=name,
+        quantity=quantity,
+        values=values,
+        cpu_values=_cpu_ratios(of, to, part),
+        at_most=at_most,
+        loss_difference=_loss_difference(of, to),
+        loss_tolerance=_loss_tolerance(to),
+    )
 
 
-def throughput_ratio(name: str, *, of: Measurement, to: Measurement, part: str = "whole call",
-                     at_least: float | None = None) -> Figure:  # fmt: skip
+def throughput_ratio(
+    name: str, *, of: Measurement, to: Measurement, part: str = "whole call", at_least: float | None = None
+) -> Figure:
     """Steps per second of one program / steps per second of another; see `step_time_ratio`."""
     values = _ratios(to, of, PARTS[part])
     quantity = f"throughput {of.name} / {to.name}, {part}"
-    return Figure(name=name, quantity=quantity, values=values, cpu_values=_cpu_ratios(to, of, part), at_least=at_least,
-                  loss_difference=_loss_difference(of, to), loss_tolerance=_loss_tolerance(to))  # fmt: skip
+    return Figure(
+        name=name,
+        quantity=quantity,
+        values=values,
+        cpu_values=_cpu_ratios(to, of, part),
+        at_least=at_least,
+        loss_difference=_loss_difference(of, to),
+        loss_tolerance=_loss_tolerance(to),
+    )
 
 
-def tail_share(name: str, *, of: Measurement, beside: Measurement | None = None,
-               at_most: float | None = None) -> Figure:  # fmt: skip
+def tail_share(
+    name: str, *, of: Measurement, beside: Measurement | None = None, at_most: float | None = None
+) -> Figure:
     """The part of the epochs' time that goes by after their last batches, repetition by repetition.
 
     Args:
@@ -59,8 +76,14 @@ def tail_share(name: str, *, of: Measurement, beside: Measurement | None = None,
     values = tuple(window.tail_share for window in of.windows)
     if beside is None:
         return Figure(name=name, quantity=quantity, values=values, at_most=at_most)
-    return Figure(name=name, quantity=quantity, values=values, at_most=at_most,
-                  loss_difference=_loss_difference(of, beside), loss_tolerance=_loss_tolerance(beside))  # fmt: skip
+    return Figure(
+        name=name,
+        quantity=quantity,
+        values=values,
+        at_most=at_most,
+        loss_difference=_loss_difference(of, beside),
+        loss_tolerance=_loss_tolerance(beside),
+    )
 
 
 def _ratios(over: Measurement, under: Measurement, seconds: Callable[[Window], float]) -> tuple[float, ...]:

@@ -52,8 +52,15 @@ def post(path: str, body: bytes, *, host: str = "127.0.0.1") -> bytes:
     return head.encode() + body
 
 
-def closed_loop(port: int, requests: Sequence[bytes], *, num_clients: int, seconds: float, warm_up_seconds: float = 0.0,
-                at_half: Callable[[], None] | None = None) -> Load:  # fmt: skip
+def closed_loop(
+    port: int,
+    requests: Sequence[bytes],
+    *,
+    num_clients: int,
+    seconds: float,
+    warm_up_seconds: float = 0.0,
+    at_half: Callable[[], None] | None = None,
+) -> Load:
     """Clients that each send a request as soon as the last one is answered.
 
     Arguments:
@@ -129,8 +136,13 @@ class _Client(asyncio.Protocol):
             self._transport.close()
 
 
-async def _closed_loop(port: int, requests: Sequence[bytes], num_clients: int, spans: tuple[float, float],
-                       at_half: Callable[[], None] | None) -> Load:  # fmt: skip
+async def _closed_loop(
+    port: int,
+    requests: Sequence[bytes],
+    num_clients: int,
+    spans: tuple[float, float],
+    at_half: Callable[[], None] | None,
+) -> Load:
     loop, statuses, latencies = asyncio.get_running_loop(), Counter[int](), []
     warm_up_seconds, seconds = spans
     begin = time.perf_counter() + warm_up_seconds

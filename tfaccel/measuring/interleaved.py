@@ -22,8 +22,9 @@ class Program(Protocol):
         """Trains once from the start and times it."""
 
 
-def measure_interleaved(programs: Sequence[Program], *, repetitions: int, progress: Callable[[str], None],
-                        num_discarded: int = 1) -> tuple[Measurement, ...]:  # fmt: skip
+def measure_interleaved(
+    programs: Sequence[Program], *, repetitions: int, progress: Callable[[str], None], num_discarded: int = 1
+) -> tuple[Measurement, ...]:
     """Measures programs by turns; the warm-up and more runs of each are thrown away.
 
     Args:

@@ -64,10 +64,15 @@ def workload() -> Workload:
         return batches.train(global_batch_size, seed=seed, epoch=epoch)
 
     return Workload(
-        name="depthwise_digits", build_model=build_model, compile_args=compile_args, train_data=train_data,
-        validation_data=batches.test, global_batch_size=GLOBAL_BATCH_SIZE, epochs=EPOCHS,
+        name="depthwise_digits",
+        build_model=build_model,
+        compile_args=compile_args,
+        train_data=train_data,
+        validation_data=batches.test,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        epochs=EPOCHS,
         num_train_examples=images.num_train_images,
-    )  # fmt: skip
+    )
 
 
 def spread_channels(model: keras.Model, *, spread: float = SPREAD, seed: int = 0) -> None:

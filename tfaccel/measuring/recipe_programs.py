@@ -67,8 +67,13 @@ class RecipeTraining(abc.ABC):
         self.epochs_done.append(clock.epochs)
         self.results.append(clock.metrics)
         keras.backend.clear_session()
-        return Window(wall_seconds=clock.seconds, cpu_seconds=cpu_seconds, epoch_seconds=(clock.seconds,),
-                      tail_seconds=(0.0,), loss=clock.metrics["loss"])  # fmt: skip
+        return Window(
+            wall_seconds=clock.seconds,
+            cpu_seconds=cpu_seconds,
+            epoch_seconds=(clock.seconds,),
+            tail_seconds=(0.0,),
+            loss=clock.metrics["loss"],
+        )
 
     @abc.abstractmethod
     def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
@@ -133,9 +138,14 @@ class PlainTraining(RecipeTraining):
             model = work.build_model()
             model.compile(**self._compile_args(model))
             model.fit(
-                batches.prefetch(tf.data.AUTOTUNE), epochs=epochs, steps_per_epoch=int(passes[0].cardinality()),
-                shuffle=False, verbose=0, validation_data=held_out, callbacks=[*self._callbacks(), clock],
-            )  # fmt: skip
+                batches.prefetch(tf.data.AUTOTUNE),
+                epochs=epochs,
+                steps_per_epoch=int(passes[0].cardinality()),
+                shuffle=False,
+                verbose=0,
+                validation_data=held_out,
+                callbacks=[*self._callbacks(), clock],
+            )
 
     def _global_batch_size(self) -> int:
         return self.workload.global_batch_size

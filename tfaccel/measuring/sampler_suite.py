@@ -55,10 +55,14 @@ def sampler_figures(found: Mapping[str, Sequence[dict[str, Any]]], num_trials: i
         ratios = tuple(one / other for one, other in zip(best, losses, strict=True))
         slower = tuple(_median_seconds(one) / other for one, other in zip(own, seconds, strict=True))
         figures += [
-            Figure(name=name, quantity="best val_loss / Optuna alone", values=ratios,
-                   at_most=MOST_LOSS if name == "tpe" else None),
+            Figure(
+                name=name,
+                quantity="best val_loss / Optuna alone",
+                values=ratios,
+                at_most=MOST_LOSS if name == "tpe" else None,
+            ),
             Figure(name=name, quantity="processor time of a suggestion / Optuna alone", values=slower),
-        ]  # fmt: skip
+        ]
         if name == "tpe":
             same = tuple(float(one["values"] == other["values"]) for one, other in zip(own, alone, strict=True))
             figures.append(

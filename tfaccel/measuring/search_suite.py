@@ -65,8 +65,9 @@ def run_search_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     return Report(suite="search", machine=options.machine(), measurements=measurements, figures=tuple(figures))
 
 
-def _figures(name: str, windows: dict[str, list[Window]], found: list[tuple[dict[str, Any], dict[str, Any]]],
-             tolerance: float) -> list[Figure]:  # fmt: skip
+def _figures(
+    name: str, windows: dict[str, list[Window]], found: list[tuple[dict[str, Any], dict[str, Any]]], tolerance: float
+) -> list[Figure]:
     pairs = list(zip(windows["tfaccel tune"], windows["Keras Tuner"], strict=True))
     ratios = tuple(own.wall_seconds / plain.wall_seconds for own, plain in pairs)
     apart = max(abs(plain["best"] - ours["best"]["score"]) for plain, ours in found)
@@ -74,15 +75,22 @@ def _figures(name: str, windows: dict[str, list[Window]], found: list[tuple[dict
     whole = tuple(_whole_overhead(window, ours["rows"]) for (window, _), (_, ours) in zip(pairs, found, strict=True))
     trial_seconds = tuple(sum(r["train_seconds"] for r in ours["rows"]) / NUM_TRIALS for _, ours in found)
     return [
-        Figure(name=name, quantity=f"time tfaccel tune --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
-               values=ratios, at_most=MOST_TIME, loss_difference=apart, loss_tolerance=tolerance),
+        Figure(
+            name=name,
+            quantity=f"time tfaccel tune --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
+            values=ratios,
+            at_most=MOST_TIME,
+            loss_difference=apart,
+            loss_tolerance=tolerance,
+        ),
         Figure(name=name, quantity="a trial beside its epochs / its epochs", values=overheads, at_most=MOST_OVERHEAD),
         Figure(name=name, quantity="the same with the processes' start, shared by all trials", values=whole),
         Figure(name=name, quantity="seconds of a trial's epochs", values=trial_seconds),
         Figure(name=name, quantity="best score, Keras Tuner", values=tuple(plain["best"] for plain, _ in found)),
-        Figure(name=name, quantity="best score, tfaccel tune",
-               values=tuple(ours["best"]["score"] for _, ours in found)),
-    ]  # fmt: skip
+        Figure(
+            name=name, quantity="best score, tfaccel tune", values=tuple(ours["best"]["score"] for _, ours in found)
+        ),
+    ]
 
 
 def trial_overhead(rows: Sequence[dict[str, Any]]) -> float:
@@ -102,8 +110,15 @@ def _whole_overhead(window: Window, rows: Sequence[dict[str, Any]]) -> float:
 
 
 def _plain(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]:
-    task = {"recipe": name, "max_trials": NUM_TRIALS, "epochs": epochs, "seed": _SEED, "objective": metric,
-            "direction": "max", "fixed": FIXED[name]}  # fmt: skip
+    task = {
+        "recipe": name,
+        "max_trials": NUM_TRIALS,
+        "epochs": epochs,
+        "seed": _SEED,
+        "objective": metric,
+        "direction": "max",
+        "fixed": FIXED[name],
+    }
     output, wall_seconds, cpu_seconds = _timed(["-m", "tfaccel.tuning.plain_program", json.dumps(task)])
     found = json.loads(output)
     return found, _window(wall_seconds, cpu_seconds, found["best"])
@@ -111,9 +126,17 @@ def _plain(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]
 
 def _ours(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = {"recipe": name, "max_trials": NUM_TRIALS, "epochs": epochs, "seed": _SEED, "objective": metric,
-                 "parallel": PARALLEL, "algorithm": "random", "run_dir": Path(folder, "run"),
-                 **FIXED[name]}  # fmt: skip
+        flags = {
+            "recipe": name,
+            "max_trials": NUM_TRIALS,
+            "epochs": epochs,
+            "seed": _SEED,
+            "objective": metric,
+            "parallel": PARALLEL,
+            "algorithm": "random",
+            "run_dir": Path(folder, "run"),
+            **FIXED[name],
+        }
         arguments = [f"--{flag}={value}" for flag, value in flags.items()]
         output, wall, cpu = _timed(["-m", "tfaccel.scripts.main", "tune", "--json", "--quiet", *arguments])
     found = json.loads(output)
@@ -121,8 +144,13 @@ def _ours(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]:
 
 
 def _window(wall_seconds: float, cpu_seconds: float, best: float) -> Window:
-    return Window(wall_seconds=wall_seconds, cpu_seconds=cpu_seconds, epoch_seconds=(wall_seconds,),
-                  tail_seconds=(0.0,), loss=best)  # fmt: skip
+    return Window(
+        wall_seconds=wall_seconds,
+        cpu_seconds=cpu_seconds,
+        epoch_seconds=(wall_seconds,),
+        tail_seconds=(0.0,),
+        loss=best,
+    )
 
 
 def _timed(arguments: Sequence[str]) -> tuple[str, float, float]:

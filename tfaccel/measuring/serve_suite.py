@@ -64,20 +64,35 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         for repetition in range(options.repetitions):
             for way, server in (("with", batched), ("without", alone)):
                 options.progress(f"{name}: {way} batching, {repetition + 1} of {options.repetitions}")
-                load = closed_loop(server.port, requests, num_clients=NUM_CLIENTS, seconds=seconds,
-                                   warm_up_seconds=WARM_UP_SECONDS * options.scale)  # fmt: skip
+                load = closed_loop(
+                    server.port,
+                    requests,
+                    num_clients=NUM_CLIENTS,
+                    seconds=seconds,
+                    warm_up_seconds=WARM_UP_SECONDS * options.scale,
+                )
                 _check(load.num_failed, name)
                 rates[way].append(load.per_second)
         half = max(rates["with"]) / 2
         options.progress(f"{name}: latency at half of the highest load")
-        loads = [open_loop(batched.port, requests, per_second=half, num_clients=4 * NUM_CLIENTS, seconds=2 * seconds)
-                 for _ in range(options.repetitions)]  # fmt: skip
+        loads = [
+            open_loop(batched.port, requests, per_second=half, num_clients=4 * NUM_CLIENTS, seconds=2 * seconds)
+            for _ in range(options.repetitions)
+        ]
         shares = _share_of_the_model(name, model, batched, options)
     gains = tuple(a / b for a, b in zip(rates["with"], rates["without"], strict=True))
-    figures = [Figure(name=name, quantity=f"throughput at {NUM_CLIENTS} clients with batching / without", values=gains,
-                      at_least=LEAST_GAIN)]  # fmt: skip
-    figures += [Figure(name=name, quantity=f"requests a second, {way} batching", values=tuple(values))
-                for way, values in rates.items()]  # fmt: skip
+    figures = [
+        Figure(
+            name=name,
+            quantity=f"throughput at {NUM_CLIENTS} clients with batching / without",
+            values=gains,
+            at_least=LEAST_GAIN,
+        )
+    ]
+    figures += [
+        Figure(name=name, quantity=f"requests a second, {way} batching", values=tuple(values))
+        for way, values in rates.items()
+    ]
     for percent in (50, 99):
         values = tuple(1000 * load.percentile(percent) for load in loads)
         figures.append(Figure(name=name, quantity=f"p{percent} in ms at {half:,.0f} requests a second", values=values))
@@ -98,18 +113,27 @@ def _share_of_the_model(name: str, model: Path, server: ServedModel, options: Su
     served, alone = [], []
     for repetition in range(options.repetitions):
         options.progress(f"{name}: {NUM_ROWS} rows a request, {repetition + 1} of {options.repetitions}")
-        load = closed_loop(server.port, requests, num_clients=NUM_ROW_CLIENTS, seconds=seconds,
-                           warm_up_seconds=WARM_UP_SECONDS * options.scale)  # fmt: skip
+        load = closed_loop(
+            server.port,
+            requests,
+            num_clients=NUM_ROW_CLIENTS,
+            seconds=seconds,
+            warm_up_seconds=WARM_UP_SECONDS * options.scale,
+        )
         _check(load.num_failed, name)
         served.append(NUM_ROWS * load.per_second)
         alone.append(NUM_ROWS * _calls_a_second(lambda: function(**{key: tf.constant(rows)}), seconds / 2))
     shares = tuple(a / b for a, b in zip(served, alone, strict=True))
     return [
-        Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served / the model itself",
-               values=shares, at_least=MIN_SHARE),
+        Figure(
+            name=name,
+            quantity=f"{NUM_ROWS} rows a request: rows a second, served / the model itself",
+            values=shares,
+            at_least=MIN_SHARE,
+        ),
         Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served", values=tuple(served)),
         Figure(name=name, quantity=f"batches of {NUM_ROWS}: rows a second, the model itself", values=tuple(alone)),
-    ]  # fmt: skip
+    ]
 
 
 def _calls_a_second(call: Callable[[], object], seconds: float) -> float:
@@ -138,12 +162,16 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
         answers = _num_versions(server, at_least=2)
     return [
-        Figure(name=name, quantity=f"failed requests of {sum(load.statuses.values()):,} in {load.seconds:.0f} s",
-               values=(float(load.num_failed),), at_most=0),
+        Figure(
+            name=name,
+            quantity=f"failed requests of {sum(load.statuses.values()):,} in {load.seconds:.0f} s",
+            values=(float(load.num_failed),),
+            at_most=0,
+        ),
         Figure(name=name, quantity="versions that answered at the end", values=(float(answers),), at_least=2),
         Figure(name=name, quantity="p99 in ms", values=(1000 * load.percentile(99),)),
         Figure(name=name, quantity="longest in ms", values=(1000 * max(load.latencies),)),
-    ]  # fmt: skip
+    ]
 
 
 def _num_versions(server: ServedModel, *, at_least: int) -> int:

@@ -115,8 +115,9 @@ def run_settings_suite(
     """
     trials = list(done)
     there = {_key(trial.recipe, trial.setting, trial.seed) for trial in trials}
-    wanted = [(recipe, setting, seed) for recipe in recipes for seed in range(num_seeds)
-              for setting in settings_of(recipe)]  # fmt: skip
+    wanted = [
+        (recipe, setting, seed) for recipe in recipes for seed in range(num_seeds) for setting in settings_of(recipe)
+    ]
     left = [one for one in wanted if _key(*one) not in there]
     for number, (recipe, setting, seed) in enumerate(left, 1):
         progress(f"{number} of {len(left)}: {recipe}, seed {seed}, {setting_text(setting)}")
@@ -156,8 +157,15 @@ def run_trial(recipe: str, setting: Setting, *, seed: int) -> SettingTrial:
             judge = work if judged_by is arguments else module.workload(**judged_by, **own)
             scored = _score(recipe, result, lambda: module.show_result(judge, result))
     keras.backend.clear_session()
-    return SettingTrial(recipe=recipe, setting=setting, seed=seed, score=scored[0], metric=scored[1],
-                        higher_is_better=scored[2], seconds=time.perf_counter() - started)  # fmt: skip
+    return SettingTrial(
+        recipe=recipe,
+        setting=setting,
+        seed=seed,
+        score=scored[0],
+        metric=scored[1],
+        higher_is_better=scored[2],
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _score(recipe: str, result: TrainResult, show_result: Callable[[], Any]) -> tuple[float, str, bool]:
@@ -194,10 +202,15 @@ def setting_scores(trials: Sequence[SettingTrial]) -> list[SettingScores]:
                 sign = 1 if first.higher_is_better else -1
                 both = [] if own is present else [seed for seed in own if seed in present]
                 gains = [sign * (float(own[seed].score or 0) - float(present[seed].score or 0)) for seed in both]
-                table.append(SettingScores(
-                    recipe=recipe, setting=first.setting, metric=first.metric, gains=tuple(gains),
-                    scores=tuple(float(trial.score or 0) for trial in own.values()),
-                ))  # fmt: skip
+                table.append(
+                    SettingScores(
+                        recipe=recipe,
+                        setting=first.setting,
+                        metric=first.metric,
+                        gains=tuple(gains),
+                        scores=tuple(float(trial.score or 0) for trial in own.values()),
+                    )
+                )
     return table
 
 

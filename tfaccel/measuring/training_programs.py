@@ -26,8 +26,9 @@ class TrainedModel:
         strategy: in whose scope it is built.
     """
 
-    def __init__(self, task: Task, weights: list[np.ndarray] | None = None,
-                 strategy: tf.distribute.Strategy | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, task: Task, weights: list[np.ndarray] | None = None, strategy: tf.distribute.Strategy | None = None
+    ) -> None:
         self._strategy = strategy
         with self.scope():
             self.model = task.compiled_model()
@@ -66,8 +67,16 @@ class FitProgram:
         options: `verbose`, `shuffle` (both as for `fit`; 0 and True by default).
     """
 
-    def __init__(self, name: str, task: Task, start: TrainedModel, *, is_tfaccel: bool,
-                 dataset: tf.data.Dataset | None = None, **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        start: TrainedModel,
+        *,
+        is_tfaccel: bool,
+        dataset: tf.data.Dataset | None = None,
+        **options: Any,
+    ) -> None:
         self.name = name
         self.num_steps = task.num_steps
         self._task = task

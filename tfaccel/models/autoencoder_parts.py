@@ -53,8 +53,14 @@ def autoencoder_cost(shape: tuple[int, ...], latent_size: int, *, width: int = W
     """
     if len(shape) == 1:
         columns, units = shape[0], row_width(shape[0], width)
-        pairs = ((columns, units), (units, units), (units, 2 * latent_size), (latent_size, units), (units, units),
-                 (units, 2 * columns))  # fmt: skip
+        pairs = (
+            (columns, units),
+            (units, units),
+            (units, 2 * latent_size),
+            (latent_size, units),
+            (units, units),
+            (units, 2 * columns),
+        )
         return sum((layer_cost(*pair) for pair in pairs), LayerCost())
     size, _, channels = shape
     halvings = num_halvings(size)

@@ -26,8 +26,9 @@ class ConditionalGan(keras.Model):
     Source: Goodfellow et al., Generative adversarial nets, 2014, https://arxiv.org/abs/1406.2661
     """
 
-    def __init__(self, generator: keras.Model, discriminator: keras.Model, *, label_smoothing: float = 0.0,
-                 **kwargs: Any) -> None:  # fmt: skip
+    def __init__(
+        self, generator: keras.Model, discriminator: keras.Model, *, label_smoothing: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.generator = generator
         self.discriminator = discriminator

@@ -77,8 +77,15 @@ class TokenWriter:
         self._step = tf.function(model.step, autograph=False, reduce_retracing=True)
         self._constant = tf.constant
 
-    def write(self, prompt: Sequence[int], num_tokens: int, sampling: Sampling, *, seed: int = 0,
-              forbidden: Sequence[int] = ()) -> list[int]:  # fmt: skip
+    def write(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        forbidden: Sequence[int] = (),
+    ) -> list[int]:
         """The tokens after a prompt of at least one token; those that are forbidden are never drawn."""
         generator, text = np.random.default_rng(seed), list(prompt)
         logits, position, state = self._read(text)

@@ -176,9 +176,15 @@ def padding_mask(tokens: Any) -> Any:
 
 
 def sequence_to_sequence(
-    num_tokens: tuple[int, int], lengths: tuple[int, int], *, width: int, num_blocks: int,
-    num_copied: int | None = None, dropout: float = 0.0, remat: bool = False,
-) -> keras.Model:  # fmt: skip
+    num_tokens: tuple[int, int],
+    lengths: tuple[int, int],
+    *,
+    width: int,
+    num_blocks: int,
+    num_copied: int | None = None,
+    dropout: float = 0.0,
+    remat: bool = False,
+) -> keras.Model:
     """A model with the inputs "source" (what is read) and "written" (what is to be written, from its start token on).
 
     Args:

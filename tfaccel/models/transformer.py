@@ -73,8 +73,9 @@ class TransformerBlock(keras.layers.Layer):
         TensorShape([1, 3, 8])
     """
 
-    def __init__(self, num_heads: int, *, has_context: bool = False, dropout: float = 0.0, remat: bool = False,
-                 **kwargs: Any) -> None:  # fmt: skip
+    def __init__(
+        self, num_heads: int, *, has_context: bool = False, dropout: float = 0.0, remat: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self._settings = {"num_heads": num_heads, "has_context": has_context, "dropout": dropout, "remat": remat}
         policy = self.dtype_policy
@@ -100,8 +101,15 @@ class TransformerBlock(keras.layers.Layer):
             self.context_norm.build((None, None, width))
             self.context_attention.build((None, None, width))
 
-    def call(self, x: Any, context: Any = None, *, attention_mask: Any = None, context_attention_mask: Any = None,
-             training: bool | None = None) -> Any:  # fmt: skip
+    def call(
+        self,
+        x: Any,
+        context: Any = None,
+        *,
+        attention_mask: Any = None,
+        context_attention_mask: Any = None,
+        training: bool | None = None,
+    ) -> Any:
         """The block on whole rows; masks are true where a position may look: (batch or 1, 1, queries, keys)."""
         x = x + self.dropout(self._part(self._self_attention, training, x, mask=attention_mask), training=training)
         if context is not None:

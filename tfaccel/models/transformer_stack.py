@@ -24,17 +24,31 @@ class TransformerStack(keras.layers.Layer):
 
     has_context = False  # whether the blocks attend to what another stack read
 
-    def __init__(self, num_tokens: int, *, max_length: int, width: int, num_blocks: int, dropout: float = 0.0,
-                 remat: bool = False, **kwargs: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        max_length: int,
+        width: int,
+        num_blocks: int,
+        dropout: float = 0.0,
+        remat: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_tokens, self.max_length, self.width = num_tokens, max_length, width
         self._settings: dict[str, Any] = {
-            "num_tokens": num_tokens, "max_length": max_length, "width": width, "num_blocks": num_blocks,
-            "dropout": dropout, "remat": remat,
-        }  # fmt: skip
+            "num_tokens": num_tokens,
+            "max_length": max_length,
+            "width": width,
+            "num_blocks": num_blocks,
+            "dropout": dropout,
+            "remat": remat,
+        }
         policy = self.dtype_policy
-        self.embedding = TokenEmbedding(num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy,
-                                        name="embedding")  # fmt: skip
+        self.embedding = TokenEmbedding(
+            num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy, name="embedding"
+        )
         block: dict[str, Any] = {
             "num_heads": heads(width),
             "has_context": self.has_context,

@@ -94,8 +94,10 @@ def _dropout_masks(placement: Placement, make: Make) -> np.ndarray:
         return model
 
     model = make(build)
-    data = Arrays([np.eye(num_rows, dtype="float32"), np.ones((num_rows, num_units), "float32")],
-                  np.full((num_rows, 1), -1e6, "float32"))  # fmt: skip
+    data = Arrays(
+        [np.eye(num_rows, dtype="float32"), np.ones((num_rows, num_units), "float32")],
+        np.full((num_rows, 1), -1e6, "float32"),
+    )
     _fit(TFACCEL, model, data, num_rows)
     return model.trainable_variables[0].numpy() > 0
 

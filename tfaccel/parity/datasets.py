@@ -134,8 +134,12 @@ def as_source(case: ParityCase, parts: tuple[Any, ...]) -> Any:
 def data_arguments(case: ParityCase, data: Arrays) -> dict[str, Any]:
     """Arguments of `fit` or `evaluate` that give it the data."""
     if case.source == "numpy":
-        return {"x": data.x, "y": data.y, "sample_weight": data.sample_weight,
-                "batch_size": global_batch_size(case.placement.num_replicas)}  # fmt: skip
+        return {
+            "x": data.x,
+            "y": data.y,
+            "sample_weight": data.sample_weight,
+            "batch_size": global_batch_size(case.placement.num_replicas),
+        }
     parts = (data.x, data.y) if data.sample_weight is None else (data.x, data.y, data.sample_weight)
     return {"x": as_source(case, parts)}
 

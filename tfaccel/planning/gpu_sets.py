@@ -66,8 +66,9 @@ def check_usable(gpus: tuple[Device, ...], chosen: tuple[str, ...]) -> None:
         raise PlanError(f"{name} cannot be used: {reason}. Leave it out of `devices` (--devices), or use CPU:0.")
 
 
-def gpu_sets(gpus: tuple[Device, ...], workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
-             ) -> list[GpuSet]:  # fmt: skip
+def gpu_sets(
+    gpus: tuple[Device, ...], workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
+) -> list[GpuSet]:
     """As many equal GPUs as have enough to do, then other numbers to be measured; an empty list if none can be used."""
     unusable = unusable_gpus(gpus)
     usable = tuple(gpu for gpu in gpus if gpu.name not in unusable)
@@ -77,8 +78,13 @@ def gpu_sets(gpus: tuple[Device, ...], workload: Workload, fixed: Mapping[str, A
     alike, alike_reason = _most_alike(usable)
     best = max(usable, key=lambda gpu: (gpu.compute_capability or (0, 0), -gpu.index))
     is_one = strategy in ("none", "one_device")
-    counts = [1] if is_one else _even_counts(len(alike), workload, fixed, num_workers, at_least=1 + (
-        strategy == "mirrored" and len(alike) > 1))  # fmt: skip
+    counts = (
+        [1]
+        if is_one
+        else _even_counts(
+            len(alike), workload, fixed, num_workers, at_least=1 + (strategy == "mirrored" and len(alike) > 1)
+        )
+    )
     chosen, why = counts[-1], ""
     if strategy is None and len(counts) > 1:
         chosen, why = _useful_count(alike, counts, workload, fixed, num_workers)

@@ -93,9 +93,16 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
 
 # What recipes take beside their own parameters; see `tfaccel.training.training_options`.
 _TRAINING = (
-    "optimizer", "learning_rate", "weight_decay", "clipnorm", "global_clipnorm", "ema", "schedule", "warm_up",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "ema",
+    "schedule",
+    "warm_up",
     "early_stopping",
-)  # fmt: skip
+)
 
 
 def _parameters(import_path: str) -> Mapping[str, inspect.Parameter]:

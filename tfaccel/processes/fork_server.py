@@ -94,8 +94,13 @@ class ForkServer:
         ours, theirs = multiprocessing.Pipe()
         child = ForkedChild(f"{kind}.{self._count}", self._folder / f"{kind}.log", ours)
         self._children[child.name] = child
-        order = {"name": child.name, "module": module, "arguments": list(arguments), "log": str(child.log),
-                 "environment": dict(environment)}  # fmt: skip
+        order = {
+            "name": child.name,
+            "module": module,
+            "arguments": list(arguments),
+            "log": str(child.log),
+            "environment": dict(environment),
+        }
         with theirs, contextlib.suppress(ConnectionError):  # that the server has ended is read soon
             socket.send_fds(self._socket, [json.dumps(order).encode()], [theirs.fileno()])
         return child

@@ -15,9 +15,11 @@ _NUM_FOLDS = 4
 
 
 def image_class_scores(
-    predictions: np.ndarray, test: tuple[np.ndarray, np.ndarray], train_data: Callable[..., Any],
+    predictions: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray],
+    train_data: Callable[..., Any],
     num_train: int | None = None,
-) -> BaselineScores:  # fmt: skip
+) -> BaselineScores:
     """The accuracy of predictions beside a support vector machine on pixels, and beside the most frequent class.
 
     The penalty is chosen by cross-validation on the training images. Images of more than 32 pixels are sampled down to
@@ -50,10 +52,13 @@ def image_class_scores(
         machine = GridSearchCV(machine, {"C": list(_PENALTIES)}, cv=_NUM_FOLDS)
     found = machine.fit(pixels, labels).predict(_small(test[0])) if (counts > 0).sum() > 1 else wanted * 0 + labels[0]
     return BaselineScores(
-        metric="accuracy", score=float(np.mean(predictions == wanted)), is_fraction=True, num_examples=len(wanted),
+        metric="accuracy",
+        score=float(np.mean(predictions == wanted)),
+        is_fraction=True,
+        num_examples=len(wanted),
         baselines={"SVM on pixels": float(np.mean(found == wanted))},
         trivial={"most frequent class": float(np.mean(wanted == counts.argmax()))},
-    )  # fmt: skip
+    )
 
 
 def _numbers(labels: np.ndarray) -> np.ndarray:

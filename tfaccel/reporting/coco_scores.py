@@ -56,8 +56,10 @@ def coco_scores(
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    truth = [_entry(image, boxes[image, place], labels[image, place]) for image, place in zip(*np.nonzero(
-        labels != NO_OBJECT), strict=True)]  # fmt: skip
+    truth = [
+        _entry(image, boxes[image, place], labels[image, place])
+        for image, place in zip(*np.nonzero(labels != NO_OBJECT), strict=True)
+    ]
     found = [
         {**_entry(image, box, label), "score": float(score)}
         for image, one in enumerate(detections)

@@ -58,8 +58,9 @@ def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[s
         if len(names) <= _MAX_CLASSES_WITH_COUNTS:
             for row, column in np.ndindex(counts.shape):
                 color = "white" if fractions[row, column] > 0.5 else BLACK
-                axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=SMALL,
-                          color=color)  # fmt: skip
+                axes.text(
+                    column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=color
+                )
     all_axes[0].set_ylabel("true class")
     return figure
 

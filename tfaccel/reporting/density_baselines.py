@@ -38,8 +38,9 @@ def mixture_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: b
 def _gaussian_mixture(train: np.ndarray, values: np.ndarray, num_components: int) -> np.ndarray:
     from sklearn.mixture import GaussianMixture
 
-    mixture = GaussianMixture(num_components, covariance_type="diag", reg_covar=1e-2, max_iter=_NUM_ITERATIONS,
-                              tol=1e-2, random_state=0)  # fmt: skip
+    mixture = GaussianMixture(
+        num_components, covariance_type="diag", reg_covar=1e-2, max_iter=_NUM_ITERATIONS, tol=1e-2, random_state=0
+    )
     return np.asarray(mixture.fit(train).score_samples(values))
 
 

@@ -47,8 +47,10 @@ def window_scores(train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str
     if len(class_names) * len(test.images) > MAX_DECISIONS:
         logger.info(
             "The baseline (%s) is left out: %d classes in %d test images would take it minutes.",
-            NAME, len(class_names), len(test.images),
-        )  # fmt: skip
+            NAME,
+            len(class_names),
+            len(test.images),
+        )
         return {}
     found = window_detections(train, test.images, num_classes=len(class_names))
     if found is None:
@@ -269,6 +271,7 @@ def _surest(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> Detec
             left = left[1:][_overlaps(boxes[left[:1]], boxes[left[1:]])[0] < _LARGEST_IOU]
     found.sort(key=lambda one: -one[0])
     return Detections(
-        np.array([box for *_, box in found]).reshape(-1, 4), np.array([number for _, number, _ in found], np.int64),
+        np.array([box for *_, box in found]).reshape(-1, 4),
+        np.array([number for _, number, _ in found], np.int64),
         np.array([score for score, *_ in found]),
-    )  # fmt: skip
+    )

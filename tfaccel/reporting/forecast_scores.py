@@ -35,7 +35,7 @@ def forecast_scores(
 
 def baselines_of(
     scores: Mapping[str, Mapping[str, float]], simple: Iterable[str], *, num_examples: int
-) -> BaselineScores:  # fmt: skip
+) -> BaselineScores:
     """The network's mean absolute error beside the others'.
 
     Arguments:
@@ -45,6 +45,11 @@ def baselines_of(
     """
     errors = {name: values["mean absolute error"] for name, values in scores.items()}
     return BaselineScores(
-        metric="mean absolute error", score=errors.pop("network"), trivial={name: errors.pop(name) for name in simple},
-        baselines=errors, higher_is_better=False, perfect=0.0, num_examples=num_examples,
-    )  # fmt: skip
+        metric="mean absolute error",
+        score=errors.pop("network"),
+        trivial={name: errors.pop(name) for name in simple},
+        baselines=errors,
+        higher_is_better=False,
+        perfect=0.0,
+        num_examples=num_examples,
+    )

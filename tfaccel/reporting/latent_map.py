@@ -59,8 +59,10 @@ def latent_figure(
         axes.imshow(paper, extent=(left, right, bottom, top), aspect="auto")
     else:
         axes.scatter(places[:_MAX_DOTS, 0], places[:_MAX_DOTS, 1], c=colors[:_MAX_DOTS], s=14)
-    dots = [Line2D([], [], marker="o", linestyle="", color=color)
-            for color in (CLASS_COLORS * 2)[: min(len(class_names), _MAX_NAMES)]]  # fmt: skip
+    dots = [
+        Line2D([], [], marker="o", linestyle="", color=color)
+        for color in (CLASS_COLORS * 2)[: min(len(class_names), _MAX_NAMES)]
+    ]
     names = [shown(name, 18) for name in class_names[:_MAX_NAMES]]
     figure.legend(dots, names, loc="outside right upper", frameon=False)
     return figure

@@ -78,8 +78,15 @@ def parallel_coordinates_figure(
     for index, axis in enumerate(all_axes):
         axes.axvline(index, color=GREY, linewidth=1)
         for place, label in axis.labels:
-            axes.annotate(shown(label, 14), (index, place), xytext=(4, 0), textcoords="offset points", va="center",
-                          fontsize=SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+            axes.annotate(
+                shown(label, 14),
+                (index, place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=SMALL,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
     axes.set_xticks(range(len(all_axes)), [shown(axis.name, 19) for axis in all_axes], fontsize=SMALL + 1)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)

@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 
 BLACK, GREY, LIGHT = "#1e1e1e", "#828282", "#e1e1e1"
 BLUE, ORANGE, GREEN, RED = "#205caa", "#d76914", "#28823c", "#c81e1e"
-CLASS_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#6e6e6e", "#a0a014",
-                "#17becf")  # fmt: skip
+CLASS_COLORS = (
+    "#1f77b4",
+    "#ff7f0e",
+    "#2ca02c",
+    "#d62728",
+    "#9467bd",
+    "#8c564b",
+    "#e377c2",
+    "#6e6e6e",
+    "#a0a014",
+    "#17becf",
+)
 DPI = 100  # sizes are in pixels at this resolution
 SMALL = 8  # points
 
@@ -139,8 +149,15 @@ def place_labels(
     owned = [(text, _in_pixels(axes, box, pad), color) for text, box, color in labels]
     taken = [owner for _, owner, _ in owned] if pad else []  # No text covers a dot.
     for text, owner, color in owned:
-        note = axes.annotate(text, (0, 0), xycoords="figure pixels", fontsize=SMALL, color=color, annotation_clip=False,
-                             bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1})  # fmt: skip
+        note = axes.annotate(
+            text,
+            (0, 0),
+            xycoords="figure pixels",
+            fontsize=SMALL,
+            color=color,
+            annotation_clip=False,
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1},
+        )
         note.set_in_layout(False)
         size = note.get_window_extent(renderer)
         boxes = [size.translated(x - size.x0, y - size.y0) for x, y in _corners(owner, size.width, size.height)]
@@ -170,8 +187,11 @@ def _corners(box: Bbox, width: float, height: float) -> list[tuple[float, float]
     near = [box.y1 + 1, box.y0 - height - 1]
     far = [y for number in (1, 2, 3) for y in (box.y1 + 1 + number * line, box.y0 - 1 - number * line - height)]
     columns = (box.x0, box.x1 - width, box.x0 - width, box.x1)
-    sides = [(x, y) for y in ((box.y0 + box.y1 - height) / 2, box.y1 - height, box.y0)
-             for x in (box.x1 + 1, box.x0 - width - 1)]  # fmt: skip
+    sides = [
+        (x, y)
+        for y in ((box.y0 + box.y1 - height) / 2, box.y1 - height, box.y0)
+        for x in (box.x1 + 1, box.x0 - width - 1)
+    ]
     inside = [(x, y) for y in (box.y1 - height - 1, box.y0 + 1) for x in (box.x0 + 1, box.x1 - width - 1)]
     return [*((x, y) for y in near for x in columns), *sides, *inside, *((x, y) for y in far for x in columns)]
 

@@ -61,9 +61,13 @@ def recognised_samples(
 
 
 def recognised_beside_gaussians(
-    samples: np.ndarray, labels: np.ndarray, *, class_names: tuple[str, ...], train: tuple[np.ndarray, np.ndarray],
+    samples: np.ndarray,
+    labels: np.ndarray,
+    *,
+    class_names: tuple[str, ...],
+    train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `recognised_samples` returns, and "gaussian_recognised" of as many samples of a Gaussian of each class.
 
     Arguments, errors: as there.

@@ -13,8 +13,12 @@ from tfaccel.reporting.picture_files import BLACK, BLUE, GREY, LIGHT, ORANGE, ne
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STATES = {"float": (BLACK, "as trained"), "winner": (ORANGE, "smallest within the limit"),
-           "passes": (BLUE, "within the limit"), "fails": (GREY, "not within the limit")}  # fmt: skip
+_STATES = {
+    "float": (BLACK, "as trained"),
+    "winner": (ORANGE, "smallest within the limit"),
+    "passes": (BLUE, "within the limit"),
+    "fails": (GREY, "not within the limit"),
+}
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,10 @@ def text_bits(train_text: str, test_text: str) -> dict[str, float]:
     border = len(train_text) * 9 // 10
     held_out = _bits_by_length(train_text[:border], train_text[border:], MAX_GRAM_CHARACTERS)
     length = held_out.index(min(held_out)) + 1
-    sizes = [len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-             for text in (train_text, train_text + test_text)]  # fmt: skip
+    sizes = [
+        len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+        for text in (train_text, train_text + test_text)
+    ]
     counts = np.array(list(Counter(test_text).values()))
     return {
         f"{length}-gram": _bits_by_length(train_text, test_text, length)[-1],

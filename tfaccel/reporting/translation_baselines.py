@@ -11,7 +11,7 @@ from tfaccel.data.text_dates import DAYS, MONTHS
 
 def exact_matches(
     train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]], *, are_dates: bool
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """How many test texts simple rules translate exactly, from 0 to 1.
 
     Arguments:

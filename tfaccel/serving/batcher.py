@@ -49,9 +49,14 @@ class Batcher:
     """
 
     def __init__(
-        self, *, max_batch_size: int, wait_seconds: float, max_queue: int,
-        deliver: Callable[[list[tuple[Any, Any]]], None], retry_seconds: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        max_batch_size: int,
+        wait_seconds: float,
+        max_queue: int,
+        deliver: Callable[[list[tuple[Any, Any]]], None],
+        retry_seconds: int = 1,
+    ) -> None:
         self._max_batch_size, self._wait_seconds, self._max_queue = max_batch_size, wait_seconds, max_queue
         self._deliver, self._retry_seconds = deliver, retry_seconds
         self._waiting: OrderedDict[Hashable, deque[Work]] = OrderedDict()
@@ -77,9 +82,10 @@ class Batcher:
                 raise RequestError(503, "The server is stopping.")
             if self._num_waiting >= self._max_queue:
                 raise RequestError(
-                    429, f"{self._num_waiting} requests are waiting already. Try again later.",
+                    429,
+                    f"{self._num_waiting} requests are waiting already. Try again later.",
                     {"Retry-After": str(self._retry_seconds)},
-                )  # fmt: skip
+                )
             self._waiting.setdefault(work if work.key is None else work.key, deque()).append(work)
             self._num_waiting += 1
             self._changed.notify()

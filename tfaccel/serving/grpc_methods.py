@@ -91,9 +91,10 @@ class GrpcMethods:
         """`ModelService.HandleReloadConfigRequest`, with which any client could have any folder loaded."""
         del request, is_large
         raise RequestError(
-            501, "Clients may not choose the models. Start the server with --model_config_file, and change that file: "
+            501,
+            "Clients may not choose the models. Start the server with --model_config_file, and change that file: "
             "it is read again.",
-        )  # fmt: skip
+        )
 
     def _api(self, request: Any) -> ModelApi:
         if not request.HasField("model_spec"):

@@ -122,8 +122,9 @@ def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str
         return {"outputs": next(iter(plain.values())) if len(plain) == 1 else plain}
     if len(plain) == 1:
         return {"predictions": next(iter(plain.values()))}
-    columns = [value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else list(value)
-               for value in plain.values()]  # fmt: skip
+    columns = [
+        value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else list(value) for value in plain.values()
+    ]
     return {"predictions": [dict(zip(plain, row, strict=True)) for row in zip(*columns, strict=True)]}
 
 

@@ -17,26 +17,39 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
-            "tfaccel_requests", "Requests answered, by method and HTTP status.", ("model", "method", "status"),
+            "tfaccel_requests",
+            "Requests answered, by method and HTTP status.",
+            ("model", "method", "status"),
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._seconds = Histogram(
-            "tfaccel_request_seconds", "From a request's arrival to its answer.", ("model", "method"), buckets=_SECONDS,
+            "tfaccel_request_seconds",
+            "From a request's arrival to its answer.",
+            ("model", "method"),
+            buckets=_SECONDS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._batch_rows = Histogram(
-            "tfaccel_batch_rows", "Rows that were given to the model at once.", ("model",), buckets=_ROWS,
+            "tfaccel_batch_rows",
+            "Rows that were given to the model at once.",
+            ("model",),
+            buckets=_ROWS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._batch_seconds = Histogram(
-            "tfaccel_batch_seconds", "What the model took for a batch.", ("model",), buckets=_SECONDS,
+            "tfaccel_batch_seconds",
+            "What the model took for a batch.",
+            ("model",),
+            buckets=_SECONDS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._gauges = {
             name: Gauge(f"tfaccel_{name}", text, ("model",), registry=self.registry)
-            for name, text in (("queue_requests", "Requests that wait for the model."),
-                               ("versions", "Versions that are served."))
-        }  # fmt: skip
+            for name, text in (
+                ("queue_requests", "Requests that wait for the model."),
+                ("versions", "Versions that are served."),
+            )
+        }
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, model: str, value: Callable[[], float]) -> None:

@@ -47,9 +47,11 @@ class ModelApi:
         self.versions, self._options, self._metrics = versions, options, metrics
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batcher = Batcher(
-            max_batch_size=options.max_batch_size, wait_seconds=options.batch_wait_ms / 1000,
-            max_queue=options.max_queue, deliver=self._deliver,
-        )  # fmt: skip
+            max_batch_size=options.max_batch_size,
+            wait_seconds=options.batch_wait_ms / 1000,
+            max_queue=options.max_queue,
+            deliver=self._deliver,
+        )
         metrics.watch("queue_requests", versions.name, lambda: self._batcher.num_waiting)
         metrics.watch("versions", versions.name, lambda: len(versions.available))
 

@@ -104,9 +104,12 @@ class Models:
 
         def load(folder: Path, version: int) -> Servable:
             return Servable(
-                folder, version, max_batch_size=options.max_batch_size, observe=observe,
+                folder,
+                version,
+                max_batch_size=options.max_batch_size,
+                observe=observe,
                 allow_file_operations=options.allow_file_operations,
-            )  # fmt: skip
+            )
 
         versions = Versions(config.name, config.folder, load, policy=config.policy, labels=config.labels)
         return ModelApi(versions, options, self._metrics)

@@ -56,8 +56,15 @@ class Servable:
         ServeError: if the folder holds no model that can be loaded and asked.
     """
 
-    def __init__(self, folder: Path, version: int, *, max_batch_size: int, allow_file_operations: bool = False,
-                 observe: Callable[[int, float], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        version: int,
+        *,
+        max_batch_size: int,
+        allow_file_operations: bool = False,
+        observe: Callable[[int, float], None],
+    ) -> None:
         self.version, self.folder = version, folder
         self._max_batch_size = max_batch_size
         self._observe: Callable[[int, float], None] = _nothing
@@ -71,8 +78,10 @@ class Servable:
             self.raw_input, walk, self._is_row_by_row = read_notes(folder)[1], session.walk, False
         self.signatures = self._model.signatures
         self.inputs = {name: _specs(self._model.input_specs(name)) for name in self.signatures}
-        self.examples = {name: None if walk is None else example_kinds(walk, signature)
-                         for name, signature in self.signatures.items()}  # fmt: skip
+        self.examples = {
+            name: None if walk is None else example_kinds(walk, signature)
+            for name, signature in self.signatures.items()
+        }
         self._alone = {name for name in self.signatures if self._model.writes(name)}
         self._warm_up()
         self._observe = observe

@@ -43,9 +43,12 @@ Ready = Callable[[Addresses, Versions], None]
 
 
 def serve(
-    configs: Sequence[ModelConfig], options: ServeOptions, *, config_file: Path | None = None,
+    configs: Sequence[ModelConfig],
+    options: ServeOptions,
+    *,
+    config_file: Path | None = None,
     on_ready: Ready = lambda addresses, versions: None,
-) -> None:  # fmt: skip
+) -> None:
     """Serves models until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
 
     Arguments:
@@ -77,15 +80,26 @@ def _config(app: Any, options: ServeOptions) -> uvicorn.Config:
         from starlette.middleware.cors import CORSMiddleware
 
         app = CORSMiddleware(
-            app, allow_origins=list(options.allowed_origins), allow_methods=["GET", "POST"], allow_headers=["*"],
+            app,
+            allow_origins=list(options.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
             max_age=_PREFLIGHT_SECONDS,
-        )  # fmt: skip
+        )
     protocol: Any = partial(HttpProtocol, head_seconds=options.head_seconds)
     return uvicorn.Config(
-        app, http=protocol, log_config=None, log_level="error", access_log=False, lifespan="off", server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=max(1, round(options.stop_seconds)), ws="none",
+        app,
+        http=protocol,
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(options.stop_seconds)),
+        ws="none",
         proxy_headers=False,
-    )  # fmt: skip
+    )
 
 
 def _answer(server: _Server, models: Models, options: ServeOptions, config_file: Path | None, on_ready: Ready) -> None:

@@ -12,8 +12,18 @@ import tensorflow as tf
 _FIELDS = {
     "float_val": (tf.float32,),
     "double_val": (tf.float64,),
-    "int_val": (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32,
-                tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
+    "int_val": (
+        tf.int8,
+        tf.uint8,
+        tf.int16,
+        tf.uint16,
+        tf.int32,
+        tf.qint8,
+        tf.quint8,
+        tf.qint16,
+        tf.quint16,
+        tf.qint32,
+    ),
     "int64_val": (tf.int64,),
     "uint32_val": (tf.uint32,),
     "uint64_val": (tf.uint64,),
@@ -22,7 +32,7 @@ _FIELDS = {
     "half_val": (tf.float16, tf.bfloat16),
     "scomplex_val": (tf.complex64,),
     "dcomplex_val": (tf.complex128,),
-}  # fmt: skip
+}
 _FIELD_OF = {kind: field for field, kinds in _FIELDS.items() for kind in kinds}
 
 

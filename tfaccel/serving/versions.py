@@ -55,9 +55,14 @@ class Versions:
     """
 
     def __init__(
-        self, name: str, folder: Path, load: Callable[[Path, int], Servable], *,
-        policy: VersionPolicy | None = None, labels: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        folder: Path,
+        load: Callable[[Path, int], Servable],
+        *,
+        policy: VersionPolicy | None = None,
+        labels: Mapping[str, int] | None = None,
+    ) -> None:
         self.name, self.folder = name, folder
         self._load, self._policy, self._labels = load, policy or VersionPolicy(), dict(labels or {})
         self._servables: dict[int, Servable] = {}
@@ -189,8 +194,11 @@ class Versions:
         """
         folders = self._folders()
         marks = {version: _mark(folder) for version, folder in folders.items()}
-        whole = [version for version, mark in marks.items()
-                 if mark is not None and (not wait_for_rest or self._seen.get(version) == mark)]  # fmt: skip
+        whole = [
+            version
+            for version, mark in marks.items()
+            if mark is not None and (not wait_for_rest or self._seen.get(version) == mark)
+        ]
         self._seen = marks
         waiting = {version: VersionState(START) for version in whole if version not in self._states}
         self._states = {**self._states, **waiting}

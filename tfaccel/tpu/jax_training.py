@@ -46,9 +46,15 @@ def train_on_jax(
         RunDirError: if the run directory holds another run.
     """
     started = time.perf_counter()
-    config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
-              "backend": "jax", "global_batch_size": plan.global_batch_size,
-              "dtype_policy": plan.dtype_policy}  # fmt: skip
+    config = {
+        "recipe": workload.name,
+        "options": dict(workload.options),
+        "epochs": epochs,
+        "seed": seed,
+        "backend": "jax",
+        "global_batch_size": plan.global_batch_size,
+        "dtype_policy": plan.dtype_policy,
+    }
     directory = RunDir(run_dir, config, resume=resume)
     complete = directory.result()
     if complete is not None:
@@ -56,9 +62,14 @@ def train_on_jax(
     with JaxRuntime(dtype_policy=plan.dtype_policy, seed=seed):
         fields = _trained(workload, plan, directory, epochs=epochs, seed=seed, verbose=verbose)
     result = TrainResult(
-        recipe=workload.name, plan=plan, **fields, wall_seconds=time.perf_counter() - started,
-        hardware=detect_hardware().to_json(), versions=installed_versions(), run_dir=str(directory.path),
-    )  # fmt: skip
+        recipe=workload.name,
+        plan=plan,
+        **fields,
+        wall_seconds=time.perf_counter() - started,
+        hardware=detect_hardware().to_json(),
+        versions=installed_versions(),
+        run_dir=str(directory.path),
+    )
     directory.write_result(result.to_json())
     return result
 
@@ -79,9 +90,14 @@ def _trained(
     directory.start(plan.to_json())
     times, own = StepTimes(), workload.callbacks() if workload.callbacks is not None else ()
     model.fit(
-        _batches(workload, size, seed=seed, epochs=epochs), steps_per_epoch=num_steps, epochs=epochs, shuffle=False,
-        validation_data=validation, verbose=verbose, callbacks=[*own, times, MetricLines(directory, num_steps)],
-    )  # fmt: skip
+        _batches(workload, size, seed=seed, epochs=epochs),
+        steps_per_epoch=num_steps,
+        epochs=epochs,
+        shuffle=False,
+        validation_data=validation,
+        verbose=verbose,
+        callbacks=[*own, times, MetricLines(directory, num_steps)],
+    )
     history = directory.history()
     final = {name: values[-1] for name, values in history.items()}
     if validation is not None:
@@ -89,9 +105,12 @@ def _trained(
     with whole_file(directory.model_file) as temporary:
         model.save(temporary)
     return {
-        "history": history, "final": final, "examples_per_second": times.steps_per_second() * size,
-        "step_seconds": times.step_seconds(), "first_step_seconds": times.first_seconds,
-    }  # fmt: skip
+        "history": history,
+        "final": final,
+        "examples_per_second": times.steps_per_second() * size,
+        "step_seconds": times.step_seconds(),
+        "first_step_seconds": times.first_seconds,
+    }
 
 
 def _batches(workload: Workload, global_batch_size: int, *, seed: int, epochs: int) -> Iterator[Any]:

@@ -24,25 +24,65 @@ class _Rule:
 
 
 _RULES = (
-    _Rule("operations", ("operation",), "fail", "XLA cannot compile", "do it in train_data, which runs on the host, or "
-          "use operations that XLA has"),
-    _Rule("host calls", ("host call", "eager"), "fail", "the step would wait for Python on the host at", "take it out "
-          "of the step: compute it in train_data, or log it by a metric or a callback"),
-    _Rule("strings", ("string",), "fail", "a TPU has no strings", "turn text into numbers in train_data, for example "
-          "with keras.layers.TextVectorization in its `map`"),
-    _Rule("ragged tensors", ("ragged",), "fail", "XLA has no ragged tensors", "pad to one length in train_data "
-          "(dataset.padded_batch with padded_shapes), with a mask"),
-    _Rule("dynamic dimensions", ("dynamic dimension",), "warn", "sizes that depend on values are filled up to the "
-          "largest", "give results a fixed size: multiply by a mask instead of tf.boolean_mask, tf.where with three "
-          "arguments, tf.image.non_max_suppression_padded"),
-    _Rule("complex128", ("complex128",), "fail", "the TPU compiler aborts on complex128", "use complex64: cast with "
-          "tf.complex64, and give tf.signal and tf.dtypes float32"),
+    _Rule(
+        "operations",
+        ("operation",),
+        "fail",
+        "XLA cannot compile",
+        "do it in train_data, which runs on the host, or use operations that XLA has",
+    ),
+    _Rule(
+        "host calls",
+        ("host call", "eager"),
+        "fail",
+        "the step would wait for Python on the host at",
+        "take it out of the step: compute it in train_data, or log it by a metric or a callback",
+    ),
+    _Rule(
+        "strings",
+        ("string",),
+        "fail",
+        "a TPU has no strings",
+        "turn text into numbers in train_data, for example with keras.layers.TextVectorization in its `map`",
+    ),
+    _Rule(
+        "ragged tensors",
+        ("ragged",),
+        "fail",
+        "XLA has no ragged tensors",
+        "pad to one length in train_data (dataset.padded_batch with padded_shapes), with a mask",
+    ),
+    _Rule(
+        "dynamic dimensions",
+        ("dynamic dimension",),
+        "warn",
+        "sizes that depend on values are filled up to the largest",
+        "give results a fixed size: multiply by a mask instead of tf.boolean_mask, tf.where with three "
+        "arguments, tf.image.non_max_suppression_padded",
+    ),
+    _Rule(
+        "complex128",
+        ("complex128",),
+        "fail",
+        "the TPU compiler aborts on complex128",
+        "use complex64: cast with tf.complex64, and give tf.signal and tf.dtypes float32",
+    ),
     _Rule("float64", ("float64",), "warn", "a TPU emulates float64, slowly", "cast to float32, in train_data best"),
-    _Rule("float16", ("float16", "loss scale"), "warn", "a TPU calculates in bfloat16, which has float32's range and "
-          "needs no loss scale", "drop dtype='mixed_float16' and LossScaleOptimizer; tfaccel sets mixed_bfloat16"),
-    _Rule("custom calls", ("custom call",), "fail", "code that the TPU compiler does not have", "use TensorFlow's "
-          "operations in its place"),
-)  # fmt: skip
+    _Rule(
+        "float16",
+        ("float16", "loss scale"),
+        "warn",
+        "a TPU calculates in bfloat16, which has float32's range and needs no loss scale",
+        "drop dtype='mixed_float16' and LossScaleOptimizer; tfaccel sets mixed_bfloat16",
+    ),
+    _Rule(
+        "custom calls",
+        ("custom call",),
+        "fail",
+        "code that the TPU compiler does not have",
+        "use TensorFlow's operations in its place",
+    ),
+)
 
 # Operations whose better place is known.
 _REMEDIES = {
@@ -77,8 +117,9 @@ def lint_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
     for rule in _RULES:
         own = [finding for finding in findings if finding.kind in rule.kinds]
         if own:
-            yield Check(name=rule.name, status=rule.status, detail=f"{rule.meaning}: {_listed(own)}",
-                        remedy=_remedy(own, rule))  # fmt: skip
+            yield Check(
+                name=rule.name, status=rule.status, detail=f"{rule.meaning}: {_listed(own)}", remedy=_remedy(own, rule)
+            )
         else:
             yield Check(name=rule.name, status="ok", detail="none" if rule.name != "operations" else "all known to XLA")
 

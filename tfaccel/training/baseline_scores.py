@@ -68,8 +68,10 @@ class BaselineScores:
     @property
     def has_too_few_examples(self) -> bool:
         """Whether trivial predictors are beaten, but one of them by no more than chance allows."""
-        leads = [(self._leads(self.score, value), self._leads(self.score, value, surely=True))
-                 for value in self.trivial.values()]  # fmt: skip
+        leads = [
+            (self._leads(self.score, value), self._leads(self.score, value, surely=True))
+            for value in self.trivial.values()
+        ]
         return all(lead for lead, _ in leads) and not all(surely for _, surely in leads)
 
     @property

@@ -88,8 +88,10 @@ def _say_alone(names: list[str], num_replicas: int, *, everywhere: bool) -> None
     logger.warning(
         "With %d replicas, batch normalization (%s) takes its statistics over the rows of one replica, not over the "
         "global batch: results differ from one device's and depend on the number of replicas. %s.",
-        num_replicas, ", ".join(names), cure,
-    )  # fmt: skip
+        num_replicas,
+        ", ".join(names),
+        cure,
+    )
 
 
 def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
@@ -100,8 +102,9 @@ def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
         logger.warning(
             "Gradients are accumulated over %d micro-batches, and batch normalization (%s) takes its statistics over "
             "one micro-batch at a time: results differ from those with accumulation_steps=1.",
-            accumulation_steps, ", ".join(names),
-        )  # fmt: skip
+            accumulation_steps,
+            ", ".join(names),
+        )
 
 
 def _sum_over_replicas(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -18,8 +18,9 @@ _PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "l
 
 
 @contextlib.contextmanager
-def only_chief_writes(model: keras.Model, callbacks: list[keras.callbacks.Callback],
-                      replicas: Replicas) -> Iterator[None]:  # fmt: skip
+def only_chief_writes(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback], replicas: Replicas
+) -> Iterator[None]:
     """On a worker that is not the chief: `model.save` and `save_weights` do nothing, and logs go to a scratch folder.
 
     All workers still make the same decisions (which epoch is best, when to stop), because metrics are equal on all.

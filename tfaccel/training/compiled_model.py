@@ -61,6 +61,8 @@ def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan) -> None:
 def engine_options(plan: Plan) -> EngineOptions:
     """The options of the engine that trains as a plan says."""
     return EngineOptions(
-        sum_duplicate_indices=plan.sum_duplicate_indices, bytes_per_pack=plan.bytes_per_pack,
-        stop_at_non_finite_loss=True, single_steps=plan.steps_per_execution == 1,
-    )  # fmt: skip
+        sum_duplicate_indices=plan.sum_duplicate_indices,
+        bytes_per_pack=plan.bytes_per_pack,
+        stop_at_non_finite_loss=True,
+        single_steps=plan.steps_per_execution == 1,
+    )

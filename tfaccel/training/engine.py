@@ -86,8 +86,9 @@ class Engine:
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
             watch_loss = kind == "train" and self.options.stop_at_non_finite_loss
-            known = StepGraphs(self.model, kind, self._make_steps(), self.replicas, function_of_keras=function,
-                               watch_loss=watch_loss)  # fmt: skip
+            known = StepGraphs(
+                self.model, kind, self._make_steps(), self.replicas, function_of_keras=function, watch_loss=watch_loss
+            )
             self._kinds[kind] = known
         return known
 
@@ -101,10 +102,16 @@ class Engine:
         if self._on_tpu or options.whole_step:
             return WholeStep(model, self.replicas)
         if self.replicas.num_replicas == 1:
-            return OneReplica(model, self.replicas, jit_compile=jit_compile,
-                              sum_duplicate_indices=options.sum_duplicate_indices)  # fmt: skip
-        return SeveralReplicas(model, self.replicas, jit_compile=jit_compile, bytes_per_pack=options.bytes_per_pack,
-                               sum_duplicate_indices=options.sum_duplicate_indices)  # fmt: skip
+            return OneReplica(
+                model, self.replicas, jit_compile=jit_compile, sum_duplicate_indices=options.sum_duplicate_indices
+            )
+        return SeveralReplicas(
+            model,
+            self.replicas,
+            jit_compile=jit_compile,
+            bytes_per_pack=options.bytes_per_pack,
+            sum_duplicate_indices=options.sum_duplicate_indices,
+        )
 
     def run(self, kind: str, feed: Any, num_steps: int, *, loop: bool = True) -> WindowResult:
         """Runs steps on the next batches of `feed` in one graph call.

@@ -70,25 +70,45 @@ def evaluate(
 
 
 def engine_evaluate(
-    model: keras.Model, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: int | str = "auto",
-    sample_weight: Any = None, steps: int | None = None, callbacks: Any = None, return_dict: bool = False,
-    *, held_out: Source | None = None, check_rows: bool = True,
-) -> Any:  # fmt: skip
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    held_out: Source | None = None,
+    check_rows: bool = True,
+) -> Any:
     """`keras.Model.evaluate` on the engine; `held_out` is the source to read where that stands already."""
     replicas = prepared_model(model, "evaluate")
     if needs_keras_loop(model, "evaluate"):
         return keras.Model.evaluate(model, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
-    source = held_out or source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps,
-                                   steps_per_execution=model.steps_per_execution)  # fmt: skip
+    source = held_out or source_of(
+        x,
+        y,
+        sample_weight,
+        replicas=replicas,
+        batch_size=batch_size,
+        steps=steps,
+        steps_per_execution=model.steps_per_execution,
+    )
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
     engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
-            callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,
+            callbacks,
+            add_progbar=verbose != 0 and replicas.is_chief,
+            model=model,
+            verbose=verbose,
+            epochs=1,
             steps=source.steps_per_epoch or source.num_batches,
-        )  # fmt: skip
+        )
     average_drifting(model, replicas)
     try:
         logs = run_evaluation(engine, source, callbacks)
@@ -109,8 +129,9 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
     done = 0
     length = WindowLength(engine, "test", container.callbacks)
     feed = source.feed()
-    windows = epoch_windows(engine, "test", feed, length=length, limit=source.epoch_limit,
-                            begin=container.on_test_batch_begin)  # fmt: skip
+    windows = epoch_windows(
+        engine, "test", feed, length=length, limit=source.epoch_limit, begin=container.on_test_batch_begin
+    )
     for done, result in windows:
         logs = result.logs
         container.on_test_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)

@@ -116,13 +116,27 @@ def fit(
 
 
 def _fit(
-    model: keras.Model, x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1,
-    verbose: int | str = "auto", callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None,
-    shuffle: bool | str = True, class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0,
-    steps_per_epoch: int | None = None, validation_steps: int | None = None,
-    validation_batch_size: int | None = None, validation_freq: int | list[int] = 1, *, options: EngineOptions,
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | list[int] = 1,
+    *,
+    options: EngineOptions,
     check_rows: bool,
-) -> keras.callbacks.History:  # fmt: skip
+) -> keras.callbacks.History:
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
     if needs_keras_loop(model, "fit"):
@@ -135,15 +149,30 @@ def _fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
     epochs = _capped_epochs(epochs)
-    source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps_per_epoch,
-                       shuffle=shuffle, class_weight=class_weight, num_epochs=epochs - initial_epoch,
-                       steps_per_execution=model.steps_per_execution)  # fmt: skip
+    source = source_of(
+        x,
+        y,
+        sample_weight,
+        replicas=replicas,
+        batch_size=batch_size,
+        steps=steps_per_epoch,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        num_epochs=epochs - initial_epoch,
+        steps_per_execution=model.steps_per_execution,
+    )
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
-        validation = validation_of_fit(model, replicas, validation_data, batch_size=validation_batch_size or batch_size,
-                                       steps=validation_steps, freq=validation_freq)  # fmt: skip
+        validation = validation_of_fit(
+            model,
+            replicas,
+            validation_data,
+            batch_size=validation_batch_size or batch_size,
+            steps=validation_steps,
+            freq=validation_freq,
+        )
     engine = engine_of(model, options)
     engine.looks_at_rows = check_rows
     source.reset()
@@ -157,21 +186,33 @@ def _fit(
             validation.close()
 
 
-def callbacks_of(callbacks: Any, engine: Engine, source: Source, *, verbose: int | str,
-                 epochs: int) -> keras.callbacks.CallbackList:  # fmt: skip
+def callbacks_of(
+    callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
+) -> keras.callbacks.CallbackList:
     """The callbacks as Keras's container, with history and progress bar (on the chief)."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(
-        callbacks, add_history=True, add_progbar=verbose != 0 and engine.replicas.is_chief, model=engine.model,
-        verbose=verbose, epochs=epochs, steps=source.steps_per_epoch or source.num_batches,
-    )  # fmt: skip
+        callbacks,
+        add_history=True,
+        add_progbar=verbose != 0 and engine.replicas.is_chief,
+        model=engine.model,
+        verbose=verbose,
+        epochs=epochs,
+        steps=source.steps_per_epoch or source.num_batches,
+    )
 
 
 def run_epochs(
-    engine: Engine, source: Source, container: keras.callbacks.CallbackList, validation: Validation | None, *,
-    epochs: int, initial_epoch: int, first_step: int = 0,
-) -> keras.callbacks.History:  # fmt: skip
+    engine: Engine,
+    source: Source,
+    container: keras.callbacks.CallbackList,
+    validation: Validation | None,
+    *,
+    epochs: int,
+    initial_epoch: int,
+    first_step: int = 0,
+) -> keras.callbacks.History:
     """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`.
 
     With a `first_step` the first epoch was begun before and goes on after so many steps, with the metrics as they are.
@@ -187,8 +228,9 @@ def run_epochs(
         if not first_step:
             model.reset_metrics()
         container.on_epoch_begin(epoch)
-        logs = last_logs = _run_epoch(engine, source, container, length, epoch=epoch, first_step=first_step,
-                                      last_logs=last_logs)  # fmt: skip
+        logs = last_logs = _run_epoch(
+            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs
+        )
         first_step = 0
         align_seeds(model, replicas)
         average_drifting(model, replicas)
@@ -204,13 +246,22 @@ def run_epochs(
     return history
 
 
-def _run_epoch(engine: Engine, source: Source, container: keras.callbacks.CallbackList, length: WindowLength,
-               *, epoch: int, first_step: int, last_logs: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+def _run_epoch(
+    engine: Engine,
+    source: Source,
+    container: keras.callbacks.CallbackList,
+    length: WindowLength,
+    *,
+    epoch: int,
+    first_step: int,
+    last_logs: dict[str, Any],
+) -> dict[str, Any]:
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = 0
     feed = source.feed()
-    windows = epoch_windows(engine, "train", feed, length=length, limit=source.epoch_limit,
-                            begin=container.on_train_batch_begin)  # fmt: skip
+    windows = epoch_windows(
+        engine, "train", feed, length=length, limit=source.epoch_limit, begin=container.on_train_batch_begin
+    )
     for done, result in windows:
         logs = result.logs
         if not result.loss_is_finite:

@@ -117,8 +117,11 @@ def verdict(
         curves = LossCurves(tuple(losses), tuple(val_losses))
         # What was good from the first epoch on, such as a pretrained model, has no more to learn.
         hardly_learnt = [] if baselines is not None and baselines.is_good else curves.hardly_learnt()
-        found = {UNSTABLE: curves.instabilities(), OVER_FITTING: curves.over_fitting(),
-                 UNDER_FITTING: hardly_learnt or ([] if is_best else curves.still_falling())}  # fmt: skip
+        found = {
+            UNSTABLE: curves.instabilities(),
+            OVER_FITTING: curves.over_fitting(),
+            UNDER_FITTING: hardly_learnt or ([] if is_best else curves.still_falling()),
+        }
         if not val_losses:
             missing = "the training loss has settled, but there is no validation loss"
     return _weighed(found, baselines, missing) or _sound(losses, val_losses, baselines)

@@ -107,8 +107,9 @@ def global_losses(model: keras.Model) -> Iterator[None]:
         yield
 
 
-def _reduce(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any,
-            dtype: Any) -> Any:  # fmt: skip
+def _reduce(
+    original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
+) -> Any:
     share = current_share()
     if share is not None and share.observe is not None:
         share.observe("loss", values)
@@ -152,8 +153,9 @@ def _is_by_row(values: Any, share: Share) -> bool:
     return (values.shape[0] is None or values.shape[0] == share.num_rows) and depends_on(values, share.data)
 
 
-def _gradient(original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any,
-              **kwargs: Any) -> Any:  # fmt: skip
+def _gradient(
+    original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
     """The gradient of one value for each row is the gradient of their sum, which is wanted over the global batch.
 
     It will be weighted by the replica's share of the rows, as the gradient of a mean. The gradient by anything but

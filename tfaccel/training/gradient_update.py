@@ -31,8 +31,15 @@ class GradientUpdate:
         bytes_per_pack: size of the packs in which gradients travel; 0 leaves it to TensorFlow.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, replicas: Replicas, *, jit_compile: bool = False,
-                 sum_duplicate_indices: bool = False, bytes_per_pack: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        replicas: Replicas,
+        *,
+        jit_compile: bool = False,
+        sum_duplicate_indices: bool = False,
+        bytes_per_pack: int = 0,
+    ) -> None:
         self.optimizer = optimizer
         self.replicas = replicas
         self.jit_compile = jit_compile
@@ -61,8 +68,14 @@ class GradientUpdate:
             if isinstance(gradient, tf.IndexedSlices) and is_same_on_all_replicas(gradient.indices, data):
                 self._same_rows.add(id(variable))
 
-    def apply(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any = None, *,
-              num_contributors: Any = None) -> None:  # fmt: skip
+    def apply(
+        self,
+        gradients: list[Any],
+        variables: list[keras.Variable],
+        overflows: Any = None,
+        *,
+        num_contributors: Any = None,
+    ) -> None:
         """One call of `optimizer.apply` on every replica; called in the strategy's cross-replica context.
 
         Args:
@@ -156,8 +169,12 @@ class GradientUpdate:
             return self.optimizer.dynamic_scale.value
         return self._inner.loss_scale_factor or 1.0
 
-    def _on_each_replica(self, apply: Callable[[list[Any], list[keras.Variable]], None], values: list[Any],
-                         variables: list[keras.Variable]) -> None:  # fmt: skip
+    def _on_each_replica(
+        self,
+        apply: Callable[[list[Any], list[keras.Variable]], None],
+        values: list[Any],
+        variables: list[keras.Variable],
+    ) -> None:
         swapped = list({id(v): v for v in [*variables, *self.optimizer.variables]}.values())
         for replica, local in enumerate(self.replicas.local_results(values)):
 
@@ -177,8 +194,9 @@ class GradientUpdate:
             apply_as_class(self.optimizer, gradients, variables)
 
 
-def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable],
-                    strategy: tf.distribute.Strategy) -> None:  # fmt: skip
+def build_optimizer(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], strategy: tf.distribute.Strategy
+) -> None:
     """Builds an optimizer outside the graph that is being traced, under the strategy of its model."""
     if not optimizer.built:
         with tf.init_scope(), strategy.scope():

@@ -37,9 +37,10 @@ def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
         return tf.zeros(variable.shape, gradient.dtype)
     shape = [int(size) for size in variable.shape]
     return tf.IndexedSlices(
-        tf.zeros([0, *shape[1:]], gradient.dtype), tf.zeros([0], gradient.indices.dtype),
+        tf.zeros([0, *shape[1:]], gradient.dtype),
+        tf.zeros([0], gradient.indices.dtype),
         None if gradient.dense_shape is None else tf.constant(shape, gradient.dense_shape.dtype),
-    )  # fmt: skip
+    )
 
 
 def have_equal_indices(parts: Sequence[Any]) -> bool:

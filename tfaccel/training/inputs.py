@@ -23,8 +23,16 @@ Source = ArraySource | IteratorSource
 _LARGEST_SEED = 2**31 - 1
 
 
-def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Replicas, batch_size: int | None = None,
-              steps: int | None = None, **others: Any) -> Source:  # fmt: skip
+def source_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    replicas: Replicas,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    **others: Any,
+) -> Source:
     """A source of global batches for anything that `Model.fit` takes.
 
     Args:
@@ -44,21 +52,28 @@ def source_of(x: Any, y: Any = None, sample_weight: Any = None, *, replicas: Rep
     steps = _capped(steps) or None  # Keras takes 0 for None
     shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
     adapter = private_api.data_adapter(
-        x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle,
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        steps=steps,
+        shuffle=shuffle,
         class_weight=others.get("class_weight"),
-    )  # fmt: skip
+    )
     arrays = private_api.dense_arrays(adapter)
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
         dataset = adapter.get_tf_dataset()
         if private_tensorflow.passes_are_alike(dataset):  # then the next epoch starts at once
-            return IteratorSource(dataset, num_batches=adapter.num_batches, num_epochs=num_epochs,
-                                  steps_per_execution=steps_per_execution)  # fmt: skip
+            return IteratorSource(
+                dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
+            )
     if arrays is None:
         return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
     order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas) if shuffle else None
-    return ArraySource(arrays, global_batch_size=adapter.batch_size, order=order, steps=steps,
-                       steps_per_execution=steps_per_execution)  # fmt: skip
+    return ArraySource(
+        arrays, global_batch_size=adapter.batch_size, order=order, steps=steps, steps_per_execution=steps_per_execution
+    )
 
 
 def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas) -> Callable[[int], Any]:

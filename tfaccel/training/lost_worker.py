@@ -22,9 +22,14 @@ _COMMUNICATION = re.compile(
 )
 _TASK = re.compile(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)")
 _ERRORS = (
-    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError, tf.errors.InternalError, tf.errors.UnknownError,
-)  # fmt: skip
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,8 +24,9 @@ class OneReplica:
     step, the optimizer's update included, is one function that XLA can compile.
     """
 
-    def __init__(self, model: keras.Model, replicas: Replicas, *, jit_compile: bool,
-                 sum_duplicate_indices: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, model: keras.Model, replicas: Replicas, *, jit_compile: bool, sum_duplicate_indices: bool = False
+    ) -> None:
         self._model = model
         self._replicas = replicas
         self._sum_duplicate_indices = sum_duplicate_indices

@@ -63,23 +63,36 @@ def predict(
     return run(model, **arguments)
 
 
-def engine_predict(model: keras.Model, x: Any, batch_size: int | None = None, verbose: int | str = "auto",
-                   steps: int | None = None, callbacks: Any = None, *, check_rows: bool = True) -> Any:  # fmt: skip
+def engine_predict(
+    model: keras.Model,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+    *,
+    check_rows: bool = True,
+) -> Any:
     """`keras.Model.predict` on the engine."""
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
         return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
-    source = source_of(x, replicas=replicas, batch_size=batch_size, steps=steps,
-                       steps_per_execution=model.steps_per_execution)  # fmt: skip
+    source = source_of(
+        x, replicas=replicas, batch_size=batch_size, steps=steps, steps_per_execution=model.steps_per_execution
+    )
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
     engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
-            callbacks, add_progbar=verbose != 0 and replicas.is_chief, model=model, verbose=verbose, epochs=1,
+            callbacks,
+            add_progbar=verbose != 0 and replicas.is_chief,
+            model=model,
+            verbose=verbose,
+            epochs=1,
             steps=source.steps_per_epoch or source.num_batches,
-        )  # fmt: skip
+        )
     average_drifting(model, replicas)
     model.stop_predicting = False
     callbacks.on_predict_begin()

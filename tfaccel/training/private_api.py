@@ -27,16 +27,27 @@ def check_versions() -> None:
 
 
 def data_adapter(
-    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None, steps: int | None, shuffle: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    shuffle: Any,
     class_weight: dict[int, float] | None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Keras's own adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders (checks included)."""
     from keras.src.trainers import data_adapters
 
     return private_part(data_adapters, "get_data_adapter")(
-        x=x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps, shuffle=shuffle,
+        x=x,
+        y=y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
         class_weight=class_weight,
-    )  # fmt: skip
+    )
 
 
 def dense_arrays(adapter: Any) -> Any | None:
@@ -161,8 +172,12 @@ def tf_variable(variable: keras.Variable) -> Any:
     return variable._value
 
 
-_SINGLE_DEVICE_METHODS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators",
-                          "_overwrite_model_variables_with_average_value")  # fmt: skip
+_SINGLE_DEVICE_METHODS = (
+    "_backend_update_step",
+    "_apply_weight_decay",
+    "_backend_increment_gradient_accumulators",
+    "_overwrite_model_variables_with_average_value",
+)
 
 
 @contextlib.contextmanager

@@ -25,9 +25,7 @@ def takes_keras_moments(layer: keras.layers.Layer) -> bool:
     return all(private_part(type(layer), name) is private_part(kind, name) for name in ("call", "_moments"))
 
 
-def global_moments(
-    layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum
-) -> dict[str, Any]:  # fmt: skip
+def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum) -> dict[str, Any]:
     """Attributes that let a layer take mean and variance over the rows of all replicas, as it does on one device.
 
     Args:

@@ -33,8 +33,13 @@ def loss_reduction(
     original_update = keras.metrics.Mean.update_state
     original_gradient = tf.GradientTape.gradient
 
-    def reduce(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
-               dtype: Any = None) -> Any:  # fmt: skip
+    def reduce(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
         return reduce_fn(original_reduce, values, sample_weight, mask, reduction, dtype)
 
     def update(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:

@@ -19,9 +19,24 @@ from tfaccel.tested_versions import private_part
 
 GROUPS_OF_A_STRATEGY = 1000
 _REPEATABLE = frozenset(
-    f"_{name}Dataset" for name in ("Batch", "Concatenate", "Filter", "Map", "Options", "ParallelBatch", "ParallelMap",
-                                   "Prefetch", "Range", "Skip", "Take", "Tensor", "TensorSlice", "Zip")
-)  # fmt: skip
+    f"_{name}Dataset"
+    for name in (
+        "Batch",
+        "Concatenate",
+        "Filter",
+        "Map",
+        "Options",
+        "ParallelBatch",
+        "ParallelMap",
+        "Prefetch",
+        "Range",
+        "Skip",
+        "Take",
+        "Tensor",
+        "TensorSlice",
+        "Zip",
+    )
+)
 
 
 def global_seed() -> int | None:

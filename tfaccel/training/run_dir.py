@@ -32,8 +32,9 @@ class RunDir:
         RunDirError: if the path is a file, or holds another run or other files.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never",
-                 writes: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never", writes: bool = True
+    ) -> None:
         self.path = checked_place(path, resume)
         self.config = config
         self.writes = writes

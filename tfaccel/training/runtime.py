@@ -95,8 +95,9 @@ class Runtime:
 
             keras.utils.set_random_seed(self.seed)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._restore()
 
     def _restore(self) -> None:
@@ -189,11 +190,19 @@ class Runtime:
 
         threading = tf.config.threading
         for wanted, getter, setter, what in (
-            (self.plan.intra_op_threads, threading.get_intra_op_parallelism_threads,
-             threading.set_intra_op_parallelism_threads, "threads inside one operation"),
-            (self.plan.inter_op_threads, threading.get_inter_op_parallelism_threads,
-             threading.set_inter_op_parallelism_threads, "operations side by side"),
-        ):  # fmt: skip
+            (
+                self.plan.intra_op_threads,
+                threading.get_intra_op_parallelism_threads,
+                threading.set_intra_op_parallelism_threads,
+                "threads inside one operation",
+            ),
+            (
+                self.plan.inter_op_threads,
+                threading.get_inter_op_parallelism_threads,
+                threading.set_inter_op_parallelism_threads,
+                "operations side by side",
+            ),
+        ):
             if wanted is not None and getter() != wanted:
                 self._before_start(lambda s=setter, w=wanted: s(w), lambda: False, f"{wanted} {what}")
 
@@ -255,8 +264,9 @@ class JaxRuntime:
         keras.utils.set_random_seed(self._seed)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         import keras
 
         keras.config.set_dtype_policy(self._dtype_policy)

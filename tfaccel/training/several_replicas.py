@@ -56,8 +56,15 @@ class SeveralReplicas:
         bytes_per_pack: see `GradientUpdate`.
     """
 
-    def __init__(self, model: keras.Model, replicas: Replicas, *, jit_compile: bool,
-                 sum_duplicate_indices: bool = False, bytes_per_pack: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        *,
+        jit_compile: bool,
+        sum_duplicate_indices: bool = False,
+        bytes_per_pack: int = 0,
+    ) -> None:
         self._model = model
         self._replicas = replicas
         refusal = xla_refusal(model) if jit_compile else None
@@ -68,10 +75,15 @@ class SeveralReplicas:
         self._rows = StepOnRows(model, replicas)
         self.noted_results = NotedResults()
         self._updates = {
-            name: GradientUpdate(optimizer, replicas, jit_compile=self._jit_train, bytes_per_pack=bytes_per_pack,
-                                 sum_duplicate_indices=sum_duplicate_indices)
+            name: GradientUpdate(
+                optimizer,
+                replicas,
+                jit_compile=self._jit_train,
+                bytes_per_pack=bytes_per_pack,
+                sum_duplicate_indices=sum_duplicate_indices,
+            )
             for name, optimizer in optimizers_of(model).items()
-        }  # fmt: skip
+        }
         self._make_functions(jit_compile=jit_compile)
 
     def _make_functions(self, *, jit_compile: bool) -> None:
@@ -132,8 +144,12 @@ class SeveralReplicas:
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, logs = outputs
-            update.apply(gradients, self._model.trainable_variables, overflows,
-                         num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty))  # fmt: skip
+            update.apply(
+                gradients,
+                self._model.trainable_variables,
+                overflows,
+                num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
+            )
             return self._replicas.mean_of_weighted(logs)
 
     def _test_all(self, batches: Any, batch: Any) -> Any:
@@ -162,8 +178,14 @@ class SeveralReplicas:
 
         def run(data: Any, row_weight: Any, denominators: Any) -> Any:
             may_gather = not (jit_compile or self._rows.inside_branch)
-            share = Share(row_weight, self._replicas.num_replicas, denominators, data=data, may_gather=may_gather,
-                          weighs_gradients=weighs_gradients)  # fmt: skip
+            share = Share(
+                row_weight,
+                self._replicas.num_replicas,
+                denominators,
+                data=data,
+                may_gather=may_gather,
+                weighs_gradients=weighs_gradients,
+            )
             with replica_share(share):
                 return step(data)
 

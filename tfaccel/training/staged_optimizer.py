@@ -100,9 +100,13 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
     """
 
     def __init__(
-        self, default: keras.optimizers.Optimizer, optimizers: Sequence[keras.optimizers.Optimizer],
-        paths: Sequence[Sequence[str]], places: Sequence[Sequence[int]] | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        default: keras.optimizers.Optimizer,
+        optimizers: Sequence[keras.optimizers.Optimizer],
+        paths: Sequence[Sequence[str]],
+        places: Sequence[Sequence[int]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         part_of_path = _map_of([default, *optimizers], paths)
         super().__init__(part_of_path, **kwargs)
         self._part_of_path = part_of_path

@@ -36,8 +36,16 @@ class StepGraphs:
         has_one_graph: one graph serves batches of all sizes.
     """
 
-    def __init__(self, model: keras.Model, kind: str, steps: OneReplica | SeveralReplicas | WholeStep,
-                 replicas: Replicas, *, function_of_keras: Any, watch_loss: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: str,
+        steps: OneReplica | SeveralReplicas | WholeStep,
+        replicas: Replicas,
+        *,
+        function_of_keras: Any,
+        watch_loss: bool,
+    ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
         self.run_eagerly = bool(model.run_eagerly)

@@ -36,8 +36,16 @@ class StepOnRows:
         self.needs_every_replica = bool(layers_alike(model))
         self.inside_branch = False
 
-    def run(self, batches: Any, batch: Any, step: Callable[..., Any], denominators: Any = None, *,
-            if_empty: str = "skip", returns_rows: bool = False) -> Any:  # fmt: skip
+    def run(
+        self,
+        batches: Any,
+        batch: Any,
+        step: Callable[..., Any],
+        denominators: Any = None,
+        *,
+        if_empty: str = "skip",
+        returns_rows: bool = False,
+    ) -> Any:
         """Runs `step` on every replica with its rows of the global batch.
 
         A replica without rows skips the step ("skip"). Where every replica has to take part, because the step reduces

@@ -25,8 +25,18 @@ _IMPLEMENTATIONS = {
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
 # What each worker may have of its own; the rest of the plan must be the same on all.
-_OWN_FIELDS = {"devices", "num_logical_cpus", "intra_op_threads", "inter_op_threads", "gpu_memory_growth", "reasons",
-               "gpu_memory_limit_bytes", "data_threads", "prefetch_batches", "cache_data"}  # fmt: skip
+_OWN_FIELDS = {
+    "devices",
+    "num_logical_cpus",
+    "intra_op_threads",
+    "inter_op_threads",
+    "gpu_memory_growth",
+    "reasons",
+    "gpu_memory_limit_bytes",
+    "data_threads",
+    "prefetch_batches",
+    "cache_data",
+}
 _multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; one at most
 
 
@@ -113,9 +123,12 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
     """What workers must agree on: the cluster, what calculates, and the plan but for what is a worker's own."""
     fields = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _OWN_FIELDS}
     return {
-        "the cluster": list(addresses), "tensorflow": tf.__version__, "keras": keras.__version__, **fields,
+        "the cluster": list(addresses),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        **fields,
         "the number of devices": len(plan.devices),
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager

@@ -88,9 +88,15 @@ def train(
         check_counts(checkpoint_interval=checkpoint_interval)
     hardware = detect_hardware()
     plan = plan or default_plan(hardware, workload)
-    config = {"recipe": workload.name, "options": dict(workload.options), "epochs": epochs, "seed": seed,
-              "checkpoint_interval": checkpoint_interval,
-              "global_batch_size": plan.global_batch_size, "dtype_policy": plan.dtype_policy}  # fmt: skip
+    config = {
+        "recipe": workload.name,
+        "options": dict(workload.options),
+        "epochs": epochs,
+        "seed": seed,
+        "checkpoint_interval": checkpoint_interval,
+        "global_batch_size": plan.global_batch_size,
+        "dtype_policy": plan.dtype_policy,
+    }
     if not plan.synchronize_batch_norm:
         config["synchronize_batch_norm"] = False
     directory = RunDir(run_dir, config, resume=resume)
@@ -108,8 +114,9 @@ def train(
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
-        session = TrainSession(workload, plan, directory, epochs=epochs, seed=seed,
-                               checkpoint_interval=checkpoint_interval)  # fmt: skip
+        session = TrainSession(
+            workload, plan, directory, epochs=epochs, seed=seed, checkpoint_interval=checkpoint_interval
+        )
         outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
         baselines = None
         if workload.validation_data is not None and directory.writes:
@@ -121,13 +128,21 @@ def train(
     return result
 
 
-def _result(workload: Workload, plan: Plan, hardware: Hardware, outcome: Any, directory: RunDir,
-            wall_seconds: float) -> TrainResult:  # fmt: skip
+def _result(
+    workload: Workload, plan: Plan, hardware: Hardware, outcome: Any, directory: RunDir, wall_seconds: float
+) -> TrainResult:
     rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)
     steps = {name: seconds * plan.accumulation_steps for name, seconds in outcome.times.step_seconds().items()}
     return TrainResult(
-        recipe=workload.name, plan=plan, history=outcome.history, final=outcome.final,
-        examples_per_second=rate, step_seconds=steps,
-        first_step_seconds=outcome.times.first_seconds, wall_seconds=wall_seconds, hardware=hardware.to_json(),
-        versions=installed_versions(), run_dir=str(directory.path),
-    )  # fmt: skip
+        recipe=workload.name,
+        plan=plan,
+        history=outcome.history,
+        final=outcome.final,
+        examples_per_second=rate,
+        step_seconds=steps,
+        first_step_seconds=outcome.times.first_seconds,
+        wall_seconds=wall_seconds,
+        hardware=hardware.to_json(),
+        versions=installed_versions(),
+        run_dir=str(directory.path),
+    )

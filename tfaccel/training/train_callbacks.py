@@ -91,8 +91,15 @@ class Checkpoints(keras.callbacks.Callback):
 
     tfaccel_windows = True
 
-    def __init__(self, run_dir: RunDir, engine: Engine, others: list[keras.callbacks.Callback], *,
-                 interval: int | None, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        run_dir: RunDir,
+        engine: Engine,
+        others: list[keras.callbacks.Callback],
+        *,
+        interval: int | None,
+        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+    ) -> None:
         super().__init__()
         self._interval = interval
         self._run_dir = run_dir
@@ -146,8 +153,13 @@ class Checkpoints(keras.callbacks.Callback):
             state, more = callback_state(callback, f"callback/{index}")
             states.append(state)
             arrays.update(more)
-        position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "callbacks": states,
-                    "stopped": step_in_epoch == 0 and bool(self.model.stop_training)}  # fmt: skip
+        position = {
+            "epoch": epoch,
+            "step_in_epoch": step_in_epoch,
+            "step": step,
+            "callbacks": states,
+            "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
+        }
         if self._run_dir.writes:
             save_checkpoint(self._run_dir.checkpoints, arrays, position)
 
@@ -168,8 +180,9 @@ def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dic
     return state, arrays
 
 
-def restore_callback(callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray],
-                     prefix: str) -> None:  # fmt: skip
+def restore_callback(
+    callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str
+) -> None:
     """Gives a callback what `callback_state` returned; one of another class is left alone."""
     if state.get("class") != type(callback).__name__:
         return
@@ -198,9 +211,15 @@ class TrainingProgress(keras.callbacks.Callback):
         self._examples = examples_per_step
         console = Console(file=sys.stderr)
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(), TextColumn("{task.fields[loss]}"), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
         total = None if steps_of_epoch is None else (epochs - first_epoch) * steps_of_epoch
         self._task = self._progress.add_task("training", total=total, speed="", loss="")
         self._console = console

@@ -44,8 +44,16 @@ class TrainSession:
         workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
     """
 
-    def __init__(self, workload: Workload, plan: Plan, run_dir: RunDir, *, epochs: int, seed: int,
-                 checkpoint_interval: int | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        run_dir: RunDir,
+        *,
+        epochs: int,
+        seed: int,
+        checkpoint_interval: int | None,
+    ) -> None:
         self._workload = workload
         self._plan = plan
         self._run_dir = run_dir
@@ -67,15 +75,21 @@ class TrainSession:
         self._begin_from(from_bytes(content) if content else None)
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
-    def run(self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *,
-            verbose: int) -> Outcome:  # fmt: skip
+    def run(
+        self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *, verbose: int
+    ) -> Outcome:
         """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
         self._source = WorkloadSource(
-            self._workload, self._plan, replicas, seed=self._seed, epochs=self._epochs,
-            start_epoch=self._first_epoch, start_step=self._first_step,
-        )  # fmt: skip
+            self._workload,
+            self._plan,
+            replicas,
+            seed=self._seed,
+            epochs=self._epochs,
+            start_epoch=self._first_epoch,
+            start_step=self._first_step,
+        )
         num_batches = self._source.num_batches
         num_steps = num_optimizer_steps(self._workload, self._plan, epochs=self._epochs, num_batches=num_batches)
         with strategy.scope():
@@ -96,8 +110,15 @@ class TrainSession:
         container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
-                run_epochs(engine, self._source, container, validation, epochs=self._epochs,
-                           initial_epoch=self._first_epoch, first_step=self._first_step)  # fmt: skip
+                run_epochs(
+                    engine,
+                    self._source,
+                    container,
+                    validation,
+                    epochs=self._epochs,
+                    initial_epoch=self._first_epoch,
+                    first_step=self._first_step,
+                )
                 final = self._final_metrics(engine, validation)
         finally:
             for callback in container.callbacks:
@@ -110,17 +131,23 @@ class TrainSession:
         engine.replicas.wait_for_all_workers()
         return Outcome(self._run_dir.history(), final, times)
 
-    def _callbacks(self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes,
-                   verbose: int) -> keras.callbacks.CallbackList:  # fmt: skip
+    def _callbacks(
+        self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes, verbose: int
+    ) -> keras.callbacks.CallbackList:
         steps = self._source.num_batches
         every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
         if engine.replicas.is_chief:
             every.append(TensorBoardScalars(self._run_dir.tensorboard))
             if verbose:
-                every.append(TrainingProgress(epochs=self._epochs, first_epoch=self._first_epoch, steps_of_epoch=steps,
-                                              examples_per_step=self._source.batch_size))  # fmt: skip
-        every.append(Checkpoints(self._run_dir, engine, callbacks, interval=self._interval,
-                                 restored=self._restored))  # fmt: skip
+                every.append(
+                    TrainingProgress(
+                        epochs=self._epochs,
+                        first_epoch=self._first_epoch,
+                        steps_of_epoch=steps,
+                        examples_per_step=self._source.batch_size,
+                    )
+                )
+        every.append(Checkpoints(self._run_dir, engine, callbacks, interval=self._interval, restored=self._restored))
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
 
     def _final_metrics(self, engine: Any, validation: Validation | None) -> dict[str, float]:

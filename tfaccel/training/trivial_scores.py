@@ -43,16 +43,18 @@ def trivial_scores(batches: Iterable[Any], final: Mapping[str, float]) -> Baseli
         if classes is None:
             return None
         share = float(np.unique(classes, return_counts=True)[1].max() / examples)
-        return BaselineScores(metric=metric, score=score, trivial={"most frequent class": share}, is_fraction=True,
-                              num_examples=examples)  # fmt: skip
+        return BaselineScores(
+            metric=metric, score=score, trivial={"most frequent class": share}, is_fraction=True, num_examples=examples
+        )
     values = targets.reshape(examples, -1).astype(np.float64)
     if metric in _ABSOLUTE:
         trivial = {"median": float(np.abs(values - np.median(values, axis=0)).mean())}
     else:
         variance = float(np.square(values - values.mean(axis=0)).mean())
         trivial = {"mean": variance if metric in _SQUARED else variance**0.5}
-    return BaselineScores(metric=metric, score=score, trivial=trivial, higher_is_better=False, perfect=0.0,
-                          num_examples=examples)  # fmt: skip
+    return BaselineScores(
+        metric=metric, score=score, trivial=trivial, higher_is_better=False, perfect=0.0, num_examples=examples
+    )
 
 
 def _targets(batches: Iterable[Any]) -> np.ndarray | None:

@@ -93,14 +93,28 @@ class OwnValidation(Validation):
         return logs
 
 
-def validation_of_fit(model: keras.Model, replicas: Replicas, data: Any, *, batch_size: int | None,
-                      steps: int | None, freq: int | list[int]) -> Validation:  # fmt: skip
+def validation_of_fit(
+    model: keras.Model,
+    replicas: Replicas,
+    data: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    freq: int | list[int],
+) -> Validation:
     """The validation that the arguments of `fit` ask for; like Keras, it begins with data that run code when due."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
     def make() -> Source:
-        source = source_of(x, y, sample_weight, replicas=replicas, batch_size=batch_size, steps=steps,
-                           steps_per_execution=model.steps_per_execution)  # fmt: skip
+        source = source_of(
+            x,
+            y,
+            sample_weight,
+            replicas=replicas,
+            batch_size=batch_size,
+            steps=steps,
+            steps_per_execution=model.steps_per_execution,
+        )
         if not replicas.is_default and has_own_train_step(model):
             private_models.build_model(model, source.batch_spec, "test")
         return source

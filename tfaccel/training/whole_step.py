@@ -104,8 +104,11 @@ class WholeStep:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
             results = self._replicas.local_results(self._run(batches, batch, self._model.predict_step, borrows=True))
-            return [result for result, (start, stop) in zip(results, self._shares(batches, batch), strict=True)
-                    if stop > start]  # fmt: skip
+            return [
+                result
+                for result, (start, stop) in zip(results, self._shares(batches, batch), strict=True)
+                if stop > start
+            ]
 
     def _shares(self, batches: Any, batch: Any) -> list[tuple[int, int]]:
         """First and last-plus-one row of each replica."""

@@ -111,8 +111,9 @@ class WindowLength:
             times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
 
 
-def epoch_windows(engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None,
-                  begin: Any) -> Iterator[tuple[int, WindowResult]]:  # fmt: skip
+def epoch_windows(
+    engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None, begin: Any
+) -> Iterator[tuple[int, WindowResult]]:
     """Runs one epoch window by window; yields the number of steps run so far and the window's result.
 
     Args:

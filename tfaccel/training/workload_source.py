@@ -45,8 +45,17 @@ class WorkloadSource(IteratorSource):
 
     _feed: Any  # an IteratorFeed, or JoinedEpochs
 
-    def __init__(self, workload: Workload, plan: Plan, replicas: Replicas, *, seed: int, epochs: int = 1,
-                 start_epoch: int = 0, start_step: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        replicas: Replicas,
+        *,
+        seed: int,
+        epochs: int = 1,
+        start_epoch: int = 0,
+        start_step: int = 0,
+    ) -> None:
         self._workload = workload
         self._plan = plan
         self._seed = seed
@@ -72,9 +81,11 @@ class WorkloadSource(IteratorSource):
             self._check_rows()
         if self._augment is not None:
             self._batches = AugmentedBatches(
-                self._batches.num_global_rows, self._batches.first_row,
-                augment=self._augment, mixes_rows=workload.augment_mixes_rows,
-            )  # fmt: skip
+                self._batches.num_global_rows,
+                self._batches.first_row,
+                augment=self._augment,
+                mixes_rows=workload.augment_mixes_rows,
+            )
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
         self._first: tf.data.Dataset | None = first
 

@@ -48,9 +48,15 @@ def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
         parent.send({"event": "row", "row": row.to_json()})
         show(write_session, row)
 
-    oracle = make_oracle(task["space"], SearchOptions.from_json(task["options"]), objective, run_dir=run_dir,
-                         epochs=task["epochs"], on_row=on_row,
-                         on_end=lambda message: parent.send({"event": "fatal", "message": message}))  # fmt: skip
+    oracle = make_oracle(
+        task["space"],
+        SearchOptions.from_json(task["options"]),
+        objective,
+        run_dir=run_dir,
+        epochs=task["epochs"],
+        on_row=on_row,
+        on_end=lambda message: parent.send({"event": "fatal", "message": message}),
+    )
     BaseTuner(oracle, directory=str(run_dir), project_name="tuner")  # tells the oracle where its files are
     oracle.go_on()
     if not board.exists():

@@ -66,9 +66,11 @@ def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str,
     known = options.hyperparameters and keras_tuner.HyperParameters.from_config(options.hyperparameters)
     # A local oracle, which Keras Tuner fills; the tuner itself is of no further use.
     oracle = keras_tuner.oracles.RandomSearchOracle(
-        objective=keras_tuner.Objective("loss", "min"), hyperparameters=known or None,
-        tune_new_entries=options.tune_new_entries, allow_new_entries=options.allow_new_entries,
-    )  # fmt: skip
+        objective=keras_tuner.Objective("loss", "min"),
+        hyperparameters=known or None,
+        tune_new_entries=options.tune_new_entries,
+        allow_new_entries=options.allow_new_entries,
+    )
     with tempfile.TemporaryDirectory() as folder:
         keras_tuner.Tuner(oracle, hypermodel=build, directory=folder)
     return oracle.get_space().get_config(), None if maker.tuner is not None else made[0]

@@ -52,8 +52,11 @@ def write_session(folder: Path, row: TrialRow) -> None:
     found = row.finite_metrics if row.score is None else {_SCORE: row.score, **row.finite_metrics}
     scalars = Summary(value=[Summary.Value(tag=tag, simple_value=float(value)) for tag, value in found.items()])
     status = STATUS_FAILURE if row.status == "failed" else STATUS_SUCCESS
-    summaries = [api.hparams_pb(values, trial_id=row.trial_id, start_time_secs=ended - row.seconds), scalars,
-                 session_end_pb(status, ended)]  # fmt: skip
+    summaries = [
+        api.hparams_pb(values, trial_id=row.trial_id, start_time_secs=ended - row.seconds),
+        scalars,
+        session_end_pb(status, ended),
+    ]
     _write(folder / row.trial_id, summaries)
 
 

@@ -37,9 +37,11 @@ class HyperbandOracle(OpenHyperband):
                 best = sorted(ready, key=lambda trial: trial.score, reverse=self.objective.direction == "max")[0]
                 rounds[place].append({"past_id": best.trial_id, "id": trial_id})
                 return {
-                    **best.hyperparameters.values, "tuner/trial_id": best.trial_id,
+                    **best.hyperparameters.values,
+                    "tuner/trial_id": best.trial_id,
                     "tuner/epochs": self.round_epochs(number, place),
                     "tuner/initial_epoch": self.round_epochs(number, place - 1),
-                    "tuner/bracket": number, "tuner/round": place,
-                }  # fmt: skip
+                    "tuner/bracket": number,
+                    "tuner/round": place,
+                }
         return None

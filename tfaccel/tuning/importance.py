@@ -12,8 +12,13 @@ FEWEST_TRIALS = 6  # fewer tell nothing
 _NUM_TREES, _NUM_SHUFFLES = 200, 20
 
 
-def importances(values: Sequence[Mapping[str, Any]], scores: Sequence[float], *, names: Sequence[str],
-                logarithmic: Collection[str] = ()) -> dict[str, float] | None:  # fmt: skip
+def importances(
+    values: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    *,
+    names: Sequence[str],
+    logarithmic: Collection[str] = (),
+) -> dict[str, float] | None:
     """The share of each hyperparameter in what the score depends on, the largest first; None for too few trials.
 
     A random forest learns the score from the hyperparameters. A hyperparameter matters as much as the forest's error

@@ -13,10 +13,44 @@ from tfaccel.planning.near_name import near_name
 # What every trial can be measured by beside its metrics; short names stand for them.
 MEASURED = ("latency_seconds", "model_bytes")
 _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
-_RISING = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "psnr", "ssim", "r2", "bleu", "rouge", "map",
-           "positives", "similarity", "recognised")  # fmt: skip
-_FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "crossentropy", "entropy", "perplexity", "pinball",
-            "divergence", "distance", "hinge", "poisson", "negatives", "nats", "bits")  # fmt: skip
+_RISING = (
+    "accuracy",
+    "acc",
+    "auc",
+    "precision",
+    "recall",
+    "f1",
+    "iou",
+    "psnr",
+    "ssim",
+    "r2",
+    "bleu",
+    "rouge",
+    "map",
+    "positives",
+    "similarity",
+    "recognised",
+)
+_FALLING = (
+    "loss",
+    "error",
+    "mae",
+    "mse",
+    "rmse",
+    "mape",
+    "msle",
+    "crossentropy",
+    "entropy",
+    "perplexity",
+    "pinball",
+    "divergence",
+    "distance",
+    "hinge",
+    "poisson",
+    "negatives",
+    "nats",
+    "bits",
+)
 # What Keras Tuner calls the number that a `fit` or `run_trial` of one's own returns where no objective is named.
 DEFAULT_NAME = "default_objective"
 _WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric

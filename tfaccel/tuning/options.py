@@ -23,10 +23,17 @@ _DEFAULT_MAX_TRIALS = 10
 _NO_DEFAULT_MAX_TRIALS = ("grid", "hyperband")
 # Option -> the lowest value, and whether it may be None.
 _COUNTS = {
-    "max_trials": (1, True), "parallel": (1, False), "seed": (1, False), "epochs": (1, True),
-    "early_stopping": (1, True), "max_parameters": (1, True), "num_initial_points": (1, True),
-    "executions_per_trial": (1, False), "max_retries_per_trial": (0, False), "max_consecutive_failed_trials": (1, True),
-}  # fmt: skip
+    "max_trials": (1, True),
+    "parallel": (1, False),
+    "seed": (1, False),
+    "epochs": (1, True),
+    "early_stopping": (1, True),
+    "max_parameters": (1, True),
+    "num_initial_points": (1, True),
+    "executions_per_trial": (1, False),
+    "max_retries_per_trial": (0, False),
+    "max_consecutive_failed_trials": (1, True),
+}
 _TIMES = ("trial_seconds", "search_seconds", "stall_seconds")
 _SWITCHES = ("tune_new_entries", "allow_new_entries", "retrain", "keep_models")
 _MAPPINGS = ("workload_options", "plan_fields", "algorithm_options", "pruning_options")

@@ -84,9 +84,12 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     directions: list[Any] = [{"min": "minimize", "max": "maximize"}[direction] for _, direction in objective.parts]
     study = optuna.create_study(
-        storage=storage or open_storage(run_dir), study_name=STUDY_NAME, directions=directions, load_if_exists=True,
+        storage=storage or open_storage(run_dir),
+        study_name=STUDY_NAME,
+        directions=directions,
+        load_if_exists=True,
         pruner=make_pruner(options, epochs=epochs),
-    )  # fmt: skip
+    )
     study.sampler = make_sampler(options, num_trials=len(study.get_trials(deepcopy=False)))
     return study
 

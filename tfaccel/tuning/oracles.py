@@ -157,9 +157,15 @@ _KINDS: dict[str, type[keras_tuner.Oracle]] = {
 
 
 def make_oracle(
-    space: dict[str, Any], options: SearchOptions, objective: Objective, *, run_dir: Path, epochs: int, on_row: OnRow,
+    space: dict[str, Any],
+    options: SearchOptions,
+    objective: Objective,
+    *,
+    run_dir: Path,
+    epochs: int,
+    on_row: OnRow,
     on_end: Callable[[str], None] = lambda message: None,
-) -> KeptOracle:  # fmt: skip
+) -> KeptOracle:
     """The oracle of a search, with the state that its run directory holds.
 
     Args:
@@ -180,11 +186,15 @@ def make_oracle(
     if not options.by_optuna:
         own |= options.algorithm_options
     oracle: KeptOracle = kept(
-        objective=keras_tuner.Objective(objective.name, objective.direction), seed=options.seed,
-        hyperparameters=keras_tuner.HyperParameters.from_config(space), tune_new_entries=options.tune_new_entries,
-        allow_new_entries=options.allow_new_entries, max_retries_per_trial=options.max_retries_per_trial,
-        max_consecutive_failed_trials=sys.maxsize, **own,
-    )  # fmt: skip
+        objective=keras_tuner.Objective(objective.name, objective.direction),
+        seed=options.seed,
+        hyperparameters=keras_tuner.HyperParameters.from_config(space),
+        tune_new_entries=options.tune_new_entries,
+        allow_new_entries=options.allow_new_entries,
+        max_retries_per_trial=options.max_retries_per_trial,
+        max_consecutive_failed_trials=sys.maxsize,
+        **own,
+    )
     oracle.max_trials = options.trial_limit
     oracle.most_failed_in_a_row = options.max_consecutive_failed_trials
     oracle.verbose = 0

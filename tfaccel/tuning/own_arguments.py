@@ -17,8 +17,18 @@ from tfaccel.errors import SearchError
 from tfaccel.planning.workload import Workload
 
 # What a search can give; Keras Tuner's users give it to `Tuner.search`, and it has the names of `Model.fit`.
-NAMES = ("x", "y", "sample_weight", "validation_data", "batch_size", "epochs", "initial_epoch", "steps_per_epoch",
-         "callbacks", "verbose")  # fmt: skip
+NAMES = (
+    "x",
+    "y",
+    "sample_weight",
+    "validation_data",
+    "batch_size",
+    "epochs",
+    "initial_epoch",
+    "steps_per_epoch",
+    "callbacks",
+    "verbose",
+)
 
 
 class OwnArguments:
@@ -56,9 +66,15 @@ class OwnArguments:
         return name in self.named or (self._by_any_name and name not in self._passed_on)
 
     def of(
-        self, workload: Workload | None, *, batch_size: int, seed: int, epochs: int, initial_epoch: int = 0,
+        self,
+        workload: Workload | None,
+        *,
+        batch_size: int,
+        seed: int,
+        epochs: int,
+        initial_epoch: int = 0,
         callbacks: Sequence[Any] = (),
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by position and by name.
 
         Args:

@@ -20,8 +20,16 @@ from tfaccel.tuning.private_keras_tuner import EXPLORES_SPACE, OpenOracle
 from tfaccel.tuning.trial_callbacks import Pruner, TrialReport
 
 # A search does these itself, so that one's own would never be called.
-_NEVER_CALLED = ("__init__", "search", "on_search_begin", "on_search_end", "on_trial_begin", "on_trial_end",
-                 "pre_create_trial", EXPLORES_SPACE)  # fmt: skip
+_NEVER_CALLED = (
+    "__init__",
+    "search",
+    "on_search_begin",
+    "on_search_end",
+    "on_trial_begin",
+    "on_trial_end",
+    "pre_create_trial",
+    EXPLORES_SPACE,
+)
 
 
 class _Space(keras_tuner.HyperModel):
@@ -83,8 +91,9 @@ def make_tuner(
     runs_itself = kind.run_trial is not keras_tuner.Tuner.run_trial
     if space is None and not runs_itself:
         raise SearchError(f"{kind.__name__} has no run_trial of its own, so that it needs a space: build(hp).")
-    keras_tuner.Tuner.__init__(tuner, oracle, hypermodel=None if runs_itself else _nothing, directory=str(run_dir),
-                               project_name="tuner")  # fmt: skip
+    keras_tuner.Tuner.__init__(
+        tuner, oracle, hypermodel=None if runs_itself else _nothing, directory=str(run_dir), project_name="tuner"
+    )
     tuner.oracle = oracle
     tuner.hypermodel = None if space is None else _Space(space, fit)
     return tuner
@@ -96,9 +105,15 @@ def _nothing(hp: Any) -> None:
 
 
 def tuner_outcome(
-    maker: Any, trial_id: str, hp: Any, *, objective: Objective, run_dir: Path, pruner: Pruner | None,
+    maker: Any,
+    trial_id: str,
+    hp: Any,
+    *,
+    objective: Objective,
+    run_dir: Path,
+    pruner: Pruner | None,
     sign: Callable[[], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What the `run_trial` of a Tuner of one's own made of a trial, as the fields of its row.
 
     Args:
@@ -110,8 +125,7 @@ def tuner_outcome(
     """
     workload = maker.workload()
     plan, options = maker.plan(workload), maker.options
-    report = TrialReport(objective, {}, pruner=pruner, sign=sign,
-                         patience=options.early_stopping)  # fmt: skip
+    report = TrialReport(objective, {}, pruner=pruner, sign=sign, patience=options.early_stopping)
     keras.backend.clear_session()
     with Runtime(plan, seed=options.seed) as runtime, runtime.strategy.scope():
         tuner = make_tuner(maker.tuner, maker.space, maker.own_fit, objective, run_dir)
@@ -119,9 +133,12 @@ def tuner_outcome(
         trial = Trial(hyperparameters=hp, trial_id=trial_id, status="RUNNING")
         tuner.oracle.trials[trial_id] = trial
         position, names = OwnArguments(tuner.run_trial, given=1).of(
-            None if maker.source.workload.kind == "none" else workload, batch_size=plan.global_batch_size,
-            seed=options.seed, epochs=maker.epochs, callbacks=[*maker.callbacks(), report],
-        )  # fmt: skip
+            None if maker.source.workload.kind == "none" else workload,
+            batch_size=plan.global_batch_size,
+            seed=options.seed,
+            epochs=maker.epochs,
+            callbacks=[*maker.callbacks(), report],
+        )
         result = tuner.run_trial(trial, *position, **names)
     metrics = _reported(tuner, trial) or fatal_unless_metrics(result, objective, {})
     score = objective.check_finite(objective.value(metrics))

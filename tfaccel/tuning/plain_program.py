@@ -67,8 +67,15 @@ class RecipeModel(keras_tuner.HyperModel):
         passes = [work.train_data(size, seed=self._seed, epoch=epoch) for epoch in range(self._epochs)]
         batches = functools.reduce(lambda before, one: before.concatenate(one), passes).prefetch(tf.data.AUTOTUNE)
         held_out = None if work.validation_data is None else work.validation_data(size).prefetch(tf.data.AUTOTUNE)
-        return model.fit(batches, epochs=self._epochs, steps_per_epoch=int(passes[0].cardinality()), shuffle=False,
-                         verbose=0, validation_data=held_out, callbacks=kwargs["callbacks"])  # fmt: skip
+        return model.fit(
+            batches,
+            epochs=self._epochs,
+            steps_per_epoch=int(passes[0].cardinality()),
+            shuffle=False,
+            verbose=0,
+            validation_data=held_out,
+            callbacks=kwargs["callbacks"],
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -79,12 +86,20 @@ def main(argv: list[str]) -> int:
     model = RecipeModel(task["recipe"], epochs=task["epochs"], seed=task["seed"], fixed=task.get("fixed", {}))
     objective = keras_tuner.Objective(task["objective"], task["direction"])
     with tempfile.TemporaryDirectory() as folder:
-        tuner = keras_tuner.RandomSearch(model, objective=objective, max_trials=task["max_trials"], seed=task["seed"],
-                                         directory=folder, project_name="plain")  # fmt: skip
+        tuner = keras_tuner.RandomSearch(
+            model,
+            objective=objective,
+            max_trials=task["max_trials"],
+            seed=task["seed"],
+            directory=folder,
+            project_name="plain",
+        )
         tuner.search(verbose=0)
         trials = tuner.oracle.get_best_trials(task["max_trials"])
-        found = {"best": float(trials[0].score),
-                 "trials": {trial.trial_id: trial.hyperparameters.values for trial in trials}}  # fmt: skip
+        found = {
+            "best": float(trials[0].score),
+            "trials": {trial.trial_id: trial.hyperparameters.values for trial in trials},
+        }
     output.write(json.dumps(found))
     output.close()
     return 0

@@ -40,8 +40,15 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
     if not runner.builds_models and space is not None:
         workload = runner.maker.workload(space(hp))
         seed = runner.maker.options.seed
-        result = train(workload, runner.maker.plan(workload), run_dir=folder, epochs=runner.maker.epochs, seed=seed,
-                       resume="auto", verbose=0)  # fmt: skip
+        result = train(
+            workload,
+            runner.maker.plan(workload),
+            run_dir=folder,
+            epochs=runner.maker.epochs,
+            seed=seed,
+            resume="auto",
+            verbose=0,
+        )
         return {"run_dir": str(folder), "final": {k: v for k, v in finite(result.final).items() if v is not None}}
     folder.mkdir(exist_ok=True)
     row = runner.run(FOLDER, hp, save_to=folder / "model.keras")

@@ -34,8 +34,13 @@ from tfaccel.tuning.trial_row import TrialRow, trial_folder, write_outcome
 
 _BATCH = 64
 _OBJECTIVE = Objective((("val_loss", "min"),))
-_PLAN: dict[str, Any] = {"strategy": "none", "devices": ("CPU:0",), "dtype_policy": "float32", "jit_compile": False,
-         "global_batch_size": _BATCH}  # fmt: skip
+_PLAN: dict[str, Any] = {
+    "strategy": "none",
+    "devices": ("CPU:0",),
+    "dtype_policy": "float32",
+    "jit_compile": False,
+    "global_batch_size": _BATCH,
+}
 
 
 def workload() -> Workload:
@@ -51,8 +56,16 @@ def workload() -> Workload:
     def held_out(batch_size: int) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(arrays[1]).batch(batch_size)
 
-    return Workload("digits_mlp", keras.Sequential, dict, train_data, held_out, global_batch_size=_BATCH,
-                    epochs=8, num_train_examples=len(arrays[0][0]))  # fmt: skip
+    return Workload(
+        "digits_mlp",
+        keras.Sequential,
+        dict,
+        train_data,
+        held_out,
+        global_batch_size=_BATCH,
+        epochs=8,
+        num_train_examples=len(arrays[0][0]),
+    )
 
 
 def model_of(values: Mapping[str, Any]) -> keras.Model:
@@ -61,33 +74,42 @@ def model_of(values: Mapping[str, Any]) -> keras.Model:
     for _ in range(values["layers"]):
         layers += [keras.layers.Dense(values["units"], values["activation"]), keras.layers.Dropout(values["dropout"])]
     model = keras.Sequential([*layers, keras.layers.Dense(10)])
-    optimizer = keras.optimizers.get({"class_name": values["optimizer"], "config": {
-        "learning_rate": values["learning_rate"], "weight_decay": values["weight_decay"]}})  # fmt: skip
+    optimizer = keras.optimizers.get(
+        {
+            "class_name": values["optimizer"],
+            "config": {"learning_rate": values["learning_rate"], "weight_decay": values["weight_decay"]},
+        }
+    )
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
 def build(hp: Any) -> keras.Model:
     """The space as Keras Tuner writes it."""
-    return model_of({
-        "layers": hp.Int("layers", 1, 3), "units": hp.Int("units", 16, 256, sampling="log"),
-        "activation": hp.Choice("activation", ["relu", "tanh", "selu"]),
-        "dropout": hp.Float("dropout", 0.0, 0.6), "optimizer": hp.Choice("optimizer", ["sgd", "adam", "rmsprop"]),
-        "learning_rate": hp.Float("learning_rate", 1e-4, 1.0, sampling="log"),
-        "weight_decay": hp.Float("weight_decay", 1e-6, 1e-1, sampling="log"),
-    })  # fmt: skip
+    return model_of(
+        {
+            "layers": hp.Int("layers", 1, 3),
+            "units": hp.Int("units", 16, 256, sampling="log"),
+            "activation": hp.Choice("activation", ["relu", "tanh", "selu"]),
+            "dropout": hp.Float("dropout", 0.0, 0.6),
+            "optimizer": hp.Choice("optimizer", ["sgd", "adam", "rmsprop"]),
+            "learning_rate": hp.Float("learning_rate", 1e-4, 1.0, sampling="log"),
+            "weight_decay": hp.Float("weight_decay", 1e-6, 1e-1, sampling="log"),
+        }
+    )
 
 
 def suggested(trial: Any) -> dict[str, Any]:
     """The same space as Optuna writes it."""
     return {
-        "layers": trial.suggest_int("layers", 1, 3), "units": trial.suggest_int("units", 16, 256, log=True),
+        "layers": trial.suggest_int("layers", 1, 3),
+        "units": trial.suggest_int("units", 16, 256, log=True),
         "activation": trial.suggest_categorical("activation", ["relu", "tanh", "selu"]),
         "dropout": trial.suggest_float("dropout", 0.0, 0.6),
         "optimizer": trial.suggest_categorical("optimizer", ["sgd", "adam", "rmsprop"]),
         "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1.0, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-6, 1e-1, log=True),
-    }  # fmt: skip
+    }
 
 
 def optuna_alone(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,16 +129,24 @@ def optuna_alone(task: Mapping[str, Any]) -> dict[str, Any]:
             model = model_of(values)
             passes = [work.train_data(_BATCH, seed=seed, epoch=epoch) for epoch in range(epochs)]
             batches = functools.reduce(lambda one, other: one.concatenate(other), passes)
-            history = model.fit(batches, epochs=epochs, steps_per_epoch=int(passes[0].cardinality()), verbose=0,
-                                validation_data=held_out)  # fmt: skip
+            history = model.fit(
+                batches,
+                epochs=epochs,
+                steps_per_epoch=int(passes[0].cardinality()),
+                verbose=0,
+                validation_data=held_out,
+            )
         losses = history.history["val_loss"]
         return float(min(losses)) if np.isfinite(losses).all() else float("nan")
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     study.optimize(objective, n_trials=task["max_trials"])
-    return {"losses": [trial.value for trial in study.trials], "values": [trial.params for trial in study.trials],
-            "suggestion_seconds": seconds}  # fmt: skip
+    return {
+        "losses": [trial.value for trial in study.trials],
+        "values": [trial.params for trial in study.trials],
+        "suggestion_seconds": seconds,
+    }
 
 
 def by_search(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,11 +154,20 @@ def by_search(task: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: task[name] for name in ("algorithm", "seed", "max_trials", "epochs")}
     with tempfile.TemporaryDirectory() as folder:
         name = "tfaccel.tuning.sampler_program"
-        result = search(f"{name}:workload", f"{name}:build", run_dir=Path(folder, "run"), objective="val_loss",
-                        plan_fields=_PLAN, **options)  # fmt: skip
+        result = search(
+            f"{name}:workload",
+            f"{name}:build",
+            run_dir=Path(folder, "run"),
+            objective="val_loss",
+            plan_fields=_PLAN,
+            **options,
+        )
         space = json.loads(Path(folder, "run", "space.json").read_text(encoding="utf-8"))
-    return {"losses": [row.score for row in result.rows], "values": [dict(row.hyperparameters) for row in result.rows],
-            "suggestion_seconds": suggestion_seconds(space, SearchOptions(**options), result.rows)}  # fmt: skip
+    return {
+        "losses": [row.score for row in result.rows],
+        "values": [dict(row.hyperparameters) for row in result.rows],
+        "suggestion_seconds": suggestion_seconds(space, SearchOptions(**options), result.rows),
+    }
 
 
 def suggestion_seconds(space: dict[str, Any], options: SearchOptions, rows: Any) -> list[float]:

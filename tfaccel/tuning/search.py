@@ -108,8 +108,13 @@ def search(
     chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **options})
     if isinstance(workload, str) and ":" not in workload:
         load_recipe(workload, **chosen.workload_options)  # a wrong name or value is told of at once
-    config = {"search": source.workload.name, "space": source.space.name, "tuner": source.tuner.name,
-              **{name: _written(given) for name, given in training.items()}, **chosen.identity()}  # fmt: skip
+    config = {
+        "search": source.workload.name,
+        "space": source.space.name,
+        "tuner": source.tuner.name,
+        **{name: _written(given) for name, given in training.items()},
+        **chosen.identity(),
+    }
     directory = RunDir(run_dir, _flat(config), resume=resume)
     groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
     with Supervisor(source, chosen, groups, on_row) as supervisor:
@@ -250,9 +255,15 @@ def _draw(folder: Path, result: SearchResult) -> None:
         return
     values = [{name: row.hyperparameters[name] for name in names if name in row.hyperparameters} for row in scored]
     scores = [float(row.score or 0.0) for row in scored]
-    save_parallel_coordinates(folder / "parallel_coordinates.png", values, scores, names=names,
-                              logarithmic=logarithmic, objective=result.objective.name,
-                              rising=result.objective.direction == "max")  # fmt: skip
+    save_parallel_coordinates(
+        folder / "parallel_coordinates.png",
+        values,
+        scores,
+        names=names,
+        logarithmic=logarithmic,
+        objective=result.objective.name,
+        rising=result.objective.direction == "max",
+    )
     shares = importances(values, scores, names=names, logarithmic=logarithmic)
     if shares is not None:
         save_importance_picture(folder / "importance.png", shares, objective=result.objective.name)

@@ -48,14 +48,25 @@ class SearchResult:
     best_final: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, run_dir: str | os.PathLike[str], options: SearchOptions, objective: Objective,
-           rows: Sequence[TrialRow], *, wall_seconds: float) -> Self:  # fmt: skip
+    def of(
+        cls,
+        run_dir: str | os.PathLike[str],
+        options: SearchOptions,
+        objective: Objective,
+        rows: Sequence[TrialRow],
+        *,
+        wall_seconds: float,
+    ) -> Self:
         """The result of these trials."""
         return cls(
-            run_dir=str(Path(run_dir)), algorithm=options.algorithm, objective=objective, rows=tuple(rows),
-            best=best_row(rows, objective), pareto=tuple(pareto_front(rows, objective)),
+            run_dir=str(Path(run_dir)),
+            algorithm=options.algorithm,
+            objective=objective,
+            rows=tuple(rows),
+            best=best_row(rows, objective),
+            pareto=tuple(pareto_front(rows, objective)),
             wall_seconds=round(wall_seconds, 3),
-        )  # fmt: skip
+        )
 
     def with_best_model(self, run_dir: str, final: Mapping[str, float], wall_seconds: float) -> Self:
         """The same, with the best model trained again."""

@@ -96,8 +96,9 @@ class SearchSource:
         given = (workload, space, tuner, *_parts(training))
         in_main = any(
             "__main__" in (getattr(thing, "__module__", None), type(thing).__module__)
-            for thing in given if not isinstance(thing, str)
-        )  # fmt: skip
+            for thing in given
+            if not isinstance(thing, str)
+        )
         main_file = getattr(main, "__file__", None) if in_main else None
         if in_main and main_file is None:
             raise SearchError(
@@ -110,10 +111,13 @@ class SearchSource:
                 "make it themselves, one for each trial."
             )
         return cls(
-            workload=_reference(workload, "workload", plain_name="recipe"), space=_reference(space, "space"),
-            folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file),
-            tuner=_reference(tuner, "tuner"), training=_pickled(dict(training), "training") if training else _NONE,
-        )  # fmt: skip
+            workload=_reference(workload, "workload", plain_name="recipe"),
+            space=_reference(space, "space"),
+            folder=os.getcwd(),
+            main_file=None if main_file is None else os.path.abspath(main_file),
+            tuner=_reference(tuner, "tuner"),
+            training=_pickled(dict(training), "training") if training else _NONE,
+        )
 
     def prepare(self) -> None:
         """Makes this process, a worker, able to load the source."""

@@ -23,8 +23,14 @@ from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcom
 
 CHIEF = "tfaccel.tuning.chief_program"
 WORKER = "tfaccel.tuning.worker_program"
-PRELOADED = ("keras_tuner.oracles", "tfaccel.tuning.discovery", "tfaccel.tuning.hparams", "tfaccel.tuning.oracles",
-             "tfaccel.tuning.retrain", "tfaccel.tuning.trial_run")  # fmt: skip
+PRELOADED = (
+    "keras_tuner.oracles",
+    "tfaccel.tuning.discovery",
+    "tfaccel.tuning.hparams",
+    "tfaccel.tuning.oracles",
+    "tfaccel.tuning.retrain",
+    "tfaccel.tuning.trial_run",
+)
 START_ANEW = 75  # as in the worker's program
 _POLL_SECONDS = 0.2
 _MOST_FAILED_STARTS = 3
@@ -115,8 +121,11 @@ class Supervisor:
                 or too many have failed.
         """
         self._run_dir = run_dir
-        self._order = {"run_dir": str(run_dir), "objective": objective.to_json(),
-                       "builds_models": found["builds_models"]}  # fmt: skip
+        self._order = {
+            "run_dir": str(run_dir),
+            "objective": objective.to_json(),
+            "builds_models": found["builds_models"],
+        }
         options = self._options.to_json()
         self._chief.send({**self._order, "space": found["space"], "options": options, "epochs": epochs})
         for slot in self._slots:
@@ -221,8 +230,12 @@ class Supervisor:
         if read_outcome(self._run_dir, trial_id) is None:
             values = read_hyperparameters(self._run_dir, trial_id)["values"]
             seconds = round(time.monotonic() - slot.began, 3)
-            write_outcome(self._run_dir, TrialRow(trial_id=trial_id, hyperparameters=values, status="failed",
-                                                  score=None, seconds=seconds, cause=how))  # fmt: skip
+            write_outcome(
+                self._run_dir,
+                TrialRow(
+                    trial_id=trial_id, hyperparameters=values, status="failed", score=None, seconds=seconds, cause=how
+                ),
+            )
         self._chief.send({"end": trial_id, "hyperparameters": None})
 
     def _watch(self, started: float) -> None:

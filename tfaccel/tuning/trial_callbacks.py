@@ -63,10 +63,17 @@ class TrialReport(keras.callbacks.Callback):
 
     tfaccel_windows = True
 
-    def __init__(self, objective: Objective, extras: Mapping[str, float], *,
-                 pruner: Pruner | None = None, patience: int | None = None, sign: Callable[[], None] = lambda: None,
-                 judge: Callable[[Any], Mapping[str, float]] | None = None,
-                 save_to: Path | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        objective: Objective,
+        extras: Mapping[str, float],
+        *,
+        pruner: Pruner | None = None,
+        patience: int | None = None,
+        sign: Callable[[], None] = lambda: None,
+        judge: Callable[[Any], Mapping[str, float]] | None = None,
+        save_to: Path | None = None,
+    ) -> None:
         super().__init__()
         self._objective = objective
         self.extras = dict(extras)

@@ -81,8 +81,16 @@ class TrialMaker:
         fixed = {**options.plan_fields, **group_fields}
         if own_fit is not None or tuner is not None:
             fixed.setdefault("strategy", "none")  # it trains as it likes, which is another thing on several replicas
-        maker = cls(source=source, options=options, plan_fields=fixed, hardware=detect_hardware(), space=space,
-                    own_fit=own_fit, epochs=trial_epochs(source, options), tuner=tuner)  # fmt: skip
+        maker = cls(
+            source=source,
+            options=options,
+            plan_fields=fixed,
+            hardware=detect_hardware(),
+            space=space,
+            own_fit=own_fit,
+            epochs=trial_epochs(source, options),
+            tuner=tuner,
+        )
         maker.check_own_training()
         return maker
 
@@ -127,8 +135,11 @@ class TrialMaker:
         training = self.training()
         if self.tuner is not None and set(training) - {"callbacks"}:
             raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
-        wanted = {"pruning": self.options.pruning != "none", "early_stopping": self.options.early_stopping,
-                  "callbacks": "callbacks" in training}  # fmt: skip
+        wanted = {
+            "pruning": self.options.pruning != "none",
+            "early_stopping": self.options.early_stopping,
+            "callbacks": "callbacks" in training,
+        }
         if self.tuner is not None and self.options.executions_per_trial > 1:
             odd = next((option for option in ("pruning", "early_stopping") if wanted[option]), None)
             if odd is not None:

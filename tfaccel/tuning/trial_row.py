@@ -139,6 +139,7 @@ def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRo
     usable = [row for row in rows if row.has_score and all(name in row.finite_metrics for name in objective.names)]
     points = [(row, costs(row)) for row in usable]
     return [
-        row for row, own in points
+        row
+        for row, own in points
         if not any(other != own and all(o <= m for o, m in zip(other, own, strict=True)) for _, other in points)
-    ]  # fmt: skip
+    ]

@@ -151,8 +151,14 @@ class _Trial:
             save_to: a file for the trained model; None to let it go.
         """
         options, maker = self._runner.maker.options, self._runner.maker
-        source = WorkloadSource(self._workload, self._plan, self._replicas, seed=self._seed, epochs=self._epochs,
-                                start_epoch=self._first_epoch)  # fmt: skip
+        source = WorkloadSource(
+            self._workload,
+            self._plan,
+            self._replicas,
+            seed=self._seed,
+            epochs=self._epochs,
+            start_epoch=self._first_epoch,
+        )
         try:
             model = build(source.num_batches)
             if maker.own_fit is None or (self._before is not None and not model.built):
@@ -162,11 +168,14 @@ class _Trial:
                 self._load_state(model)
             keeps = options.keep_models and save_to is None and self._execution == 0
             report = TrialReport(
-                self._runner.objective, extras, patience=options.early_stopping, sign=self._runner.sign,
+                self._runner.objective,
+                extras,
+                patience=options.early_stopping,
+                sign=self._runner.sign,
                 pruner=None if save_to is not None or self._execution else self._runner.pruner(self._trial_id),
                 judge=None if self._runner.builds_models else self._workload.judge,
                 save_to=self._folder / MODEL_FILE if keeps else None,
-            )  # fmt: skip
+            )
             callbacks = [*tensorboard_beside(maker.callbacks(), self._trial_id, self._execution, self._hp), report]
             found = None
             if maker.own_fit is None:
@@ -190,10 +199,13 @@ class _Trial:
         score = max_or_min(report.values, objective) if found is None else objective.value(found)
         objective.check_finite(score)
         return {
-            "status": "completed" if report.prune_cause is None else "pruned", "cause": report.prune_cause,
-            "score": score, "metrics": metrics, "epochs": len(report.values),
+            "status": "completed" if report.prune_cause is None else "pruned",
+            "cause": report.prune_cause,
+            "score": score,
+            "metrics": metrics,
+            "epochs": len(report.values),
             "train_seconds": report.train_seconds,
-        }  # fmt: skip
+        }
 
     def _extras(self, model: keras.Model, batch_spec: Any) -> dict[str, float]:
         """The model's size, checked against the limit, and its latency where it is asked for."""
@@ -219,16 +231,26 @@ class _Trial:
                 stack.callback(validation.close)
             run_epochs(engine, source, container, validation, epochs=self._epochs, initial_epoch=self._first_epoch)
 
-    def _fit(self, fit: Callable[..., Any], model: keras.Model, source: WorkloadSource, callbacks: list[Any],
-             report: TrialReport) -> dict[str, float] | None:  # fmt: skip
+    def _fit(
+        self,
+        fit: Callable[..., Any],
+        model: keras.Model,
+        source: WorkloadSource,
+        callbacks: list[Any],
+        report: TrialReport,
+    ) -> dict[str, float] | None:
         """A HyperModel's own fit, on the workload's data; None where its callback has seen the objective."""
         options = self._runner.maker.options
         if options.max_parameters is not None and not model.built:
             raise SearchError("A model that is not built cannot be counted (max_parameters): give it a keras.Input.")
         position, names = OwnArguments(fit, given=2).of(
-            self._workload, batch_size=source.batch_size, seed=self._seed, epochs=self._epochs,
-            initial_epoch=self._first_epoch, callbacks=callbacks,
-        )  # fmt: skip
+            self._workload,
+            batch_size=source.batch_size,
+            seed=self._seed,
+            epochs=self._epochs,
+            initial_epoch=self._first_epoch,
+            callbacks=callbacks,
+        )
         result = fit(self._hp, model, *position, **names)
         if isinstance(result, keras.callbacks.History) and report.values:
             return None

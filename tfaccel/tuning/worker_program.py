@@ -67,8 +67,13 @@ def _work(parent: Connection, order: dict[str, Any], maker: Any) -> None:
     from tfaccel.tuning.trial_run import OUT_OF_MEMORY, TrialRunner
 
     run_dir, objective = Path(order["run_dir"]), Objective.from_json(order["objective"])
-    runner = TrialRunner(maker=maker, objective=objective, builds_models=order["builds_models"], run_dir=run_dir,
-                         sign=lambda: parent.send({"event": "alive"}))  # fmt: skip
+    runner = TrialRunner(
+        maker=maker,
+        objective=objective,
+        builds_models=order["builds_models"],
+        run_dir=run_dir,
+        sign=lambda: parent.send({"event": "alive"}),
+    )
     if "retrain" in order:
         parent.send({"event": "retrained", **retrain(runner, order["retrain"])})
         return
