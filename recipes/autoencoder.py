@@ -89,7 +89,7 @@ def workload(
 ) -> AutoencoderWorkload:
     """What this recipe trains. The data are checked here; images are decoded when they are used.
 
-    Arguments:
+    Args:
         data_dir: a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         encoding: of a CSV file.

@@ -87,7 +87,7 @@ def workload(
 ) -> GanWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
 
-    Arguments:
+    Args:
         data_dir: a folder of images; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         latent_size: numbers of noise from which an image is made.

@@ -85,7 +85,7 @@ def workload(
 ) -> ImageWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
 
-    Arguments:
+    Args:
         data_dir: a folder, file or data set, as said at the top; None for the digits.
         image_size: height and width to which images are brought, in pixels; None for what suits the data.
         width: filters of the first blocks; each halving of the size doubles them.

@@ -89,7 +89,7 @@ def workload(
 ) -> DetectionWorkload:
     """What this recipe trains. Images and boxes are read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a folder in COCO's format, as said at the top; None for digits on clutter.
         image_size: height and width of the square to which your images are fitted, a multiple of 16 pixels; None for
             128. Digits have 64.

@@ -87,7 +87,7 @@ def workload(
 ) -> SeriesWorkload:
     """What this recipe trains. The series is read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a CSV or Parquet file with a row for each time; None for a double pendulum.
         time_column: the column of the file with the times: numbers or dates, each later than the one before.
         target: the column that is forecast, or several with commas between; None for all.

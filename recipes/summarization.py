@@ -101,7 +101,7 @@ def workload(
 ) -> SummaryWorkload:
     """What this recipe trains. The documents are read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a CSV file; None for entries of CPython's documentation without their first sentence, which is what is
             to be written.
         num_words: words and signs of a document that are read; the rest is cut off.
@@ -249,7 +249,7 @@ def summarize(
 ) -> list[str]:
     """A summary of each text, by the model that a run left, in small letters.
 
-    Arguments:
+    Args:
         run_dir: of the run.
         texts: to be summarized.
         beam_size: beginnings that the search keeps; 1 takes the likeliest word each time.

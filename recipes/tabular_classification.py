@@ -86,7 +86,7 @@ def workload(
 ) -> TabularWorkload:
     """What this recipe trains. The table is read and checked here.
 
-    Arguments:
+    Args:
         data: a table that comes with scikit-learn, for where `data_dir` is None.
         data_dir: a CSV or Parquet file, or a folder with the tables train and test.
         target: the column of the file that is predicted.

@@ -79,7 +79,7 @@ def workload(
 ) -> TabularWorkload:
     """What this recipe trains. The table is read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table.
         target: the column of the file that is predicted.
         column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,

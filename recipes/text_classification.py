@@ -95,7 +95,7 @@ def workload(
 ) -> TextWorkload:
     """What this recipe trains. The texts are read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a CSV file, or a folder with a sub-folder of text files for each class; None for passages of CPython's
             documentation, whose chapter group is to be found.
         model: what reads the texts.

@@ -91,7 +91,7 @@ def workload(
 ) -> LanguageWorkload:
     """What this recipe trains. The text is read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a text file; None for CPython's documentation.
         model: what writes.
         width: of the model's layers.
@@ -269,7 +269,7 @@ def generate(
 ) -> str:
     """What the model that a run left writes after a prompt.
 
-    Arguments:
+    Args:
         run_dir: of the run.
         prompt: at least one character.
         num_characters: how many to write.

@@ -105,7 +105,7 @@ def workload(
 ) -> TransferWorkload:
     """What this recipe trains. The images are checked here, and decoded when they are used.
 
-    Arguments:
+    Args:
         data_dir: a folder of images; None for the digits 5 to 9.
         image_size: height and width to which images are brought, in pixels; None for what suits the backbone.
         backbone: digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file.

@@ -84,7 +84,7 @@ def workload(
 ) -> TranslationWorkload:
     """What this recipe trains. The texts are read and checked here.
 
-    Arguments:
+    Args:
         data_dir: a folder with source.txt and target.txt; None for dates.
         unit: what a token is, in both languages.
         max_length: tokens of a text that are read, or written, at most; longer ones are cut off.
@@ -217,7 +217,7 @@ def translate(
 ) -> list[str]:
     """The translation of each text, by the model that a run left.
 
-    Arguments:
+    Args:
         run_dir: of the run.
         texts: to be translated.
         beam_size: beginnings that the search keeps; 1 takes the likeliest token each time.

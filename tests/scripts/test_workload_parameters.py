@@ -14,7 +14,7 @@ def workload(*, model: Literal["gru", "lstm"] = "gru", width: int = 8, dropout: 
              folded: bool = False, sizes: tuple[int, ...] = (1,), epochs: int = 3, undocumented: int = 1):
     """Makes it.
 
-    Arguments:
+    Args:
         model: the kind of
             layer.
         width: units. Of each layer.

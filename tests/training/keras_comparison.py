@@ -77,7 +77,7 @@ def same_as_keras(*placements: str, tolerance: float = 1e-5) -> Callable[[Callab
 def main(modules: Sequence[str], names: Sequence[str] = (), *, all_placements: bool = True) -> None:
     """Writes a JSON line `[module, case, placement, difference or null]` for each case of the modules.
 
-    Arguments:
+    Args:
         modules: what to run.
         names: the cases to run; all, where none is named.
         all_placements: whether to run a case under all of its placements, or under the last alone: the most replicas.

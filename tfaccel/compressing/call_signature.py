@@ -64,7 +64,7 @@ class CallSignature:
     def named_inputs(self, x: Any, *, what: str = "a batch") -> dict[str, np.ndarray]:
         """Arrays by name, checked, and of the kinds that the model takes.
 
-        Arguments:
+        Args:
             x: a batch, of any nest with as many arrays.
             what: where it is from, for the message.
 
@@ -86,7 +86,7 @@ class CallSignature:
 def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSignature:
     """How a model is called with examples like those of a batch.
 
-    Arguments:
+    Args:
         model: a built Keras model.
         x: a nest of arrays, of shape (rows, ...).
         what: where they are from, for the message.
@@ -143,7 +143,7 @@ def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
 def traced(model: keras.Model, signature: CallSignature, outputs_of: Callable[[Any], Any]) -> Any:
     """The model's call on one example as a concrete function, whose arguments are the inputs by name.
 
-    Arguments:
+    Args:
         model: a Keras model.
         signature: how it is called; its outputs need not be known.
         outputs_of: what is made of the model's outputs.

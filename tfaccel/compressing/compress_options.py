@@ -24,7 +24,7 @@ def _silent(text: str) -> None:
 class CompressOptions:
     """How forms of a model are made and judged.
 
-    Arguments:
+    Args:
         metric: what to judge by: a metric of the model, "loss", or "agreement" (with the float model); None for the
             first metric that is no loss.
         direction: whether the metric is better when lower ("min") or higher ("max"); "auto" goes by its name.

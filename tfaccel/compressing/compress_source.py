@@ -80,7 +80,7 @@ def source_of(
 ) -> CompressSource:
     """The model and its data.
 
-    Arguments:
+    Args:
         run_or_model: a run directory, or a Keras model.
         workload: that it was trained on; None where only data are known.
         representative_data: examples that show the ranges of activations; None for the workload's training set.

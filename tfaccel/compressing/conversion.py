@@ -16,7 +16,7 @@ from tfaccel.training.private_tensorflow import one_scale_per_kernel
 class Conversion:
     """What is converted, and how.
 
-    Arguments:
+    Args:
         folder: of the SavedModel.
         method: "float32", "float16", "dynamic", "int8" or "int16x8".
         rows_file: a `.npz` file with representative examples, as `write_rows` writes it; "" for none.
@@ -47,7 +47,7 @@ class Converter:
     def content(self, conversion: Conversion, kept: Sequence[str] | None) -> bytes:
         """The bytes of the LiteRT file.
 
-        Arguments:
+        Args:
             conversion: what is converted, and how.
             kept: operations that stay in float, where chosen ones only are quantized; None to convert all.
 

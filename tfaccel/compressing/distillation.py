@@ -46,7 +46,7 @@ def distilled(
 
     Outputs may be logits or, where the last layer ends in a softmax, probabilities. Metrics stay those of the workload.
 
-    Arguments:
+    Args:
         workload: what to train: a model that tells classes apart, with one output.
         teacher: a run directory, or a `.keras` file; a model for the same inputs and classes.
         temperature: above 0; a higher one lets the teacher's doubts count for more.
@@ -93,7 +93,7 @@ def distilled(
 def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, alpha: float) -> keras.Model:
     """The student, whose `compute_loss` adds `alpha` times the teacher's part to its own.
 
-    Arguments:
+    Args:
         student: not compiled yet; its own loss is to be weighted by `loss_weights=1 - alpha`.
         teacher: is not trained.
         temperature, alpha: see `distilled`.

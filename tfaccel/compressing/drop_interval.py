@@ -56,7 +56,7 @@ def paired_interval(worse: int, better: int, num_examples: int, *, confidence: f
     The bounds are Tango's score interval for the difference of paired proportions, and not narrower than the exact
     interval of Clopper and Pearson for the answers that changed.
 
-    Arguments:
+    Args:
         worse: examples that the float model answers rightly and the other form does not.
         better: the other way round.
         num_examples: all of them.
@@ -94,7 +94,7 @@ def jackknife_interval(
     With the drop $d$ of all examples and $d_g$ of all but group $g$ of $G$, the values $G d - (G - 1) d_g$ are taken
     for independent; Student's distribution gives the bounds.
 
-    Arguments:
+    Args:
         drop: of all examples.
         without_groups: of all but each group of examples, in turn; groups are equally large up to one example.
         num_examples: all of them.

@@ -48,7 +48,7 @@ class DropJudge:
 
     Examples are taken for independent of each other.
 
-    Arguments:
+    Args:
         limit: what to judge by.
         examples: the held-out data, batch by batch.
         of_float: the float model's outputs for them.
@@ -67,7 +67,7 @@ class DropJudge:
     def interval(self, outputs: Sequence[Any], *, of_float: float, value: float) -> DropInterval:
         """The interval of a form's drop.
 
-        Arguments:
+        Args:
             outputs: what it gives for the held-out data, batch by batch.
             of_float: the metric of the float model.
             value: its own.

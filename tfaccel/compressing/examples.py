@@ -25,7 +25,7 @@ _INFINITE = -1  # what tf.data calls the number of batches of a data set that ne
 def batches_of(data: Any, *, what: str) -> Batches:
     """Passes over data that a user gave.
 
-    Arguments:
+    Args:
         data: a `tf.data.Dataset` of batches, or (inputs, targets) or (inputs, targets, weights) as arrays, or the
             inputs alone; inputs may be a nest (a dictionary, or a list in such a tuple) of arrays.
         what: how messages call it.

@@ -27,7 +27,7 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
     channel: much, in a small model. One for each kernel is taken where the outputs for the representative examples move
     no farther by it, but for a tenth, and the file is smaller by over 1 %.
 
-    Arguments:
+    Args:
         converter: of the model.
         signature: how it is called.
         rows: representative examples.
@@ -50,7 +50,7 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
 def relative_error(expected: Any, found: Any) -> float:
     """The root of the mean square of the differences, relative to the spread of what is expected.
 
-    Arguments:
+    Args:
         expected, found: nests of arrays of the same shapes.
 
     Example:

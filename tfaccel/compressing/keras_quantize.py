@@ -27,7 +27,7 @@ _SHOWN_CHARACTERS = 250
 def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str, np.ndarray]] = ()) -> tuple[str, ...]:
     """Quantizes a model in place.
 
-    Arguments:
+    Args:
         model: a built model.
         mode: "int8", "int4" or "gptq" (4 bits).
         rows: examples for "gptq", arrays by name of shape (1, ...).

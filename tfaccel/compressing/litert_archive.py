@@ -23,7 +23,7 @@ _MODEL_IDENTIFIER = b"TFL3"
 def archive_of(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
     """The archive to put behind a model; nothing where nothing is known.
 
-    Arguments:
+    Args:
         raw_input: what the model's inputs are made of.
         class_names: in the order of the first output; by default those of `raw_input`.
     """

@@ -15,7 +15,7 @@ from tfaccel.errors import CompressionError
 class LitertModel:
     """Predicts with a LiteRT file, example by example.
 
-    Arguments:
+    Args:
         content: the file, or its path.
         signature: how the model is called.
         num_threads: of LiteRT.

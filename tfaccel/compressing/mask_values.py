@@ -45,7 +45,7 @@ def copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
 def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | None, str]:
     """The value with which outputs stay closest to the float model's, and why; None to leave masks as they are.
 
-    Arguments:
+    Args:
         error_of: how far outputs move with a value; see `int8_scales.relative_error`.
 
     Example:

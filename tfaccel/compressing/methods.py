@@ -63,7 +63,7 @@ _GIVES_KERAS_MODEL = ("prune", "prune_2_4", "prune_block", "cluster")
 def checked_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
     """The methods that were asked for, each once.
 
-    Arguments:
+    Args:
         methods: names, or one text with commas between; "prune+int8" quantizes the pruned model.
 
     Raises:

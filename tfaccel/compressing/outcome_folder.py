@@ -27,7 +27,7 @@ _CONTENTS = frozenset({REPORT, PICTURE, VARIANTS, f"{_WINNER}{LITERT_SUFFIX}", f
 class OutcomeFolder:
     """A folder that appears when all is done, in place of the one that an earlier call left.
 
-    Arguments:
+    Args:
         path: where.
 
     Raises:
@@ -64,7 +64,7 @@ class OutcomeFolder:
     def keep(self, folder: Path, result: GateResult, *, raw_input: RawInput | None = None) -> GateResult:
         """Writes the report and the winner into the working folder, and puts it in place.
 
-        Arguments:
+        Args:
             folder: the working folder.
             result: the forms in it, and the verdict.
             raw_input: what the model's inputs are made of, which the winner then says where it is a LiteRT file.

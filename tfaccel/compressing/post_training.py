@@ -48,7 +48,7 @@ class Converter:
     A converted file takes one example at a time, floats or whole numbers as the model does, by the signature
     `serving_default`. Operations that have no form in integers stay in float.
 
-    Arguments:
+    Args:
         model: a built Keras model that calculates in float32.
         signature: how it is called.
         folder: an empty folder, which is used as long as the converter is.
@@ -97,7 +97,7 @@ class Converter:
     def convert(self, method: str, rows: Rows = (), *, one_scale: bool = False) -> bytes:
         """The file that a method gives.
 
-        Arguments:
+        Args:
             method: "float32", "float16", "dynamic", "int8" or "int16x8".
             rows: representative examples, arrays by name of shape (1, ...), for the last two.
             one_scale: of each kernel, not of each of its channels; for "int8".

@@ -27,7 +27,7 @@ def qat_figures(options: SuiteOptions) -> list[Figure]:
 
     Each repetition trains a network of its own and spreads its channels by other factors.
 
-    Arguments:
+    Args:
         options: `scale` multiplies the epochs of both trainings.
     """
     epochs = max(1, round(qat_task.EPOCHS * options.scale))

@@ -34,7 +34,7 @@ def latencies(
 
     Files of one runtime are timed in one process, by turns, so that what slows the machine for a while slows all.
 
-    Arguments:
+    Args:
         variants: the files.
         row: one example: arrays by name, of shape (1, ...).
         num_threads: numbers of threads to try.

@@ -26,7 +26,7 @@ def saved_classes(structure: Any) -> dict[str, Any]:
     Keras finds only what was registered with `register_keras_serializable`; a class at the top level of a module can be
     found without that.
 
-    Arguments:
+    Args:
         structure: what `keras.saving.serialize_keras_object` gave.
     """
     found = {}

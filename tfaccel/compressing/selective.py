@@ -39,7 +39,7 @@ _MOVES = frozenset(
 class SelectiveQuantizer:
     """Quantizes chosen layers of a model to int8; representative examples are run through it once.
 
-    Arguments:
+    Args:
         converter: of the model.
         model: the model.
         rows: representative examples.

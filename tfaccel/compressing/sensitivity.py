@@ -16,7 +16,7 @@ _TRIED = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 class Sensitivity:
     """Measures layers one by one, when it is first asked.
 
-    Arguments:
+    Args:
         make_quantizer: makes what quantizes chosen layers.
         drop_of: how much worse the metric of a LiteRT file is than the float model's.
         highest_drop_of: the same, at the upper end of what the number of examples leaves open.

@@ -50,7 +50,7 @@ class _Judge(keras.Model):
 class TaskMetrics:
     """Judges predictions on held-out data.
 
-    Arguments:
+    Args:
         batches: passes over the data.
         compile_args: what the model was compiled with; None to judge by agreement with the float model alone.
         compiled: a compiled model that is to judge instead.
@@ -84,7 +84,7 @@ class TaskMetrics:
     def lower_is_better(self, metric: str) -> bool:
         """Whether a metric falls when the model gets better: what its class says, where that is Keras's; else by name.
 
-        Arguments:
+        Args:
             metric: by its name in what `of` gives.
         """
         own = [] if self._judge is None else metric_directions(self._judge)
@@ -99,7 +99,7 @@ class TaskMetrics:
     def of(self, predict: Predict) -> dict[str, float]:
         """The metrics of a form of the model, and its agreement with the float model.
 
-        Arguments:
+        Args:
             predict: from the inputs of a batch to what the model gives for them.
         """
         return self._measure(predict, keep=False)
@@ -113,7 +113,7 @@ class TaskMetrics:
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
         """How sure the drop is of the form that was judged last; None before `judge_by`.
 
-        Arguments:
+        Args:
             of_float: the metric of the float model.
             value: that form's.
         """

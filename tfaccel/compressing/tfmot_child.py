@@ -22,7 +22,7 @@ Parts = Sequence[Callable[[], Iterable[Sequence[np.ndarray]]]]
 def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], None]) -> None:
     """Runs the job in a folder, and returns when it is done.
 
-    Arguments:
+    Args:
         folder: holds the job; see `tfmot_program`.
         parts: functions that give the batches of each part, called one after the other as the child takes them.
         on_report: called with each report.

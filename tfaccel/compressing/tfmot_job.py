@@ -39,7 +39,7 @@ _LOOKS = 200  # at the schedule, to find its highest rate
 class TrainingBatches:
     """The training data of a workload as lists of arrays: inputs, targets, sample weights.
 
-    Arguments:
+    Args:
         workload: whose data.
         taken: the model, which says the order.
         seed: decides their order.
@@ -104,7 +104,7 @@ def write_job(
 ) -> dict[str, TrainingJob]:
     """Writes what the child has to know; returns how each stage is trained.
 
-    Arguments:
+    Args:
         folder: an empty folder.
         taken: the model.
         batches: its training data.

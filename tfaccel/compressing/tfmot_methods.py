@@ -114,7 +114,7 @@ def tfmot_variant(
 
     The model that is given stays as it is.
 
-    Arguments:
+    Args:
         model: a built functional or sequential Keras 3 model, of any dtype policy; it is trained on in float32.
         method: one of `TRAINED_METHODS`.
         workload: training data, loss and optimizer.

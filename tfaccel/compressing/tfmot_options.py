@@ -16,7 +16,7 @@ _DEFAULT_EPOCHS = {"prune": 12, "prune_2_4": 4, "prune_block": 12, "qat": 4, "cl
 class TfmotOptions:
     """How a model is trained on.
 
-    Arguments:
+    Args:
         epochs: passes over the training data; None for what suits the method. For pqat and cqat those of the part that
             imitates quantization; pruning or clustering before it takes what suits that.
         learning_rate: the highest one, which falls to nothing; None for a part of the workload's own.

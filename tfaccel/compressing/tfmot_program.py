@@ -30,7 +30,7 @@ from tfaccel.processes.connection import connect_to_parent
 class Program:
     """One job.
 
-    Arguments:
+    Args:
         folder: where it is described, and where results go.
         parent: batches come from it, and reports go to it.
     """

@@ -28,7 +28,7 @@ SIGNATURE_KEY = "serving_default"
 class Quantized:
     """A model that imitates int8.
 
-    Arguments:
+    Args:
         model: the `tf_keras` model to train.
         notes: which layers stay in float.
     """
@@ -40,7 +40,7 @@ class Quantized:
 def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> Quantized:
     """A model whose layers imitate int8, where TFMOT can do so; others stay in float.
 
-    Arguments:
+    Args:
         graph, layers: the model.
         method: "qat"; "pqat" keeps zero weights zero, "cqat" keeps equal weights equal.
 
@@ -81,7 +81,7 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
 def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]) -> bytes:
     """The quantized model as a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
-    Arguments:
+    Args:
         model: trained; ranges are those it has seen.
         graph: shapes of the inputs.
         names: what the signature calls "inputs" and "outputs", in the order of the graph's.

@@ -23,7 +23,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
 
     What a layer takes depends on the ranges before it, so that several passes are needed.
 
-    Arguments:
+    Args:
         model: a `tf_keras` model that TFMOT has made imitate int8.
         inputs: a batch of training data, one array for each input.
     """

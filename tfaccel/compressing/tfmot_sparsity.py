@@ -27,7 +27,7 @@ _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "pointwise_kernel")
 class Wrapped:
     """A model whose layers are wrapped, and what is needed to read its weights.
 
-    Arguments:
+    Args:
         model: the `tf_keras` model to train.
         callbacks: to train with.
         variables: path -> the layer's variables, in Keras 3's order, for each layer that has some.

@@ -30,7 +30,7 @@ _NOT_KEPT = (
 class TrainingJob:
     """How a model is trained.
 
-    Arguments:
+    Args:
         losses: for each output the loss as `tfmot_job.saved_loss` gives it, or None.
         loss_weights: a factor for each output.
         optimizer: class name and config of the Keras 3 optimizer.
@@ -64,7 +64,7 @@ def train(
 ) -> None:
     """Compiles and fits a model.
 
-    Arguments:
+    Args:
         model: a `tf_keras` model with the inputs and outputs of the graph.
         job: how.
         graph: names and shapes of inputs and outputs.

@@ -31,7 +31,7 @@ class Input:
 class Call:
     """A call of a layer or operation.
 
-    Arguments:
+    Args:
         path: the layer, by the names of the models around it and its own: "block_0/conv2d".
         args, kwargs: what it is called with; tensors are {"__tensor__": name}.
     """
@@ -45,7 +45,7 @@ class Call:
 class FlatGraph:
     """A model as calls in an order in which they can be made.
 
-    Arguments:
+    Args:
         inputs: the model's inputs, in order; the tensor of number i is called "in:i".
         layers: path -> the layer or operation as Keras saves it, in float32.
         calls: the tensor of number t that call number c gives is called "c:t".
@@ -75,7 +75,7 @@ class FlatGraph:
 def flat_graph(serialized: Mapping[str, Any]) -> FlatGraph:
     """The calls of a functional or sequential model.
 
-    Arguments:
+    Args:
         serialized: what `keras.saving.serialize_keras_object` gives for the model, as JSON values.
 
     Raises:

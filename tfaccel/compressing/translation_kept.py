@@ -53,7 +53,7 @@ def kept_layer_class() -> Any:
     class KeptLayer(tf_keras.layers.Layer):
         """Calls a Keras 3 layer or operation.
 
-        Arguments:
+        Args:
             saved: JSON text: the layer as Keras 3 saves it.
             arguments: JSON text: {"args", "kwargs"} of its calls, in which tensors are {"__tensor__": number}.
         """

@@ -54,7 +54,7 @@ class UntranslatableError(Exception):
 def native_layer(serialized: Mapping[str, Any], name: str) -> Any:
     """A fresh `tf_keras` layer that calculates what a Keras 3 layer calculates; its weights are still to be set.
 
-    Arguments:
+    Args:
         serialized: the layer as `keras.saving.serialize_keras_object` gives it, in float32.
         name: of the new layer.
 

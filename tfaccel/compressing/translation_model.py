@@ -23,7 +23,7 @@ TOLERANCE = 1e-5  # largest difference of outputs, as part of the largest output
 class TranslatedLayers:
     """The `tf_keras` layers of a graph, by path, and why some are Keras 3's own.
 
-    Arguments:
+    Args:
         by_path: the layers.
         kept: path -> why the layer was taken along as it is.
     """
@@ -57,7 +57,7 @@ def translate(
 
     A layer that has no equal, or calculates something else, is taken along as it is.
 
-    Arguments:
+    Args:
         graph: the model.
         weights: path -> the layer's weights in Keras 3's order, for layers that have some.
         check_inputs: a batch, one array for each input.
@@ -91,7 +91,7 @@ def assemble(
 ) -> Any:
     """The `tf_keras` model: its inputs and outputs are lists, in the order of the graph's.
 
-    Arguments:
+    Args:
         graph, layers: the model and its layers; layers are used, not copied.
         wrap: `wrap(path, layer)` gives what is called in the layer's place, once for each layer.
         after: `after(path, index, tensor)` gives what is used in the place of each tensor that comes out of a layer.

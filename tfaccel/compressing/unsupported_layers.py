@@ -20,7 +20,7 @@ _KERNELS = ("kernel", "embeddings", "depthwise_kernel")
 def refusal(error: BaseException, graph: Any, model: keras.Model, method: str) -> str:
     """Why a model could not be converted, with the layers that the operations are in.
 
-    Arguments:
+    Args:
         error: what TensorFlow's converter raised.
         graph: what was converted.
         model: what the graph was traced from.
@@ -64,7 +64,7 @@ def check_no_loops(operations: Iterable[tuple[str, Sequence[str]]], model: keras
 
     TensorFlow's converter would end the process.
 
-    Arguments:
+    Args:
         operations: what the model's file in float32 consists of; see `litert_file.named_operations`.
         model: what it was made from.
         method: what was asked for.
@@ -89,7 +89,7 @@ def layer_of(names: Sequence[str], model: keras.Model) -> str:
     An operation may be made of several, whose names stand beside each other: a convolution, the normalization after it
     and an activation. It belongs to the layer with a kernel.
 
-    Arguments:
+    Args:
         names: of the operation's output and of its constants.
         model: whose layers they are.
     """

@@ -17,7 +17,7 @@ KERAS_SUFFIX = ".keras"
 class Variant:
     """One form of a model that was made smaller (or is the float model, to compare with), as a file.
 
-    Arguments:
+    Args:
         name: how tables call it, such as "int8" or "prune+int8".
         method: what made it, such as "int8"; "float32" for the model as it was trained.
         path: its file: `.tflite`, or `.keras` for a model that stays in Keras.

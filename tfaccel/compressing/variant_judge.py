@@ -32,7 +32,7 @@ _SHOWN_CHARACTERS = 300
 class VariantJudge:
     """Judges forms of one model.
 
-    Arguments:
+    Args:
         source: the model and its data.
         options: `progress` is called before each form.
 

@@ -33,7 +33,7 @@ MakeMixed = Callable[[], tuple[bytes, tuple[str, ...]]]
 class VariantMaker:
     """Makes the forms of one model.
 
-    Arguments:
+    Args:
         source: the model and its data.
         folder: where the files go.
         options: how many representative examples, and how to train.

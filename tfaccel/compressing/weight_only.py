@@ -21,7 +21,7 @@ def check_quantizer() -> None:
 def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
     """A LiteRT file with its weights in integers, which are brought back to float32 before they are used.
 
-    Arguments:
+    Args:
         content: the file in float32.
         num_bits: 8 or 4.
 

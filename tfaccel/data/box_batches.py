@@ -28,7 +28,7 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
     Each object's heat is 1 in the cell of its centre and falls off around it. Sizes (in cells) and places in the cell
     stand at the centre's cell only, where the mask is 1.
 
-    Arguments:
+    Args:
         boxes: of shape (num_images, most_objects, 4), in pixels.
         labels: of shape (num_images, most_objects).
         image_size: height and width of the images in pixels.
@@ -62,7 +62,7 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
 class BoxBatches:
     """Batches of an image set with boxes: images (float32, raw pixel values) and target maps.
 
-    Arguments:
+    Args:
         images: what to batch.
         moves: how far training images are zoomed and shifted at random; boxes move along. Nothing is turned.
 
@@ -132,7 +132,7 @@ def moved_boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Boxes and labels after images were zoomed and shifted; boxes are cut at the edges, or are no objects any more.
 
-    Arguments:
+    Args:
         boxes, labels: as in `BoxedSplit`.
         transforms: as `ImageMoves.transforms` returns them, without rotation.
         image_size: height and width in pixels.

@@ -14,7 +14,7 @@ NO_OBJECT = -1
 class BoxedSplit:
     """Images of one size with their boxes.
 
-    Arguments:
+    Args:
         images: uint8, of shape (num_images, size, size, channels).
         boxes: float32, of shape (num_images, most_objects, 4): left, top, right and bottom edge, in pixels.
         labels: int64, of shape (num_images, most_objects): the class of each box, a number from 0; NO_OBJECT where
@@ -30,7 +30,7 @@ class BoxedSplit:
 class BoxedImages:
     """Images with boxes in a training and a test part.
 
-    Arguments:
+    Args:
         class_names: a name for each class.
         image_size: height and width in pixels.
         num_channels: 1 (grey) or 3 (red, green, blue).

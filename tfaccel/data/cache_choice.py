@@ -22,7 +22,7 @@ _PART_OF_DISK = 1 / 2
 class CacheOptions:
     """What may be decided about a cache.
 
-    Arguments:
+    Args:
         place: "memory", "disk", "none", or "auto" for the first of them that has room.
         folder: where caches on disk lie; None for `tfaccel/examples` in the user's cache folder (`XDG_CACHE_HOME`, or
             `.cache` at home).
@@ -62,7 +62,7 @@ def choose_cache(
 ) -> CacheChoice:
     """Memory where the examples fit into a third of what is free, else the disk where they fit into half, else nowhere.
 
-    Arguments:
+    Args:
         num_bytes: what all decoded examples take.
         free_memory_bytes: memory that this process may still take; None if it is not known.
         free_disk_bytes: what is free where caches on disk lie.

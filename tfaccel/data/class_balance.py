@@ -9,7 +9,7 @@ UNEQUAL_RATIO = 3.0
 def balanced_weights(counts: np.ndarray) -> np.ndarray:
     r"""Weights with which all classes count the same: $n / (k n_c)$ for k classes and n rows, $n_c$ of a class.
 
-    Arguments:
+    Args:
         counts: rows of each class, none of them 0.
 
     Source: G. King and L. Zeng, Logistic regression in rare events data, 2001; scikit-learn's "balanced".

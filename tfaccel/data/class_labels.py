@@ -14,7 +14,7 @@ def numbered_classes(
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """The names of all classes, and the place of each example's class among them.
 
-    Arguments:
+    Args:
         parts: what is said of each example's class in the training part and, where there is one, in the test part:
             whole numbers or names.
         source: where the examples are from, for messages.

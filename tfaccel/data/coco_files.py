@@ -30,7 +30,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
     the same ones) is kept for testing. File names in it are relative to the folder, or to its folders `images`, `train`
     and `test`. Images are scaled to fit into a square, the rest of which stays black. Crowds (`iscrowd`) are left out.
 
-    Arguments:
+    Args:
         data_dir: the folder.
         image_size: height and width of the square in pixels.
 

@@ -88,7 +88,7 @@ def kind_of(column: Column) -> str:
 def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.ndarray:
     """A numeric column as float64, NaN for what is missing.
 
-    Arguments:
+    Args:
         column: the column.
         source: where it is from, for messages.
         advice: what can be done beside mending the row; None to say that the column may be of another kind.

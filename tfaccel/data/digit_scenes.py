@@ -24,7 +24,7 @@ def digit_scenes(test_part: str = "test") -> BoxedImages:
 
     Test scenes show digits of the test part only. Training scenes are put together anew in every epoch.
 
-    Arguments:
+    Args:
         test_part: "test", or "validation": a stratified fifth of the training digits is then kept aside, and test
             scenes show those, to choose settings by.
 

@@ -12,7 +12,7 @@ _HIGHEST_VALUE = 16  # of a pixel; the images count the ink in fields of 4 x 4 p
 def digits(image_size: int | None = None) -> ImageSet:
     """The digits 0 to 9, 8x8 pixels, grey, in a stratified 80/20 split; read when they are first used.
 
-    Arguments:
+    Args:
         image_size: height and width in pixels to which they are brought; None for their own.
 
     Raises:

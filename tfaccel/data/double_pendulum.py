@@ -27,7 +27,7 @@ def double_pendulum(
 
     integrated by the Runge-Kutta method of fourth order from rest.
 
-    Arguments:
+    Args:
         num_samples: how many to give.
         sample_seconds: time between two of them.
         angles: at the start, in radians from hanging down.

@@ -29,7 +29,7 @@ _NUM_CHECKING_THREADS = 8
 class ImageHeader:
     """What the head of an image file says.
 
-    Arguments:
+    Args:
         longer_side: in pixels.
         is_grey: whether it has no colors.
     """
@@ -42,7 +42,7 @@ class ImageHeader:
 class EncodedPart:
     """Encoded images with the class of each.
 
-    Arguments:
+    Args:
         images: the images.
         labels: int64, the place of each image's class among the names of classes.
         name: `name(number)` tells an image in messages.
@@ -56,7 +56,7 @@ class EncodedPart:
 class SomeImages(EncodedImages):
     """Some of the images of another object.
 
-    Arguments:
+    Args:
         images: all of them.
         rows: the numbers of those that are meant, in order.
     """
@@ -124,7 +124,7 @@ def encoded_image_set(
 ) -> ImageSet:
     """The image set of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
 
-    Arguments:
+    Args:
         parts: one or two.
         class_names: a name for each class.
         source: where the images are from, for messages.

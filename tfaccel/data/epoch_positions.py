@@ -29,7 +29,7 @@ def epoch_positions(
     Whatever is random about an epoch belongs to a place in it. So an epoch that is entered at a later step, or of which
     a worker reads its own rows only, holds what the whole epoch holds there, and what comes before is never touched.
 
-    Arguments:
+    Args:
         num_examples: places of the epoch; those that fill no batch are left out.
         global_batch_size: examples of one batch, over all workers.
         start_step: full batches to leave out at the beginning.
@@ -85,7 +85,7 @@ def shard_rows(global_batch_size: int, shard: Shard | None) -> tuple[int, int]:
 def only_shard(batches: tf.data.Dataset, global_batch_size: int, shard: Shard | None) -> tf.data.Dataset:
     """The worker's rows of batches that had to be made as a whole, because their rows depend on each other.
 
-    Arguments:
+    Args:
         batches: full global batches.
         global_batch_size, shard: as in `epoch_positions`.
 

@@ -35,7 +35,7 @@ class ExampleCache:
     Whether there is follows from the size of some examples as they come out of the reader, and from what is free. The
     choice is logged once with its reason. Examples are read and decoded in parallel before the first batch.
 
-    Arguments:
+    Args:
         read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
             as many rows. It is traced.
         num_examples: rows in all.

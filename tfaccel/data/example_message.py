@@ -15,7 +15,7 @@ _LISTS = (("bytes_list", "TYPE_BYTES"), ("float_list", "TYPE_FLOAT"), ("int64_li
 def encode_example(features: Mapping[str, Value | Sequence[Value]]) -> bytes:
     """The bytes of a `tf.train.Example`.
 
-    Arguments:
+    Args:
         features: name -> a text, bytes, a whole number or another one, or several of one kind.
 
     Raises:

@@ -17,7 +17,7 @@ def few_digits(
 ) -> ImageSet:
     """Some of the digits, with the first so many training images of each; all their test images.
 
-    Arguments:
+    Args:
         chosen: which digits.
         examples_per_class: training images of each; None for all.
         test_on_unused: in place of the test images, take the training images that are left over: to choose settings by.

@@ -28,7 +28,7 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None) -> Ima
     fifth is kept for testing. The image is the column of the type Image, the class the column `label` (or `labels`,
     `fine_label`, `class`).
 
-    Arguments:
+    Args:
         name: "hf:NAME" or "hf:NAME:CONFIG", NAME being what `datasets.load_dataset` takes, or a folder that
             `save_to_disk` wrote.
         image_size: height and width in pixels to which images are brought; None for what suits them.
@@ -62,7 +62,7 @@ def read_hugging_face_texts(name: str, *, text_column: str = "text", label_colum
 
     Splits are taken as `read_hugging_face_images` takes them.
 
-    Arguments:
+    Args:
         name: as for `read_hugging_face_images`.
         text_column, label_column: the columns of texts and classes.
 

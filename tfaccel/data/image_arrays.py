@@ -17,7 +17,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
     Whole numbers from 0 to 255 are pixels as they are; other finite numbers are taken as they are too, and scaled by
     the mean and standard deviation of the training images.
 
-    Arguments:
+    Args:
         path: the file. x_train and x_test have the shape (num_images, height, width) or (num_images, height, width,
             channels) with 1 or 3 channels; y_train and y_test name each image's class by a number or a text.
         image_size: height and width to which images are brought; None for their own (the longer side, at most 64).

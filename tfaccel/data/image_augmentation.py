@@ -64,7 +64,7 @@ class ImageAugmentation:
     out of ten, "mixup" blends each image (and its label) with another one, "cutmix" puts a part of another one in it,
     and "cutout" erases a part.
 
-    Arguments:
+    Args:
         name: one of `AUGMENTATIONS`.
         images: the set that batches are from.
 
@@ -103,7 +103,7 @@ class ImageAugmentation:
     ) -> tf.data.Dataset:
         """The batches of an epoch, augmented; the same for the same seed, epoch and batches.
 
-        Arguments:
+        Args:
             batches: a finite data set of full batches of images (float32, raw pixel values) and one-hot labels.
             seed, epoch: decide the augmentation.
             start_step: the place of the first batch in the epoch, from 0.
@@ -123,7 +123,7 @@ class ImageAugmentation:
     def augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """One whole batch, augmented as its seeds decide. It can be traced.
 
-        Arguments:
+        Args:
             images, labels: all rows of the batch, since the numbers of one depend on how many there are.
             seed: int32, of shape (2,), as `apply(..., augmented=False)` puts it beside the batch.
         """

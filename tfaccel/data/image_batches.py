@@ -25,7 +25,7 @@ class ImageBatches:
     Everything random about an epoch (order, and how each image is moved) is drawn by numpy from seed and epoch and
     belongs to a position in the epoch. So an epoch can be repeated exactly, in any process and with any batch size.
 
-    Arguments:
+    Args:
         images: what to batch. Files are read and decoded by `tf.data`, once where there is room for what comes out.
         moves: how far training images are moved at random.
         cache: where decoded images are kept.

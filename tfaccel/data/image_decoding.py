@@ -13,7 +13,7 @@ from tfaccel.data.image_set import EncodedImages, ImageSet
 def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function from row numbers to decoded images: uint8, of shape (num_rows, size, size, channels).
 
-    Arguments:
+    Args:
         images: the names of files, or images that are read by number.
         of: the set that they are from, which tells size and channels.
     """

@@ -29,7 +29,7 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
     A folder may hold TFRecord files instead; see `tfrecord_images`. "tfds:NAME" is a data set of TensorFlow Datasets,
     "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
 
-    Arguments:
+    Args:
         data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a data set.
         image_size: height and width in pixels to which images are brought; None for the median of the images' longer
             sides, at most 64.

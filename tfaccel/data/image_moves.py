@@ -9,7 +9,7 @@ import numpy as np
 class ImageMoves:
     """How far images are moved at random; each amount is drawn evenly between its bounds.
 
-    Arguments:
+    Args:
         rotation: turned by up to this angle either way, in radians.
         zoom: height and width each scaled by exp(-zoom) to exp(zoom).
         shift: shifted by up to this part of the image's size, up or down and sideways.

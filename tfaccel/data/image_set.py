@@ -34,7 +34,7 @@ class EncodedImages(ABC):
 class ImageSplit:
     """One part of an image set.
 
-    Arguments:
+    Args:
         images: an array, uint8 or float32, of shape (num_images, height, width, channels); the names of image files; or
             encoded images.
         labels: the class of each image, a number from 0; int64, of shape (num_images,).
@@ -48,7 +48,7 @@ class ImageSplit:
 class ImageSet:
     """Labelled images, cut into a training and a test part.
 
-    Arguments:
+    Args:
         class_names: a name for each class.
         image_size: height and width, in pixels, to which images are brought.
         num_channels: 1 (grey) or 3 (red, green, blue).
@@ -88,7 +88,7 @@ def check_image_size(image_size: int) -> None:
 def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of a stratified 80/20 split: the same for the same labels, whatever else is random in a run.
 
-    Arguments:
+    Args:
         labels: the class of each row; every class at least twice.
 
     Returns:

@@ -32,7 +32,7 @@ def inspect_data(
 ) -> InspectionReport:
     """Inspects a data set: shape and types, missing values, balance, copies, leaks, labels, memory.
 
-    Arguments:
+    Args:
         path: a table (.csv, .tsv, .parquet); images in a `.npz` file; a text (.txt, .md, .rst); a folder with one
             sub-folder of images or texts for each class; a folder with images and boxes in COCO's format; or a folder
             with `train` and `test` of any of these.

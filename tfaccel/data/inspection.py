@@ -20,7 +20,7 @@ def no_progress(text: str, done: int, total: int) -> None:
 class Finding:
     """One thing about a data set that its user should know.
 
-    Arguments:
+    Args:
         kind: "missing values", "duplicate", "leak", "constant column", "unreadable file", "probable label error" ...
         where: the column, row or file.
         text: what was found, with figures.
@@ -37,7 +37,7 @@ class Finding:
 class Examples:
     """What every kind of data has: names, parts, contents and labels of its examples.
 
-    Arguments:
+    Args:
         names: what each example is called, such as "row 3 of train.csv" or a path.
         parts: "train" or "test" for each.
         keys: for each, a value that is the same for the same content.
@@ -55,7 +55,7 @@ class Examples:
 class InspectionReport:
     """What a data set is like.
 
-    Arguments:
+    Args:
         path: the file or folder.
         kind: "table", "images" or "texts".
         shape: what one example is, in words.

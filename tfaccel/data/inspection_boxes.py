@@ -38,7 +38,7 @@ def coco_files(folder: Path) -> dict[str, Path]:
 def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress = no_progress) -> InspectionReport:
     """Inspects images with boxes.
 
-    Arguments:
+    Args:
         folder: where the images lie, or in its folders `images`, `train`, `val` and `test`.
         files: part -> the file with its annotations.
         progress: told what is being done.

@@ -19,7 +19,7 @@ Content = TypeVar("Content")
 class LabelledFiles:
     """Files in class folders.
 
-    Arguments:
+    Args:
         paths: the files, in the order of their names.
         parts: "train" or "test" for each.
         labels: the class folder of each.
@@ -88,7 +88,7 @@ def read_labelled_files(
 ) -> tuple[list[Content], list[int], list[Finding]]:
     """What each file holds, the rows of those that could be read, and the findings with those of the others.
 
-    Arguments:
+    Args:
         files: the files.
         folder: where they are from.
         read: returns what a file holds, or a finding where it cannot be read.

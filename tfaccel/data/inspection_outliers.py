@@ -15,7 +15,7 @@ _NINES = frozenset(sign * (10**digits - 1) for digits in range(2, 10) for sign i
 def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
     """The values at one or both ends of a column that a wide gap separates from all others.
 
-    Arguments:
+    Args:
         name: of the column.
         numbers: its values, NaN where there is none.
 

@@ -39,7 +39,7 @@ def inspect_tables(
 ) -> InspectionReport:
     """Inspects a table, or its training and its test part.
 
-    Arguments:
+    Args:
         tables: "train" and perhaps "test" -> the table.
         path: where they are from, for the report.
         target: the column to predict; None to leave classes and labels alone.

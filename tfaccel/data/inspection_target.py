@@ -26,7 +26,7 @@ def tells_the_target(
 ) -> list[Finding]:
     """A finding for a column that is the target over again, as far as rows with both can show; else none.
 
-    Arguments:
+    Args:
         name: of the column.
         column: its values as texts, and as numbers (NaN where there is none) where it is numeric.
         target: the same of the target; numbers where numbers are predicted, None where classes are.

@@ -28,7 +28,7 @@ def probable_label_errors(classifier: Any, features: Any, examples: Examples) ->
     A classifier that itself agrees with the labels too seldom (Cohen's kappa below 0.65) doubts none: most of what it
     doubts would be its own errors. A finding says so.
 
-    Arguments:
+    Args:
         classifier: one of scikit-learn's, with `predict_proba`.
         features: of shape (num_examples, num_features), dense or sparse.
         examples: names and labels; those without a label are passed over, and classes with fewer than ten examples.

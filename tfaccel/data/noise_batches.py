@@ -26,7 +26,7 @@ def with_noise(
 ) -> Any:
     """A data set of (batch, noise) with noise of shape (rows of the batch, size) and a standard normal distribution.
 
-    Arguments:
+    Args:
         batches: a finite data set; only its last batch may have fewer rows than `global_batch_size`.
         size: noise values for each row.
         global_batch_size: rows of a full batch.

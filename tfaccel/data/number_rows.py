@@ -20,7 +20,7 @@ logger = logging.getLogger("tfaccel")
 class NumberRows:
     """Standardised rows of a table's numeric columns.
 
-    Arguments:
+    Args:
         names: the columns.
         values: float32, of shape (num_rows, num_columns), in the order of the table; each column has the mean 0 and
             the standard deviation 1 over the training rows.
@@ -39,7 +39,7 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
     Missing values become their column's median. Columns of texts, and columns with one value only, are left out, which
     is said once.
 
-    Arguments:
+    Args:
         path: the file.
         encoding: of a CSV file.
 

@@ -27,7 +27,7 @@ AUTOMATIC = CacheOptions()
 class Augmentation:
     """How the examples of a batch are changed at random.
 
-    Arguments:
+    Args:
         draw: `draw(generator, num_examples)` returns the random numbers of an epoch: a nest of arrays, each with a row
             for every place in the epoch.
         apply: `apply(examples, numbers)` changes a batch by the numbers drawn for its places. It is traced.
@@ -40,7 +40,7 @@ class Augmentation:
 class Pipeline:
     """Batches of examples that are read by row number.
 
-    Arguments:
+    Args:
         read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
             as many rows. It is traced, and called from several threads.
         num_examples: rows in all.
@@ -96,7 +96,7 @@ class Pipeline:
 
         All batches have one shape, for XLA and so that every replica has an equal share.
 
-        Arguments:
+        Args:
             global_batch_size: examples of a batch, over all workers.
             seed, epoch: decide what the epoch holds.
             start_step: the batch to begin with; those before it are not read.
@@ -132,7 +132,7 @@ class Pipeline:
     def augment(self, batch: tuple[Any, Any]) -> Any:
         """A training batch as `train` makes it, of one that it made with `augmented=False`. It can be traced.
 
-        Arguments:
+        Args:
             batch: examples, and the random numbers drawn for them; or some rows of both.
         """
         return batch[0] if self._augmentation is None else self._augmentation.apply(*batch)
@@ -175,7 +175,7 @@ def joined(parts: Sequence[Any]) -> Any:
 def array_batches(arrays: Any, positions: np.ndarray) -> tf.data.Dataset:
     """Batches of arrays that lie in memory in the order of an epoch, without a function between them and training.
 
-    Arguments:
+    Args:
         arrays: a nest of arrays with a row for each place in the epoch.
         positions: the places that make up each batch, as `epoch_positions` gives them.
 

@@ -23,7 +23,7 @@ Outputs = Literal["logits", "probabilities", "values"]
 class RawInput:
     """Tensors as the model takes them; and what its one output means.
 
-    Arguments:
+    Args:
         class_names: a name for each column of the output; empty where it is no class.
         outputs: whether the output is logits, probabilities or other values.
     """
@@ -51,7 +51,7 @@ class RawInput:
 class ImageInput(RawInput):
     """PNG or JPEG images, of which the model takes the pixels' values from 0 to 255.
 
-    Arguments:
+    Args:
         image_size: height and width, in pixels, to which images are brought.
         num_channels: 1 (grey) or 3 (red, green, blue).
 
@@ -77,7 +77,7 @@ class ImageInput(RawInput):
 class TextInput(RawInput):
     """Texts, of which the model takes the numbers of the first tokens.
 
-    Arguments:
+    Args:
         vocabulary: which token has which number.
         num_tokens: how many are taken; shorter texts are filled up.
     """
@@ -100,7 +100,7 @@ class TextInput(RawInput):
 class TableInput(RawInput):
     """Rows of a table, of which the model takes numbers and numbers of categories.
 
-    Arguments:
+    Args:
         encoding: how rows become inputs; its target's class names are those of the output.
     """
 

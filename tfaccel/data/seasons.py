@@ -9,7 +9,7 @@ _LONGEST_PART = 1 / 3  # of the series
 def season_length(values: np.ndarray) -> int:
     """The number of steps after which a series is most like itself, by the highest peak of its autocorrelation.
 
-    Arguments:
+    Args:
         values: of shape (num_times, num_columns); the columns' autocorrelations are averaged.
 
     Returns:
@@ -35,7 +35,7 @@ def season_length(values: np.ndarray) -> int:
 def seasonal_naive(values: np.ndarray, starts: np.ndarray, *, horizon: int, season: int) -> np.ndarray:
     """Forecasts that repeat the last whole season before each start.
 
-    Arguments:
+    Args:
         values: the series, of shape (num_times, num_columns).
         starts: the first time of each forecast.
         horizon: times that are forecast.

@@ -23,7 +23,7 @@ class SeriesAugmentation:
     distribution with mean 0, and one factor $s_c$ for each window and column from a normal distribution with mean 1.
     What is to be forecast stays as it is.
 
-    Arguments:
+    Args:
         jitter: standard deviation of $j_{tc}$.
         scaling: standard deviation of $s_c$.
 
@@ -58,7 +58,7 @@ class SeriesAugmentation:
     def apply(self, past: Any, numbers: dict[str, Any]) -> Any:
         """Windows of the past, changed by the numbers that were drawn for them.
 
-        Arguments:
+        Args:
             past: a float32 tensor of shape (num_windows, window, num_columns), standardised.
             numbers: as `numbers` returns them, for these windows.
         """

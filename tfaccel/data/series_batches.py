@@ -14,7 +14,7 @@ from tfaccel.data.series_set import SeriesSet
 class SeriesBatches:
     """Windows of the past, and what came behind them.
 
-    Arguments:
+    Args:
         series: what to cut windows from.
         window: rows of the past that the model sees.
         horizon: rows that it forecasts.

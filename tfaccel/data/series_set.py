@@ -27,7 +27,7 @@ _UNEVEN = 1.5  # times the usual step: a gap
 class SeriesSet:
     """Numbers over time.
 
-    Arguments:
+    Args:
         source: where they are from.
         names: of the columns, all of which the model sees.
         targets: numbers of the columns that are forecast.
@@ -108,7 +108,7 @@ def read_series(
 
     Missing numbers are filled in along a straight line between their neighbours. Columns without numbers are not used.
 
-    Arguments:
+    Args:
         path: the file.
         time_column: the column with the times: numbers, or dates as ISO 8601 writes them.
         target: the column that is forecast, or several with commas between; None for all.

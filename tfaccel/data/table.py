@@ -14,7 +14,7 @@ from tfaccel.planning.near_name import near_name
 class Column:
     """One column of a table.
 
-    Arguments:
+    Args:
         name: its name in the header.
         values: float64 with NaN for what is missing; or texts, an object array with None for what is missing.
     """
@@ -48,7 +48,7 @@ class Column:
 class Table:
     """Named columns of equal length.
 
-    Arguments:
+    Args:
         source: where it is from, for messages: a path, or the name of a set.
         columns: at least one.
 

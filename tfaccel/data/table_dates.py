@@ -32,7 +32,7 @@ _MOSTLY_DATES = 0.8
 class DatePart:
     """One number that describes a date.
 
-    Arguments:
+    Args:
         column: the column with the dates.
         order: of year, month and day in it: a key of `PATTERNS`.
         part: one of `PARTS`.
@@ -118,7 +118,7 @@ def parts_of(
 ) -> dict[str, Any]:
     """All parts of dates, in the order of `PARTS`.
 
-    Arguments:
+    Args:
         fields: year, month, day, hour and minute: arrays of whole numbers, numpy's or TensorFlow's.
         sine, cosine, as_float: numpy's or TensorFlow's functions.
 

@@ -23,7 +23,7 @@ MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 class NumericColumn:
     """A column of numbers: the model takes them as they are, NaN where one is missing.
 
-    Arguments:
+    Args:
         name: the column's name.
         center: the median of the training rows; what is missing counts as that.
         scale: the standard deviation of the training rows, above 0.
@@ -54,7 +54,7 @@ class NumericColumn:
 class CategoricalColumn:
     """A column of categories, numbered: 0 where one is missing, 1 for rare and unknown ones, then the others.
 
-    Arguments:
+    Args:
         name: the column's name.
         categories: those with a number of their own, from 2 on.
         has_missing: whether training rows miss values, so that the model knows what that means.
@@ -88,7 +88,7 @@ class CategoricalColumn:
 class TableEncoding:
     """How rows of a table become a model's inputs, and what its outputs mean.
 
-    Arguments:
+    Args:
         numeric: the columns of numbers, in the order of the model's input `numbers`.
         categorical: the columns of categories, in the order of the model's input `categories`.
         target: the column that is predicted.

@@ -29,7 +29,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Tabl
     most of. Empty fields, NA, N/A, NaN, null, None and ? are missing values. Every column of a CSV file comes as texts.
     A column without a name, such as the first one that pandas writes, is called by its place: column_1.
 
-    Arguments:
+    Args:
         path: the file.
         encoding: of a CSV file, by its name in Python.
 

@@ -15,7 +15,7 @@ from tfaccel.data.table_encoding import OTHER_CODE, TableEncoding
 class TableGaps:
     """What a model cannot know of a table's rows.
 
-    Arguments:
+    Args:
         empty: rows without a value in any column that the model takes: booleans.
         missing: column -> rows that miss its value, though no training row did.
         unseen: column -> rows with a category that no training row had, where training had no rare ones to go by.
@@ -46,7 +46,7 @@ class TableGaps:
     def lines(self, *, are_filled: bool) -> list[str]:
         """For each column, in how many rows that is so, and what becomes of them.
 
-        Arguments:
+        Args:
             are_filled: whether these rows are predicted all the same.
         """
         found = []

@@ -17,7 +17,7 @@ CLASS_WEIGHTS = ("auto", "balanced", "none")
 class TableOptions:
     """How a user's table is to be read.
 
-    Arguments:
+    Args:
         target: the column to predict.
         column_kinds: column -> "numeric", "categorical", "date" or "ignored", for those that are not what they look
             like; or a text such as "zip=categorical,id=ignored".

@@ -11,7 +11,7 @@ from typing import Any
 class TableReport:
     """What was done to a table before training; it stands in the run as `data_report.json`.
 
-    Arguments:
+    Args:
         source: where the table is from.
         target: the column to predict.
         num_train_rows, num_test_rows: rows of the two parts.

@@ -20,7 +20,7 @@ def class_numbers(
 
     Classes are in the order of their names, numbers in the order of their size.
 
-    Arguments:
+    Args:
         column: the target, with a value in every row.
         source: where it is from, for messages.
         known: the classes, where they are known already.

@@ -17,7 +17,7 @@ from tfaccel.data.tabular_set import TabularSet
 class TabularBatches:
     """The batches of a tabular set.
 
-    Arguments:
+    Args:
         data: what to batch.
         one_hot: give classes as rows of zeros and a one.
 

@@ -34,7 +34,7 @@ _NUM_TARGET_BINS = 10  # by which rows with numbers to predict are split
 class TabularPart:
     """Rows of a table as arrays.
 
-    Arguments:
+    Args:
         inputs: what the model takes, see `TableEncoding.encode`.
         targets: the class of each row, a number from 0 (int64); or the number to predict (float32).
     """
@@ -47,7 +47,7 @@ class TabularPart:
 class TabularSet:
     """A table made ready for training.
 
-    Arguments:
+    Args:
         encoding: how rows become inputs, known from the training rows alone.
         train, test: the two parts.
         class_weights: what a training row of each class counts; None where all count the same.
@@ -79,7 +79,7 @@ def make_tabular_set(
     Rows without a target are left out. Without a test table, a fifth of the rows, stratified and always the same, is
     kept for testing. Medians, scales and categories are those of the training rows.
 
-    Arguments:
+    Args:
         table: the rows to train on, and to test with where there is no test table.
         options: how to read it; `options.target` must be given.
         classification: whether the target is a class; otherwise it is a number.

@@ -19,7 +19,7 @@ RandomChange = Callable[[Any, np.random.Generator], Any]
 class TextBatches:
     """The batches of arrays that lie in memory.
 
-    Arguments:
+    Args:
         train: a nest of arrays (tuples and dictionaries), each with one row an example: what the model is trained on.
         test: the same of the examples to test with.
         change: `change(train, generator)` gives the training arrays of an epoch, changed at random; None to leave them.
@@ -82,7 +82,7 @@ def _in_order(arrays: Any, global_batch_size: int) -> tf.data.Dataset:
 class TextPieces:
     """The batches of pieces of a long text: tokens, and for each the token after it.
 
-    Arguments:
+    Args:
         train: the tokens of the text to train on, int32.
         test: the tokens of the text to test with.
         length: tokens of a piece.

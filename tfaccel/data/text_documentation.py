@@ -36,7 +36,7 @@ _HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
 class Topic:
     """One topic of the documentation.
 
-    Arguments:
+    Args:
         name: its name, as `help()` takes it.
         group: the chapter group it is from, one of `GROUP_NAMES`.
         is_held_out: whether it is kept for testing.

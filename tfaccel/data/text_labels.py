@@ -17,7 +17,7 @@ from tfaccel.errors import DataError
 class LabelledTexts:
     """Texts with a class each, cut into a training and a test part.
 
-    Arguments:
+    Args:
         class_names: a name for each class.
         train_texts: the texts to train on.
         train_labels: the class of each, a number from 0.
@@ -53,7 +53,7 @@ def read_labelled_texts(
     "tfds:NAME" is a data set of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`,
     which say how they are split. Otherwise a stratified fifth of the texts is kept for testing, always the same one.
 
-    Arguments:
+    Args:
         data_dir: the file or folder, or the name of the data set.
         text_column: the column of the texts, in a CSV file or data set.
         label_column: the column of their classes.
@@ -89,7 +89,7 @@ def labelled_texts(
 ) -> LabelledTexts:
     """The texts of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
 
-    Arguments:
+    Args:
         class_names: a name for each class.
         texts: the texts of each part.
         labels: the class of each text of each part, a number from 0.

@@ -21,7 +21,7 @@ TEST_PART = 0.1
 class TextPairs:
     """Texts and what is to be written for each, cut into a training and a test part.
 
-    Arguments:
+    Args:
         train: pairs of a text and what is to be written for it.
         test: the same, to test with.
     """

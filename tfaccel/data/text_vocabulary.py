@@ -28,7 +28,7 @@ Unit = Literal["characters", "words"]
 class Vocabulary:
     """The characters or words that a model knows. Numbers 0 to 3 stand for padding, the unknown, start and end.
 
-    Arguments:
+    Args:
         unit: "characters"; or "words", which are runs of letters and digits in lower case, and single signs.
         tokens: the characters or words; the first one has number 4.
 
@@ -58,7 +58,7 @@ class Vocabulary:
     def of(cls, texts: Iterable[str], *, unit: Unit, least_count: int = 1, most_tokens: int | None = None) -> Self:
         """The vocabulary of texts, the commonest token first.
 
-        Arguments:
+        Args:
             texts: the texts to train on.
             unit: "characters" or "words".
             least_count: how often a token must occur.
@@ -82,7 +82,7 @@ class Vocabulary:
     def decode(self, numbers: Iterable[int], *, extra: Sequence[str] = ()) -> str:
         """The text of numbers, up to the first END; padding and starts are left out.
 
-        Arguments:
+        Args:
             numbers: numbers of tokens.
             extra: tokens of one text that have the numbers after those of the vocabulary.
         """

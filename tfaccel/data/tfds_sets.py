@@ -49,7 +49,7 @@ def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
     The split `train` is trained on, and `test` or `validation` tested with; of a data set without them a stratified
     fifth is kept for testing.
 
-    Arguments:
+    Args:
         name: "tfds:NAME" or "tfds:NAME:CONFIG", as `tensorflow_datasets` names them; it is downloaded and prepared
             where it is not there yet, below `TFDS_DATA_DIR` or the home folder.
         image_size: height and width in pixels to which images are brought; None for what suits them.
@@ -69,7 +69,7 @@ def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
 def read_tfds_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
     """The texts of a data set, with the class of each.
 
-    Arguments:
+    Args:
         name: as for `read_tfds_images`.
         text_column, label_column: the features with texts and classes.
 

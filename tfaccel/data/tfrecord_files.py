@@ -50,7 +50,7 @@ def write_tfrecords(
 ) -> list[Path]:
     """Writes examples to `NAME-00000-of-00004.tfrecord` and so on: all files, or none where something fails.
 
-    Arguments:
+    Args:
         examples: each maps names of features to bytes, texts or numbers; see `encode_example`.
         folder: where the files come to lie; it is made where it is missing.
         num_shards: number of files. Examples go to them in turn.
@@ -123,7 +123,7 @@ class RecordIndex:
 
     Records are numbered from 0, file after file. Each can be read without those before it.
 
-    Arguments:
+    Args:
         paths: the files.
         files: int32, the place of each record's file in `paths`.
         offsets: int64, where each record's data begins.

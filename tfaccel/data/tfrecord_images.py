@@ -25,7 +25,7 @@ _TRAIN, _TEST = "train", ("test", "validation", "val")
 class ImageFeatures:
     """The names of the features of an example that hold an image and its class.
 
-    Arguments:
+    Args:
         image: the bytes of a PNG or JPEG file.
         label: the class as a whole number, or "" for none.
         text: the class's name, or "" for none.
@@ -42,7 +42,7 @@ FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow'
 class RecordImages(EncodedImages):
     """The images in the records of TFRecord files.
 
-    Arguments:
+    Args:
         index: the records.
         feature: the name of the feature that holds the image.
     """
@@ -77,7 +77,7 @@ def read_tfrecord_images(
 
     Records are read by number: shuffled by index, each worker its own, and none that comes before where a run goes on.
 
-    Arguments:
+    Args:
         place: a folder, a pattern such as `data/*.tfrecord`, or one file; or the files of each part.
         image_size: height and width in pixels to which images are brought; None for what suits them.
         class_names: a name for each number; None: the text beside the number, or the number itself.

@@ -11,7 +11,7 @@ from tfaccel.data.epoch_positions import Shard
 def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -> Callable[..., Any]:
     """A `train_data` for a workload, which is entered at any step and shared among workers.
 
-    Arguments:
+    Args:
         batches: `batches()` returns the object whose `train` makes an epoch, the same one at every call; see
             `tfaccel.data.pipeline.Pipeline`. It is called when data are wanted, and not before.
         several_epochs: its `train` takes `num_epochs`, too, and gives so many epochs one behind the other.

@@ -57,7 +57,7 @@ class Unlabelled(ABC):
 class UnlabelledImages(Unlabelled):
     """An image set's images as grey values (or colors) from 0 to 1.
 
-    Arguments:
+    Args:
         images: the images. Pixel values that are no bytes are cut off two standard deviations from their mean.
     """
 

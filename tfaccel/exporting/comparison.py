@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 class Comparison:
     """A file that is to do what the Keras model does.
 
-    Arguments:
+    Args:
         kind: "keras", "saved_model", "litert" or "onnx".
         path: the file or folder.
         rows: what it is asked: arrays by name.
@@ -46,7 +46,7 @@ class Comparison:
 def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> list[tuple[float, float]]:
     """Of each file, the largest absolute difference from the Keras model's outputs, and the largest absolute output.
 
-    Arguments:
+    Args:
         files: each is loaded in a process that has loaded nothing but its runtime.
         modules: the user's own modules that define layers.
 

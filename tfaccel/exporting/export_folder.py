@@ -19,7 +19,7 @@ SAVED_MODEL_FOLDER = "saved_model"
 def next_version(out: Path, version: int | None) -> int:
     """The version that an export to a folder gets.
 
-    Arguments:
+    Args:
         out: the folder, which need not be there.
         version: the version that is asked for; None for one more than the highest.
 

@@ -36,7 +36,7 @@ _NAMES = {"keras": "Keras's own file", "saved_model": "a SavedModel", "litert": 
 class Exporter:
     """Writes one model into a folder.
 
-    Arguments:
+    Args:
         model: a built Keras model.
         place: its file, name and raw inputs.
         folder: an empty folder.
@@ -61,7 +61,7 @@ class Exporter:
     def write(self, formats: Sequence[str], *, folder: Path, version: int) -> ExportResult:
         """Writes and compares; then what goes with the files.
 
-        Arguments:
+        Args:
             formats: which.
             folder: where everything will lie in the end.
             version: of the SavedModel.

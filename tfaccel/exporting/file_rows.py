@@ -32,7 +32,7 @@ IMAGE_SUFFIXES, TEXT_SUFFIXES, ARRAY_SUFFIXES = (".png", ".jpg", ".jpeg"), (".tx
 class Rows:
     """Rows to predict.
 
-    Arguments:
+    Args:
         names: of the rows, for the output.
         files: a file for each row, to be read when it is needed; empty where rows are known already.
         texts: a text for each row.
@@ -75,7 +75,7 @@ def read_rows(
     for each place of the first axis; a `.jsonl` file a row for each line, which is a text, an object of the table's
     columns, or the model's inputs as they are served.
 
-    Arguments:
+    Args:
         path: the file or folder.
         inputs: what the model takes: name -> shape (with rows in front) and dtype.
         raw_input: what its inputs are made of.

@@ -35,7 +35,7 @@ _MAX_NAMED = 6  # operations in a message
 def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:
     """The files of a model that its graph may read: name of the node that holds a path -> path.
 
-    Arguments:
+    Args:
         meta_graph: a `MetaGraphDef`.
         folder: of the SavedModel.
 
@@ -61,7 +61,7 @@ def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
     read where its name can only be that of one of the model's own files. What writes checkpoints may be there for
     saving, which nobody asks for.
 
-    Arguments:
+    Args:
         walk: the graph.
         files: what `own_files` gave.
         folder: for the message.

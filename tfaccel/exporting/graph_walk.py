@@ -18,7 +18,7 @@ _OF_VARIABLES = {"ReadVariableOp", "VarIsInitializedOp", "AssignVariableOp"}
 class Place:
     """A node, and where it stands.
 
-    Arguments:
+    Args:
         node: a `NodeDef`.
         function: the name of the function that holds it; "" for the graph itself.
     """
@@ -30,7 +30,7 @@ class Place:
 class GraphWalk:
     """What can be said of a graph without running it.
 
-    Arguments:
+    Args:
         meta_graph: a `MetaGraphDef`.
     """
 

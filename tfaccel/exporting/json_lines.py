@@ -103,7 +103,7 @@ def _text(value: Any) -> str | None:
 def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The model's inputs, by name: a line is an object of them, or, where there is one alone, its value.
 
-    Arguments:
+    Args:
         path: the file, for messages.
         lines: its lines.
         inputs: what the model takes: name -> shape (with rows in front) and dtype.

@@ -35,7 +35,7 @@ _FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
 def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
     """Reads what a `.keras` file says it is, and imports the modules of tfaccel that define its layers.
 
-    Arguments:
+    Args:
         path: the file.
         modules: modules of the user's own, already imported, whose classes the file may name.
 

@@ -38,7 +38,7 @@ def litert_content(
 ) -> bytes:
     """The bytes of a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
-    Arguments:
+    Args:
         model: a built Keras model in float32.
         signatures: its functions; only `serving_default` is written.
         name: of the model, for its metadata.

@@ -29,7 +29,7 @@ def with_metadata(
 ) -> bytes:
     """The same LiteRT file with metadata.
 
-    Arguments:
+    Args:
         content: the file.
         name: of the model.
         description: of the model, a text.

@@ -23,7 +23,7 @@ class LitertPredictor(Predictor):
 
     Numbers go in and come out as floats; where the file itself takes or gives quantized ones, they are made so.
 
-    Arguments:
+    Args:
         place: where the file lies, and what its inputs are made of.
 
     Raises:

@@ -28,7 +28,7 @@ _LONGEST_REASON = 300  # characters
 class ModelPlace:
     """Where a model lies, and what is known of it.
 
-    Arguments:
+    Args:
         path: a `.keras` or LiteRT file, or the folder of a SavedModel or of its versions.
         name: by which it is asked for: letters, digits, `-`, `_` and `.`.
         raw_input: what its tensors are made of; None where that is not known.
@@ -87,7 +87,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     The file is looked through before anything in it is used: one that holds code (Lambda layers and the like), or
     names classes from modules other than Keras's and tfaccel's, is refused.
 
-    Arguments:
+    Args:
         path: the file.
         modules: modules of your own that define layers of the model; they are imported first.
 

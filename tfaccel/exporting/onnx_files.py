@@ -34,7 +34,7 @@ def check_onnx_packages() -> None:
 def write_onnx(path: Path, model: keras.Model) -> None:
     """Writes an ONNX file that takes batches of any size.
 
-    Arguments:
+    Args:
         path: of the new file.
         model: a built Keras model in float32.
 

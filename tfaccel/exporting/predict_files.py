@@ -30,7 +30,7 @@ Named = tuple[list[str], dict[str, np.ndarray]]  # names of rows, and their outp
 class PredictedFiles:
     """What was predicted.
 
-    Arguments:
+    Args:
         num_rows: rows in the output.
         unreadable: name -> why, of what could not be predicted.
         counts: class -> rows that were taken for it; empty where there are no classes.
@@ -62,7 +62,7 @@ def predict_files(
     A line has `input` (the file, or the number of the row); `class`, `probability` and the probability of each class,
     where the classes are known; otherwise what the model gives.
 
-    Arguments:
+    Args:
         predictor: the model.
         rows: what is predicted.
         output: a `.csv` or `.jsonl` file.

@@ -22,7 +22,7 @@ from tfaccel.reporting.class_scores import softmax
 class Predictor:
     """A model's functions.
 
-    Arguments:
+    Args:
         place: where the model lies; the newest version of several.
         modules: the user's modules that define layers of a `.keras` file.
         allow_file_operations: whether a SavedModel's graph may hold operations that are not known to be safe.

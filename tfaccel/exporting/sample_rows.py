@@ -29,7 +29,7 @@ def sample_rows(
 ) -> dict[str, np.ndarray]:
     """Random rows, the same at every call.
 
-    Arguments:
+    Args:
         inputs: name -> what the model takes there (shape and dtype).
         model: the model, whose smallest embedding says how high numbers of tokens may be.
         raw_input: images get whole pixel values.

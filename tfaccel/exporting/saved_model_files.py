@@ -30,7 +30,7 @@ def write_saved_model(
 ) -> None:
     """Writes one version of a SavedModel.
 
-    Arguments:
+    Args:
         folder: of the version, such as `models/digits/1`; it must not be there yet.
         signatures: the model's functions, with whose variables they are written.
         name: by which clients ask for it.
@@ -104,7 +104,7 @@ def no_saved_model(folder: Path) -> str:
 def serving_command(name: str, folder: str = "saved_model") -> str:
     """A shell program that runs TensorFlow Serving's own image on a folder of versions beside the program.
 
-    Arguments:
+    Args:
         name: of the model.
         folder: of its versions.
 

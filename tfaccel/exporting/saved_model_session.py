@@ -29,7 +29,7 @@ _WRITES_NOTHING = {"ScatterNd", "ScatterNdNonAliasingAdd"}
 class SavedModelSession:
     """A loaded SavedModel.
 
-    Arguments:
+    Args:
         folder: of the SavedModel.
         allow_file_operations: whether its graph may hold operations that are not known to be safe, such as those that
             write files.

@@ -18,7 +18,7 @@ logger = logging.getLogger("tfaccel")
 def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str] = ()) -> None:
     """Writes version 1 of a SavedModel into a folder, in float32, not compared with the file.
 
-    Arguments:
+    Args:
         place: of the `.keras` file.
         folder: an empty folder.
         modules: the user's modules that define its layers.

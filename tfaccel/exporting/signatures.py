@@ -24,7 +24,7 @@ _KERAS_OWN_NAME = re.compile(r"(keras_tensor|input|input_layer)(_\d+)?")
 class Signatures:
     """A model's functions.
 
-    Arguments:
+    Args:
         functions: name -> concrete function that takes tensors by name and returns tensors by name.
         traced: name -> the `tf.function` of which it is the only trace.
         resources: what they use beside the model's weights: tables of a vocabulary.
@@ -45,7 +45,7 @@ class Signatures:
 def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
     """The signature of the tensors that a model takes, and where raw inputs are known, that of those.
 
-    Arguments:
+    Args:
         model: a built Keras model.
         raw_input: what its tensors are made of.
         sample: a batch as the model takes it, for a model of a class of its own, which does not say what it takes.

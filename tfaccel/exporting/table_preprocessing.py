@@ -24,7 +24,7 @@ def table_preprocessing(
     missing; a text for dates and categories, "" where one is missing. It makes of them what `TableEncoding.encode`
     makes.
 
-    Arguments:
+    Args:
         encoding: the columns.
         names: what its `sources` are called in a signature, in their order.
     """

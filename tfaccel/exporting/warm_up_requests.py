@@ -25,7 +25,7 @@ Request = tuple[str, Mapping[str, np.ndarray]]  # a signature's name, and arrays
 def write_warm_up_requests(folder: Path, name: str, requests: Sequence[Request]) -> None:
     """Writes requests into the folder of a SavedModel.
 
-    Arguments:
+    Args:
         folder: of the SavedModel's version.
         name: of the model, as clients ask for it.
         requests: what is asked while the model is loaded.
@@ -54,7 +54,7 @@ def read_warm_up_requests(folder: Path) -> list[Request]:
 def prediction_log(name: str, signature_name: str, inputs: Mapping[str, np.ndarray]) -> bytes:
     """A `PredictionLog` with one `PredictRequest`, as it is written in files.
 
-    Arguments:
+    Args:
         name: of the model.
         signature_name: such as "serving_default".
         inputs: arrays by name.

@@ -15,7 +15,7 @@ def detect_hardware(*, machine: Machine | None = None) -> Hardware:
 
     Affinity, cgroup limits and CUDA_VISIBLE_DEVICES are respected. TensorFlow is neither imported nor initialised.
 
-    Arguments:
+    Args:
         machine: the machine to look at; this one by default.
 
     Raises:

@@ -32,7 +32,7 @@ CHECKS: tuple[CheckFunction, ...] = (
 def examine(examination: Examination, *, checks: Sequence[CheckFunction] = CHECKS) -> list[Check]:
     """Runs the checks in order.
 
-    Arguments:
+    Args:
         examination: the machine to look at, and how long one probe may take.
         checks: the functions to run.
 

@@ -27,7 +27,7 @@ class Computation:
 def compare_with_numpy(device: str, computation: Computation) -> dict[str, Any]:
     """Runs the computation on the device.
 
-    Arguments:
+    Args:
         device: TensorFlow's short name, such as "GPU:0".
         computation: one of `COMPUTATIONS`.
 

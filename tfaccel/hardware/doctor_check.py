@@ -10,7 +10,7 @@ STATUSES = ("ok", "warn", "fail", "skip")
 class Check:
     """The outcome of one check.
 
-    Arguments:
+    Args:
         name: what was looked at, such as "GPU:0 matmul".
         status: "ok"; "warn" (works, but not as tested or not well); "fail"; "skip" (could not or need not be tried).
         detail: what was found.

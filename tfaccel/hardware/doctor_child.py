@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 20000
 class ProbeResult:
     """How one probe ended.
 
-    Arguments:
+    Args:
         ok: whether it returned.
         data: what it returned.
         cause: why it failed.
@@ -39,7 +39,7 @@ class ProbeResult:
 class ProbeProcess:
     """A child process that runs probes one at a time; after a crash or a silence the next probe gets a new one.
 
-    Arguments:
+    Args:
         machine: its interpreter and environment run the child.
         program: the module that the child runs; its main calls `doctor_probes.serve_probes`.
         environ: variables for the child besides the machine's.
@@ -68,7 +68,7 @@ class ProbeProcess:
     def run(self, probe: Sequence[Any], *, time_limit_seconds: float) -> ProbeResult:
         """Runs a probe, named with its arguments (JSON values) as in the program's table.
 
-        Arguments:
+        Args:
             probe: what to run.
             time_limit_seconds: how long it may take; then the child is ended with all that it started.
         """
@@ -108,7 +108,7 @@ def run_probes(
 ) -> list[ProbeResult]:
     """Runs each probe, named with its arguments as in `doctor_probes.PROBES`, and returns the results in order.
 
-    Arguments:
+    Args:
         machine: its interpreter and environment run the children.
         probes: what to run.
         time_limit_seconds: how long a single probe may take; after two that hang, the rest is not tried.

@@ -30,7 +30,7 @@ EXTRAS = {"keras-tuner": "tune", "ai-edge-litert": "litert"}
 class Examination:
     """One run of the doctor on one machine.
 
-    Arguments:
+    Args:
         machine: what is examined.
         time_limit_seconds: how long one probe may take.
         on_progress: called with a word on what begins.

@@ -30,7 +30,7 @@ CUDA_12_DRIVER = (525, 60)
 class GpuFindings:
     """What is known when TensorFlow sees too few GPUs.
 
-    Arguments:
+    Args:
         gpus: those that it should see.
         num_seen: how many it does see.
         tensorflow_version: its version.

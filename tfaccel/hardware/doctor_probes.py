@@ -18,7 +18,7 @@ _TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold
 def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> NoReturn:
     """Runs probes until the caller ends the process; a failed one is reported and the next one runs.
 
-    Arguments:
+    Args:
         argv: the command line of a `ConnectedChild`.
         probes: the function of each probe, by name; it returns a dict of JSON values.
     """

@@ -43,7 +43,7 @@ OTHER_PACKAGES = (
 def describe_environment(machine: Machine) -> dict[str, Any]:
     """The machine and the installation as JSON values; nothing secret, no host names, no user's name.
 
-    Arguments:
+    Args:
         machine: the machine to describe.
 
     Returns:

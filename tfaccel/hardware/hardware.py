@@ -18,7 +18,7 @@ CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 class Device:
     """One device, numbered as TensorFlow numbers it.
 
-    Arguments:
+    Args:
         kind: "CPU", "GPU" or "TPU".
         index: position among the devices of its kind that this process may use, from 0.
         model: the maker's name, such as "NVIDIA H100 80GB HBM3"; empty where it is not known.
@@ -76,7 +76,7 @@ class Device:
 class Cluster:
     """The cluster that this process is a part of.
 
-    Arguments:
+    Args:
         source: what told of it: "tf_config", "slurm", "kubernetes" or "cloud_tpu".
         num_workers: number of processes that train together (the chief counts; evaluators and others do not).
         task_index: this process's place, from 0 within its task type.
@@ -142,7 +142,7 @@ class Hardware:
     `detect_hardware()` describes this machine. The defaults describe a small machine without accelerators, so that
     another one can be made up in one line.
 
-    Arguments:
+    Args:
         cpu_model: the processor's name.
         num_physical_cores: cores of the whole machine, hardware threads not counted.
         num_usable_cores: hardware threads that this process may use (affinity and cgroup quota respected).

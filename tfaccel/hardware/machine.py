@@ -35,7 +35,7 @@ def import_nvml() -> Any | None:
 class Machine:
     """A machine to look at; `Machine.here()` is this one.
 
-    Arguments:
+    Args:
         root: the folder that stands for "/": /proc, /sys, /dev and /etc are read below it.
         environ: the environment variables; commands and child processes run with them.
         cpu_affinity: the logical CPUs that this process may run on.

@@ -63,7 +63,7 @@ def closed_loop(
 ) -> Load:
     """Clients that each send a request as soon as the last one is answered.
 
-    Arguments:
+    Args:
         port: of a server on this machine.
         requests: sent in turns.
         num_clients: at the same time.
@@ -77,7 +77,7 @@ def closed_loop(
 def open_loop(port: int, requests: Sequence[bytes], *, per_second: float, num_clients: int, seconds: float) -> Load:
     """Requests that come at a rate, whether earlier ones are answered or not; latencies count from when one is due.
 
-    Arguments:
+    Args:
         port: of a server on this machine.
         requests: sent in turns.
         per_second: the mean rate; times between requests are random (exponential), the same at every call.

@@ -78,7 +78,7 @@ def workload() -> Workload:
 def spread_channels(model: keras.Model, *, spread: float = SPREAD, seed: int = 0) -> None:
     """Gives the channels of the network's layers different ranges, in place; what it calculates stays the same.
 
-    Arguments:
+    Args:
         model: from `build_model`.
         spread: standard deviation of the natural logarithms of the factors.
         seed: of the factors.

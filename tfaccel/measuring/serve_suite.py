@@ -41,7 +41,7 @@ SERVE_FIGURES = (*_RECIPES, "soak")
 def run_serve_suite(figures: Sequence[str], options: SuiteOptions) -> Report:
     """Measures the named figures: throughput and latency of a recipe's model, or the soak, and reports them.
 
-    Arguments:
+    Args:
         figures: names in `SERVE_FIGURES`.
         options: `scale` multiplies the seconds of each window.
     """

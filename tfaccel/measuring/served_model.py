@@ -17,7 +17,7 @@ _STOP_SECONDS = 60.0
 class ServedModel:
     """A context in which `tfaccel serve` runs in a process of its own.
 
-    Arguments:
+    Args:
         folder: what is served: a folder of versions.
         flags: more flags of the command.
 

@@ -26,7 +26,7 @@ _DIGITS_SIZE = 8
 class Application:
     """A network of keras.applications.
 
-    Arguments:
+    Args:
         signed_pixels: whether it takes pixels from -1 to 1; the others scale raw pixels themselves.
         pixel_multiplications: of a forward pass, for each pixel of the image.
         num_parameters: trainable numbers, without those of batch normalisations and the old head.
@@ -60,7 +60,7 @@ _OTHERS_SMALLEST_SIZE = 32
 class Backbone:
     """Which network, and what it takes.
 
-    Arguments:
+    Args:
         name: "digits", a name in `APPLICATIONS`, or the path of a `.keras` file.
         image_size: height and width in pixels; None where it takes any from `smallest_size` on.
         num_channels: 1 or 3.
@@ -123,7 +123,7 @@ def classifier_cost(
 ) -> LayerCost | None:
     """The cost of the network with a normalised head; None for a model in a file. Keras's are counted by their pixels.
 
-    Arguments:
+    Args:
         backbone: from `find_backbone`.
         image_size: height and width of the images in pixels.
         num_classes: outputs of the head.
@@ -159,7 +159,7 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 
     Of a model in a file, a dense layer at the end (its old classifier) is left out.
 
-    Arguments:
+    Args:
         backbone: from `find_backbone`.
         image_size: height and width of the images in pixels.
         pretrained: with the weights that were learned; otherwise with fresh ones.

@@ -19,7 +19,7 @@ _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 class BeamSearch:
     """Writes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best beginnings at each step.
 
-    Arguments:
+    Args:
         beam_size: beginnings that are kept for each text; 1 takes the likeliest token each time.
         length_penalty: finished texts are compared by the logarithm of their probability divided by their length to
             this power; 0 prefers short ones.

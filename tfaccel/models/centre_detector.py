@@ -27,7 +27,7 @@ def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     With heat $y$, probability $p$ and $n$ objects (at least 1), the first is
     $-\frac{1}{n} \sum (1 - p)^2 \log p$ where $y = 1$, and $-\frac{1}{n} \sum (1 - y)^4 p^2 \log(1 - p)$ elsewhere.
 
-    Arguments:
+    Args:
         y_true: of shape (num_images, cells, cells, num_classes + 5); see `tfaccel.data.box_batches.target_maps`.
         y_pred: of shape (num_images, cells, cells, num_classes + 4): logits of the heat, then sizes and places.
 
@@ -57,7 +57,7 @@ def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 class Detections:
     """What was found in one image, the surest first.
 
-    Arguments:
+    Args:
         boxes: left, top, right and bottom edge in pixels; of shape (num_found, 4).
         labels: the class of each, a number from 0.
         scores: how sure each is, from 0 to 1.
@@ -88,7 +88,7 @@ def _peaks(maps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 def read_detections(maps: np.ndarray) -> list[Detections]:
     """The boxes in predicted maps: peaks of the heat, without those that a surer box of their class covers.
 
-    Arguments:
+    Args:
         maps: what the model predicts, of shape (num_images, cells, cells, num_classes + 4).
 
     Example:

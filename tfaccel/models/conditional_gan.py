@@ -18,7 +18,7 @@ class ConditionalGan(keras.Model):
     The discriminator $D$ lowers $-\log D(x) - \log(1 - D(G(z)))$, then the generator $G$ lowers $-\log D(G(z))$. The
     noise $z$ is part of the data, so that the step draws nothing at random but dropout.
 
-    Arguments:
+    Args:
         generator: from [noise, one-hot labels] to images.
         discriminator: from [images, one-hot labels] to one logit: is the image real?
         label_smoothing: part of the discriminator's target that is taken from "real" for real images.

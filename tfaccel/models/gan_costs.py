@@ -21,7 +21,7 @@ def num_halvings(image_size: int) -> int:
 def gan_costs(images: ImageSet, latent_size: int, *, width: int = 32) -> tuple[float, int]:
     """Floating-point operations of one image's part in a step, and the number of trainable parameters.
 
-    Arguments:
+    Args:
         images: what is drawn.
         latent_size: numbers of noise from which an image is made.
         width: filters at the image's full size.

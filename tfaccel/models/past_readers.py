@@ -21,7 +21,7 @@ KERNEL_SIZE = 3
 def read_past(past: Any, model: str, *, width: int, dropout: float, remat: bool) -> Any:
     """A description of the past, a tensor of shape (num_windows, width).
 
-    Arguments:
+    Args:
         past: a tensor of shape (num_windows, window, num_columns).
         model: gru or convolution.
         width: numbers that describe the past at each step.
@@ -73,7 +73,7 @@ def forecaster_cost(
 ) -> LayerCost:
     """Multiplications of one window's forward pass, and the number of trainable parameters.
 
-    Arguments:
+    Args:
         series: what is forecast.
         model: gru or convolution.
         window_and_horizon: rows that the model sees, and rows that it forecasts.

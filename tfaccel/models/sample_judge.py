@@ -39,7 +39,7 @@ class SampleJudge:
     def __call__(self, model: ConditionalGan) -> dict[str, float]:
         """The part of samples taken for the class that they were drawn for, with the weights that training would leave.
 
-        Arguments:
+        Args:
             model: a compiled GAN; its weights are afterwards what they were.
         """
         inputs, labels = sample_inputs(model.generator, SAMPLES_PER_CLASS)

@@ -15,7 +15,7 @@ from tfaccel.errors import WorkloadError
 class Sampling:
     """How the next token is drawn.
 
-    Arguments:
+    Args:
         temperature: logits are divided by it; 0 takes the likeliest token.
         top_k: draw from that many likeliest tokens only; None for all.
         top_p: draw from the likeliest tokens that have this probability together; 1 for all.

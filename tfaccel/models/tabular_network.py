@@ -22,7 +22,7 @@ LEARNING_RATE_PART = 0.3  # of what suits the optimizer on images
 class TabularNetwork:
     """How large the network is, and how it is regularised.
 
-    Arguments:
+    Args:
         num_outputs: numbers that come out for each row.
         width: of each hidden layer.
         num_layers: hidden layers.
@@ -75,7 +75,7 @@ class TabularNetwork:
 def for_small_tables(options: TrainingOptions, *, num_steps: int, decay_per_run: float) -> TrainingOptions:
     """The options with a lower learning rate and far more weight decay than images need, unless they were given.
 
-    Arguments:
+    Args:
         options: what was asked for.
         num_steps: optimizer steps of the whole run.
         decay_per_run: learning rate, weight decay and number of steps multiplied.

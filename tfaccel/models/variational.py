@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 512
 def bernoulli_cost(y_true: Any, y_pred: Any) -> Any:
     r"""What values from 0 to 1 cost as probabilities: $-\sum_i x_i \log p_i + (1 - x_i) \log(1 - p_i)$.
 
-    Arguments:
+    Args:
         y_true: $x$, of shape (num_rows, ...).
         y_pred: the logits of $p$, of the same shape.
 
@@ -41,7 +41,7 @@ def bernoulli_cost(y_true: Any, y_pred: Any) -> Any:
 def normal_cost(y_true: Any, y_pred: Any) -> Any:
     r"""What numbers cost under normal distributions: $\sum_i \frac{(x_i - m_i)^2}{2 s_i^2} + \log s_i + c$.
 
-    Arguments:
+    Args:
         y_true: $x$, of shape (num_rows, num_columns).
         y_pred: $m$, then what the logarithms of $s^2$ are made from; of shape (num_rows, 2 * num_columns).
 
@@ -67,7 +67,7 @@ def divergence_cost(y_true: Any, y_pred: Any) -> Any:
 def bounds(model: keras.Model, values: np.ndarray, *, is_image: bool, num_samples: int) -> np.ndarray:
     """The evidence lower bound of each example, averaged over samples of its latent values.
 
-    Arguments:
+    Args:
         model: an autoencoder as said at the top.
         values: of shape (num_rows, ...).
         is_image: values are costed as probabilities, not as numbers.
@@ -89,7 +89,7 @@ def bounds(model: keras.Model, values: np.ndarray, *, is_image: bool, num_sample
 def independent_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: bool) -> np.ndarray:
     """What a model says that knows each pixel's or column's distribution, and nothing of how they go together.
 
-    Arguments:
+    Args:
         train: the training examples; numbers are standardised.
         values: of shape (num_rows, ...).
         is_image: values are costed as probabilities, not as numbers.

@@ -54,7 +54,7 @@ class _Draft:
 def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> list[Plan]:
     """The plans worth measuring, best first by rule of thumb; each says why every field has its value.
 
-    Arguments:
+    Args:
         hardware: the machine to plan for, this one (`detect_hardware()`) or another.
         workload: what is to be trained.
         **fixed: plan fields that may not be changed; every plan returned has them as they are.

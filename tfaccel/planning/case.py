@@ -21,7 +21,7 @@ class Choice:
 class Case:
     """A plan in the making: the machine, the workload, what was fixed, and the fields decided so far.
 
-    Arguments:
+    Args:
         hardware: the machine.
         workload: what is to be trained.
         fixed: the fields that may not be changed.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LayerCost:
     """What one layer or several together cost; costs can be added.
 
-    Arguments:
+    Args:
         multiplications: of one example's forward pass.
         num_parameters: trainable numbers.
     """
@@ -32,7 +32,7 @@ class LayerCost:
 def layer_cost(num_inputs: int, num_units: int, *, positions: int = 1, per_unit: int = 1) -> LayerCost:
     """The cost of a dense layer, a convolution, or whatever else multiplies a kernel at many places.
 
-    Arguments:
+    Args:
         num_inputs: numbers from which each unit is calculated; of a 3x3 convolution, 9 times the channels.
         num_units: units or filters.
         positions: places of an example at which the same kernel is used; of a transposed convolution, of its input.

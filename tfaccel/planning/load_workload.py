@@ -15,7 +15,7 @@ from tfaccel.planning.workload_calls import call_own
 def load_workload(import_path: str, **kwargs: Any) -> Workload:
     """Imports a module, calls its function with the keyword arguments, and returns the workload.
 
-    Arguments:
+    Args:
         import_path: module and function, such as "my_project.digits:workload".
         **kwargs: arguments of the function.
 

@@ -22,7 +22,7 @@ class Plan:
     together are refused here, so that every plan which exists is at least free of contradictions. The reasons are no
     part of a plan's identity: plans that differ only there are equal.
 
-    Arguments:
+    Args:
         strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
         devices: this process's devices, one per replica, such as ("CPU:0",), ("GPU:0", "GPU:1") or, for logical
             CPUs, ("CPU:0", "CPU:1").

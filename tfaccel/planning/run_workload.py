@@ -45,7 +45,7 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
 def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = None) -> Workload:
     """The workload that a finished run trained, made with the run's options, epochs and batch size.
 
-    Arguments:
+    Args:
         run_dir: of the run.
         workload: `package.module:function` of a workload of your own; None for a recipe, whose name the run knows.
 

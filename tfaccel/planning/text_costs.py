@@ -36,7 +36,7 @@ def transformer_cost(
 ) -> LayerCost:
     """Tables of tokens and positions, `tfaccel.models.transformer.TransformerBlock`s, and a normalisation behind them.
 
-    Arguments:
+    Args:
         num_tokens: size of the vocabulary.
         length: of the texts, in tokens.
         width: of the blocks.

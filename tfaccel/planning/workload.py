@@ -19,7 +19,7 @@ class Workload:
     Each function makes a fresh object at every call; none is called when the workload is made, so that a workload can
     be planned for without importing TensorFlow.
 
-    Arguments:
+    Args:
         name: a short name, such as "image_classification".
         build_model: `build_model()` returns an uncompiled Keras model. It is called inside the strategy's scope.
         compile_args: `compile_args(num_steps)` returns the keyword arguments of `Model.compile`, with a fresh

@@ -57,7 +57,7 @@ def takes_num_steps(function: Callable[..., Any]) -> bool:
 def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a user's function returns.
 
-    Arguments:
+    Args:
         of: what it is, such as "build_model of workload 'digits'".
         function: the function, which is called with the other arguments.
 

@@ -18,7 +18,7 @@ def save_anomalies(
 ) -> np.ndarray:
     """Writes a CSV file with one line for each example, the one with the lowest score first.
 
-    Arguments:
+    Args:
         path: the file to write.
         names, classes: of each example.
         scores: how likely the model finds each example.

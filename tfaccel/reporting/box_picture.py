@@ -32,7 +32,7 @@ def box_figure(
 
     A text that finds no free place is left out, that of the least sure detection first.
 
-    Arguments:
+    Args:
         images: of shape (num_images, size, size, channels).
         boxes, labels: the true ones, as in `tfaccel.data.boxed_images.BoxedSplit`.
         detections: for each image an object with `boxes`, `labels` and `scores`.

@@ -25,7 +25,7 @@ def image_class_scores(
     The penalty is chosen by cross-validation on the training images. Images of more than 32 pixels are sampled down to
     that; of many training images, 3,000 are taken.
 
-    Arguments:
+    Args:
         predictions: a class for each test image, a number from 0.
         test: pixels and classes of the test images: numbers, or one-hot rows.
         train_data: `train_data(num_images, seed=0, epoch=0, augmented=False)` gives a data set whose first batch begins

@@ -17,7 +17,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
     """Accuracy, balanced accuracy (the mean of the classes' accuracies) and log loss (in nats).
 
-    Arguments:
+    Args:
         targets: the true classes, numbers from 0, of shape (num_rows,).
         probabilities: of shape (num_rows, num_classes).
 

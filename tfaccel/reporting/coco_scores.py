@@ -27,7 +27,7 @@ def coco_scores(
 ) -> dict[str, Any]:
     """Mean average precision of detections, as a part from 0 to 1.
 
-    Arguments:
+    Args:
         boxes: the true boxes in pixels: left, top, right, bottom; of shape (num_images, most_objects, 4).
         labels: their classes, of shape (num_images, most_objects); NO_OBJECT where there is no further box.
         detections: for each image an object with `boxes` (num_found, 4), `labels` and `scores`.

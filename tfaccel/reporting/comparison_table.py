@@ -8,7 +8,7 @@ from collections.abc import Mapping
 def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digits: int = 4) -> list[str]:
     """Lines of a table with a row for each model and a column for each metric.
 
-    Arguments:
+    Args:
         results: model -> metric -> value; a metric that a model lacks, or that is None, is shown as a dash.
         digits: digits behind the point.
 

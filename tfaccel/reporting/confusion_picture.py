@@ -24,7 +24,7 @@ def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[s
     A row is a true class, a column what it was taken for; a cell is the darker, the larger its fraction of the row.
     From 20 classes on, the last ones are taken together.
 
-    Arguments:
+    Args:
         matrices: model -> counts, of shape (num_classes, num_classes).
         class_names: a name for each class.
 

@@ -17,7 +17,7 @@ _COLORS = (BLUE, ORANGE, GREY)
 def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
     """A line through the values after each epoch for each run.
 
-    Arguments:
+    Args:
         curves: run -> a value for each epoch; at most three runs.
         name: what the values are, for the axis.
 

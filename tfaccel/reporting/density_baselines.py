@@ -17,7 +17,7 @@ def mixture_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: b
     Images, whose pixels are from 0 to 1, have a mixture of independent pixels (Bernoulli); numbers a mixture of
     Gaussians with diagonal covariances. The number of components is the best one for a fifth of the training examples.
 
-    Arguments:
+    Args:
         train: of shape (num_examples, ...).
         values: other examples of the same shape.
         is_image: whether values are taken as probabilities.
@@ -71,7 +71,7 @@ def _joint(values: np.ndarray, p: np.ndarray, weights: np.ndarray) -> np.ndarray
 def gaussian_samples(images: np.ndarray, labels: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples of each class from a Gaussian with full covariance, in the space of the principal components.
 
-    Arguments:
+    Args:
         images: of shape (num_images, ...).
         labels: their classes, numbers from 0.
         num_samples: of each class.

@@ -20,7 +20,7 @@ def regression_forecasts(series: SeriesSet, starts: np.ndarray, *, window: int, 
     The number of neighbours, how much of the window they are looked up by, and the penalty are those that do best on
     the last tenth of the training part.
 
-    Arguments:
+    Args:
         series: of which the first `num_train` rows are known.
         starts: the first row of each forecast.
         window: rows before a start that are looked at.

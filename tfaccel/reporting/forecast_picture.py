@@ -23,7 +23,7 @@ _PAST_SHOWN = 4  # times the horizon, of the past
 class Forecast:
     """One forecast of one column.
 
-    Arguments:
+    Args:
         title: what is forecast, and when.
         past: values up to the forecast, of shape (num_past,).
         future: what came, of shape (horizon,).
@@ -47,7 +47,7 @@ def forecast_figure(forecasts: Sequence[Forecast], *, num_columns: int, interval
     The past and what came are black, the middle forecast and its interval blue, the baseline orange. At most two panels
     stand beside each other and four below each other; further ones are left out.
 
-    Arguments:
+    Args:
         forecasts: at least one.
         num_columns: panels beside each other, 1 or 2.
         interval: what the interval is, for the legend, such as "80 % interval".

@@ -12,7 +12,7 @@ def forecast_scores(
 ) -> dict[str, dict[str, float]]:
     """Mean absolute errors, each column in its own unit, and how much of what came lies in the intervals.
 
-    Arguments:
+    Args:
         future: what came, of shape (num_forecasts, horizon, num_columns).
         quantiles: low, middle and high forecasts, of shape (num_forecasts, horizon, num_columns, 3).
         as_trained: the same before intervals were widened.
@@ -38,7 +38,7 @@ def baselines_of(
 ) -> BaselineScores:
     """The network's mean absolute error beside the others'.
 
-    Arguments:
+    Args:
         scores: what `forecast_scores` returned.
         simple: the baselines that repeat values of the past.
         num_examples: forecasts.

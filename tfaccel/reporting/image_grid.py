@@ -20,7 +20,7 @@ _MAX_CAPTION = 15  # characters that fit a tile as a rule
 def image_grid_figure(images: np.ndarray, *, captions: list[str] | None = None, num_columns: int = 10) -> Figure:
     """Images row by row.
 
-    Arguments:
+    Args:
         images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; the darkest and the
             brightest of all become black and white.
         captions: a text below each image, a long one on two lines; None for none.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def importance_figure(shares: Mapping[str, float], *, objective: str) -> Figure:
     """A bar for each hyperparameter.
 
-    Arguments:
+    Args:
         shares: hyperparameter -> its share in what the score depends on, from 0 to 1, in the order of the bars.
         objective: what the score is.
 

@@ -9,7 +9,7 @@ def interval_factors(future: np.ndarray, quantiles: np.ndarray, *, coverage: flo
     For each value, its distance from the middle is divided by that of the interval's edge on its side of the middle;
     the factor is the quantile of these ratios that leaves (1 - coverage) / 2 of all values beyond the edge.
 
-    Arguments:
+    Args:
         future: what came, of shape (num_forecasts, horizon, num_columns).
         quantiles: low, middle and high forecasts, of shape (num_forecasts, horizon, num_columns, 3).
         coverage: part of the values that are to lie in the interval.

@@ -24,7 +24,7 @@ def latent_figure(
 ) -> Figure:
     """The examples at their places, a color for each class.
 
-    Arguments:
+    Args:
         places: of shape (num_examples, 2).
         labels: the class of each example, a number from 0.
         class_names: a name for each class.

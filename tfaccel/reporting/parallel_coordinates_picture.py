@@ -41,7 +41,7 @@ def parallel_coordinates_figure(
 
     The best trial is orange; the better a trial, the darker its line.
 
-    Arguments:
+    Args:
         values: for each trial its hyperparameters.
         scores: one for each trial.
         names: the hyperparameters, in the order of the axes.

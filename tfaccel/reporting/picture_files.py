@@ -138,7 +138,7 @@ def place_labels(
 ) -> list[Annotation]:
     """Writes a text beside each of a few boxes, inside the axes and not over another text.
 
-    Arguments:
+    Args:
         axes: at their final place in the figure.
         labels: (text, (left, bottom, right, top) of what it belongs to, in data, color), the most important first.
         pad: pixels around each box.

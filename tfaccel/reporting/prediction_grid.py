@@ -24,7 +24,7 @@ def prediction_figure(
     Images that were predicted wrongly come first, framed in red, with the true class below the predicted one; up to
     half of the grid is theirs. The others follow in their order, framed in green.
 
-    Arguments:
+    Args:
         images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; the darkest and the
             brightest of all become black and white.
         labels: the true class of each image, a number from 0; of shape (num_images,).

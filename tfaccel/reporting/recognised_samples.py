@@ -21,7 +21,7 @@ def recognised_samples(
 ) -> dict[str, Any]:
     """What a support vector machine, trained on real images, makes of samples; all results are parts from 0 to 1.
 
-    Arguments:
+    Args:
         samples: standardised pixels, of shape (num_samples, height, width, channels).
         labels: the class that each sample was drawn for, a number from 0.
         class_names: a name for each class; each needs at least one sample.

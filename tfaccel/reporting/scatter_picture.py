@@ -19,7 +19,7 @@ _MAX_POINTS = 2000
 def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *, name: str) -> Figure:
     """A dot for each row, the true number across and the predicted one up; the diagonal is where both are equal.
 
-    Arguments:
+    Args:
         targets: the true numbers, of shape (num_rows,); of more than 2,000, every n-th is drawn.
         predictions: model -> numbers of the same shape.
         name: what is predicted.

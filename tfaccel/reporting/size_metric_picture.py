@@ -41,7 +41,7 @@ class SizedForm:
 def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float) -> Figure:
     """A dot for each form, its size across and its metric up, and a line at the limit.
 
-    Arguments:
+    Args:
         forms: those whose metric is a number are drawn.
         metric: what the metric is.
         limit: how bad the metric may be.

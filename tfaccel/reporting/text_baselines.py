@@ -25,7 +25,7 @@ def text_bits(train_text: str, test_text: str) -> dict[str, float]:
     contexts are is what does best on the last tenth of the training text. LZMA (xz) compresses the training text alone,
     and with the test text behind it. Frequencies are those of single characters.
 
-    Arguments:
+    Args:
         train_text: what models are counted on, at most its last two million characters.
         test_text: what they predict; characters that the training text lacks share one symbol.
 
@@ -80,7 +80,7 @@ def text_class_accuracies(
 
     The penalty of the SVM is chosen by cross-validation on the training texts.
 
-    Arguments:
+    Args:
         train: texts and their classes, numbers from 0.
         test: other texts and their classes.
 

@@ -14,7 +14,7 @@ def exact_matches(
 ) -> dict[str, float]:
     """How many test texts simple rules translate exactly, from 0 to 1.
 
-    Arguments:
+    Args:
         train: texts and their translations.
         test: other ones.
         are_dates: a date parser is tried as well, where `dateutil` is installed.
@@ -33,7 +33,7 @@ def exact_matches(
 def nearest_translations(pairs: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
     """The translation of the training text that shares most characters, pairs and triples of them, with each text.
 
-    Arguments:
+    Args:
         pairs: training texts and their translations.
         texts: to be translated.
 

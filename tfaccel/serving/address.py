@@ -15,7 +15,7 @@ _BACKLOG = 2048
 class Addresses:
     """Where a server answers.
 
-    Arguments:
+    Args:
         url: of REST, such as "http://127.0.0.1:8501".
         grpc: such as "127.0.0.1:8500"; None where gRPC is not answered.
     """
@@ -38,7 +38,7 @@ def check_address(host: str, port: int, *, flag: str = "port") -> None:
 def bound_socket(host: str, port: int, *, flag: str = "port") -> socket.socket:
     """A socket with an address of its own, not listening yet.
 
-    Arguments:
+    Args:
         host: the address.
         port: 0 for any that is free.
         flag: with which users choose the port.

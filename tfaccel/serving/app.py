@@ -29,7 +29,7 @@ _READING = ("GET", "HEAD")
 class App:
     """An application, as ASGI has it.
 
-    Arguments:
+    Args:
         models: that are served.
         metrics: where requests are counted.
     """

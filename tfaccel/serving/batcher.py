@@ -20,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 class Work:
     """One request that waits for the model.
 
-    Arguments:
+    Args:
         run: what is called with the arrays of one or several requests.
         key: requests of equal keys can share a batch; None for one that goes alone.
         arrays: by name; those that share a batch are joined along the first axis.
@@ -39,7 +39,7 @@ class Work:
 class Batcher:
     """A queue with a thread that gives its requests to the model in batches.
 
-    Arguments:
+    Args:
         max_batch_size: rows of a batch, at most; a request that alone has more is a batch of its own.
         wait_seconds: how long the oldest request waits for others.
         max_queue: requests that wait, at most.

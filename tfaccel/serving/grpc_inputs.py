@@ -15,7 +15,7 @@ from tfaccel.serving.tensor_protos import array_of
 def inputs_of_tensors(tensors: Mapping[str, Any], specs: Mapping[str, InputSpec], *, max_bytes: int) -> Inputs:
     """The arrays in the `inputs` of a `PredictRequest`.
 
-    Arguments:
+    Args:
         tensors: `TensorProto` messages by name.
         specs: what the signature takes.
         max_bytes: of one array, at most.
@@ -46,7 +46,7 @@ def inputs_of_examples(given: Any, specs: Mapping[str, InputSpec], kinds: Mappin
 
     The features of an example are lists; where the signature takes tensors by name, each gets the shape of its input.
 
-    Arguments:
+    Args:
         given: the message.
         specs: what the signature takes.
         kinds: of features, where it takes serialized `tf.train.Example` messages; None where it takes tensors by name.

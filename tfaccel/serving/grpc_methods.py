@@ -37,7 +37,7 @@ _ERROR_CODES = {"OK": 0, "UNKNOWN": 2}
 class GrpcMethods:
     """The methods; each takes a message, and whether it is large, and returns the message of the answer.
 
-    Arguments:
+    Args:
         models: that are asked.
         max_bytes: of a request, and of an array that is made of it.
 
@@ -127,7 +127,7 @@ class GrpcMethods:
 async def _inference(api: ModelApi, method: str, asked: tuple[Any, Any], is_large: bool) -> Any:
     """What a signature says of examples.
 
-    Arguments:
+    Args:
         api: of the model.
         method: "classify" or "regress".
         asked: the `ModelSpec`, and the `Input` with the examples.

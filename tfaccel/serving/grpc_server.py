@@ -53,7 +53,7 @@ _TURN_SECONDS = 0.01  # of the event loop, at the end
 class GrpcServer:
     """TensorFlow Serving's `PredictionService` and `ModelService`.
 
-    Arguments:
+    Args:
         models: that are asked.
         options: the server's limits.
         reserved: a socket that has the address, and does not listen; it is closed when the server listens there.
@@ -96,7 +96,7 @@ class GrpcServer:
 
         gRPC's own end drops requests that have arrived, and were not yet taken from their connections.
 
-        Arguments:
+        Args:
             is_forced: whether to end at once.
         """
         if self._server is None:

@@ -24,7 +24,7 @@ _BAD_REQUEST = (400, "Invalid HTTP request received.")
 class HttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    Arguments:
+    Args:
         head_seconds: how long the head of a request may take to arrive.
     """
 

@@ -109,7 +109,7 @@ def _as_list(value: Any) -> Any:
 def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str, Any]:
     """The answer to a `:predict`.
 
-    Arguments:
+    Args:
         outputs: arrays by name.
         in_rows: whether the request was in row format.
 

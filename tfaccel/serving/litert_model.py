@@ -25,7 +25,7 @@ class LitertModel:
     `serving_default` takes and gives tensors; `serving_raw`, where it is known what they are made of, takes encoded
     images or texts, and gives the likeliest class and all probabilities where the classes are known.
 
-    Arguments:
+    Args:
         file: the file.
 
     Attributes:

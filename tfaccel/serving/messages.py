@@ -26,7 +26,7 @@ Send = Callable[[Any], Awaitable[None]]
 class Request:
     """A request, whose body has not been read.
 
-    Arguments:
+    Args:
         method: such as "POST".
         path: without what follows a question mark.
         headers: by name in small letters.
@@ -89,7 +89,7 @@ class Request:
 class Answer:
     """What is sent to a client.
 
-    Arguments:
+    Args:
         body: its content.
         status: of HTTP.
         headers: more headers.

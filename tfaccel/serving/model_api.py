@@ -37,7 +37,7 @@ Asked = tuple[str, Inputs]  # a signature's name, and what it is given
 class ModelApi:
     """What answers requests for one model.
 
-    Arguments:
+    Args:
         versions: of the model.
         options: the server's limits.
         metrics: where its queue is shown.
@@ -83,7 +83,7 @@ class ModelApi:
     async def answer(self, method: str, version: int | None, request: Request) -> Answer:
         """The answer to a request.
 
-        Arguments:
+        Args:
             method: "predict", "classify", "regress", "metadata" or "status".
             version: that is asked; None for the newest, or for the status of all.
             request: whose body, if there is one, has not been read.
@@ -112,7 +112,7 @@ class ModelApi:
     ) -> tuple[Inputs, dict[str, np.ndarray]]:
         """What a request gives the model, and the model for it, together with others or alone.
 
-        Arguments:
+        Args:
             servable: that is asked.
             read: gives what it is asked.
             is_large: whether that takes long, so that it is read in a thread.

@@ -27,7 +27,7 @@ _PLATFORM = "tensorflow"
 class ModelConfig:
     """One model that is served.
 
-    Arguments:
+    Args:
         name: by which clients ask for it.
         folder: of its versions, or of one of them; or a LiteRT file.
         policy: which of them are served.

@@ -26,7 +26,7 @@ Failed = Callable[[BaseException], None]
 class Models:
     """Models by name.
 
-    Arguments:
+    Args:
         configs: the first ones.
         options: the server's limits.
         metrics: where their batches are counted.
@@ -55,7 +55,7 @@ class Models:
     def start(self, *, loaded: Loaded, failed: Failed) -> None:
         """Starts to load all models, each in a thread of its own, which looks for new versions afterwards.
 
-        Arguments:
+        Args:
             loaded: called in a model's thread when its first versions are served.
             failed: called there with the error if none can be.
         """

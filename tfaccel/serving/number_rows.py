@@ -29,7 +29,7 @@ _WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(
 def number_rows(body: bytes, specs_of: Any) -> tuple[str, Inputs] | None:
     """The signature's name and its inputs, if a body is one nest of numbers that fits a signature of one input.
 
-    Arguments:
+    Args:
         body: of a `:predict`.
         specs_of: called with a signature's name ("" for none), gives what it takes by name, or None.
 

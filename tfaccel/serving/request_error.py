@@ -8,7 +8,7 @@ from collections.abc import Mapping
 class RequestError(Exception):
     """A request that is not answered as asked.
 
-    Arguments:
+    Args:
         status: of HTTP: 400 (malformed), 404 (no such model or version), 413 (too large), 429 (too many) or 503.
         message: where the fault is, what was received and what was expected.
         headers: more headers of the answer.

@@ -23,7 +23,7 @@ _MAX_DEPTH = 64  # lists within lists; numpy has no more axes
 class InputSpec:
     """One input of a signature.
 
-    Arguments:
+    Args:
         name: its name.
         shape: with the rows in front; None for any length; None as a whole for any shape.
         dtype: numpy's kind; object for texts.
@@ -46,7 +46,7 @@ class InputSpec:
 class Inputs:
     """What a request asks a signature.
 
-    Arguments:
+    Args:
         arrays: by name.
         num_rows: that all arrays have in front; None where they have no common number.
         place: where they stand in the request: "instances" (rows), "inputs" (columns) or "examples".
@@ -93,7 +93,7 @@ def read_examples(
 ) -> Inputs:
     """The arrays in the `examples` of a `:classify`; `context` holds what all of them have in common.
 
-    Arguments:
+    Args:
         data: the request.
         specs: what the signature takes.
         kinds: of features, where it takes serialized `tf.train.Example` messages; None where it takes tensors by name.

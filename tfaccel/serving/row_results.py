@@ -14,7 +14,7 @@ from tfaccel.serving.request_error import RequestError
 def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> list[list[list[Any]]]:
     """Pairs of a class's name and its score for each row: what `:classify` answers.
 
-    Arguments:
+    Args:
         outputs: of the model, by name.
         known: what is known of its classes; without names, each is "".
 

@@ -45,7 +45,7 @@ class Servable:
 
     A LiteRT file takes one row at a time: requests for it do not share batches.
 
-    Arguments:
+    Args:
         folder: of the SavedModel, or of a LiteRT file; or that file.
         version: its number.
         max_batch_size: rows that the model gets at once, at most.

@@ -51,7 +51,7 @@ def serve(
 ) -> None:
     """Serves models until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
 
-    Arguments:
+    Args:
         configs: the models.
         options: where to listen, and limits.
         config_file: where the configurations come from; it is read again when it changes.

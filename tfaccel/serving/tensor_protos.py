@@ -41,7 +41,7 @@ def array_of(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
 
     As in TensorFlow, the last of too few values fills the rest of the shape; where there are none, zeros do.
 
-    Arguments:
+    Args:
         proto: a `TensorProto`.
         dtype: that is wanted; object for strings.
         max_bytes: of the array, at most, however small the message is.

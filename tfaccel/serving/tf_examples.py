@@ -20,7 +20,7 @@ _INT64 = np.iinfo(np.int64)
 def example_kinds(walk: GraphWalk, signature: Any) -> dict[str, str] | None:
     """What the examples that a signature takes hold: a feature's name -> "float", "int64" or "bytes", as far as known.
 
-    Arguments:
+    Args:
         walk: the graph.
         signature: a `SignatureDef`.
 
@@ -64,7 +64,7 @@ def _texts(walk: GraphWalk, place: Place, number: int) -> list[str]:
 def serialized_examples(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> np.ndarray:
     """Rows of features as an array of messages.
 
-    Arguments:
+    Args:
         rows: of a request: values or lists of values, by the feature's name.
         kinds: what `example_kinds` found; where a feature's kind is not known, whole numbers become int64, others
             float, and texts bytes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class VersionPolicy:
     """Which versions of a model are served.
 
-    Arguments:
+    Args:
         latest: the newest so many; 0 for all.
         versions: if there are any, these and no others.
 

@@ -31,7 +31,7 @@ _SHARD = re.compile(r"variables\.data-\d+-of-(\d+)")
 class VersionState:
     """How a version stands.
 
-    Arguments:
+    Args:
         state: in TensorFlow Serving's words.
         message: why it could not be loaded; "" where it could.
     """
@@ -43,7 +43,7 @@ class VersionState:
 class Versions:
     """The versions of one model.
 
-    Arguments:
+    Args:
         name: of the model.
         folder: of its versions, or of a single SavedModel; or a LiteRT file.
         load: makes a servable of a folder and a version.
@@ -96,7 +96,7 @@ class Versions:
     ) -> None:
         """Starts a thread that loads what is there, and then looks again and again.
 
-        Arguments:
+        Args:
             poll_seconds: between looks.
             loaded: called in the thread when the first versions are served.
             failed: called there with the error if none can be; the thread has ended then.

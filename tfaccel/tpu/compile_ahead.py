@@ -48,7 +48,7 @@ def compiler_refusal(machine: Machine) -> str | None:
 class AheadOfTime:
     """One step compiled for several generations and batch sizes.
 
-    Arguments:
+    Args:
         examination: the machine, the time limit, and whom to tell of progress.
         write_program: writes the XLA program of the step with that many rows to a file.
         compiler: the child process with the TPU compiler.
@@ -98,7 +98,7 @@ def check_ahead_of_time(
 ) -> Iterator[Check]:
     """Checks of the compiled step: memory for each generation; for a single one the largest batch as well.
 
-    Arguments:
+    Args:
         examination: the machine, the time limit, and whom to tell of progress.
         write_program: writes the XLA program of the step with that many rows to a file.
         target: the TPUs to compile for.

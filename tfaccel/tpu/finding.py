@@ -22,7 +22,7 @@ KINDS = (
 class Finding:
     """One thing in a train step.
 
-    Arguments:
+    Args:
         kind: one of `KINDS`.
         what: the operation, number format or class, such as "CropAndResize".
         where: the layer that it is in, or the part of the step, such as "layer 'crop'".

@@ -13,7 +13,7 @@ GIBIBYTE = 2**30
 class TpuGeneration:
     """One generation of TPUs.
 
-    Arguments:
+    Args:
         name: "v5e" and so on.
         topology: the smallest machine that the compiler knows, such as "v5e:2x2".
         memory_bytes: memory of one core that a program may use: what the compiler of libtpu 0.0.42 says in its
@@ -43,7 +43,7 @@ GENERATIONS = (
 class TpuTarget:
     """The TPUs that a step is meant for.
 
-    Arguments:
+    Args:
         generations: one, or all where none was named.
         num_cores: cores that share the global batch.
     """
@@ -55,7 +55,7 @@ class TpuTarget:
 def parse_tpu(text: str | None) -> TpuTarget:
     """The target that `--tpu` names: a generation ("v5e"), or one with its number of cores ("v5e-8").
 
-    Arguments:
+    Args:
         text: the flag's value; None for one core of any generation.
 
     Raises:

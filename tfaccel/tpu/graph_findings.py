@@ -32,7 +32,7 @@ def find_in_nodes(
 ) -> list[Finding]:
     """Findings of the kinds "operation", "host call", "string", "ragged" and the number formats, each place once.
 
-    Arguments:
+    Args:
         nodes: the operations of the step.
         place_of: says where an operation is, by its name.
         compilable: the operations that XLA can compile; None where all of these are known to be.

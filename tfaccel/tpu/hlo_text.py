@@ -21,7 +21,7 @@ _NO_BUFFER = re.compile(r" (?:bitcast|get-tuple-element|tuple|parameter|constant
 def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
     """Findings of the kinds "dynamic dimension" and "custom call" in an XLA program, each place once.
 
-    Arguments:
+    Args:
         text: the program as `experimental_get_compiler_ir(...)(stage="hlo")` gives it.
         place_of: says where a TensorFlow operation is, by its name.
 
@@ -50,7 +50,7 @@ def padding_waste(text: str) -> float:
 
     A TPU stores arrays in tiles, most often of 8 times 128 numbers; a dimension that is no multiple is filled up.
 
-    Arguments:
+    Args:
         text: the compiled program, its shapes with layouts and tiles.
 
     Example:

@@ -32,7 +32,7 @@ def train_on_jax(
 
     Leaves a run directory as `tfaccel.train` does, but without checkpoints: a run that was stopped begins anew.
 
-    Arguments:
+    Args:
         workload: what to train.
         plan: its `global_batch_size` and `dtype_policy` are used.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.

@@ -25,7 +25,7 @@ class Trial:
 def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highest: int) -> int:
     """The largest multiple of 8 between a size that fits and a limit that fits too, to within a tenth.
 
-    Arguments:
+    Args:
         try_batch: compiles for that many rows; None where it could not be told, which ends the search the second time.
         known: a number of rows that fits.
         highest: the most rows to try.

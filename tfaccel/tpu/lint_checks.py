@@ -97,7 +97,7 @@ _REMEDIES = {
 def lint_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
     """The checks of a traced step.
 
-    Arguments:
+    Args:
         facts: what `step_probes.probe_step` returned.
 
     Example:
@@ -127,7 +127,7 @@ def lint_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
 def batch_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
     """The checks of a workload's batches.
 
-    Arguments:
+    Args:
         facts: what `step_probes.probe_batches` returned.
 
     Example:

@@ -37,7 +37,7 @@ _PIP_SECONDS = 1800.0
 class NotebookRuntime:
     """What training runs on.
 
-    Arguments:
+    Args:
         kind: "TPU", "GPU" or "CPU".
         reason: what was found, and why training is on the CPU where there is a TPU.
         plan_fields: fields for `tfaccel.default_plan` that this takes.
@@ -55,7 +55,7 @@ class NotebookRuntime:
     def train(self, workload: "Workload", plan: "Plan", **options: Any) -> "TrainResult":
         """`tfaccel.train`, or plain `Model.fit` on Keras's JAX backend where that drives the TPU.
 
-        Arguments:
+        Args:
             workload, plan, **options: as for `tfaccel.train`.
         """
         if self.environ.get("KERAS_BACKEND") == "jax":
@@ -76,7 +76,7 @@ def prepare_runtime(
 ) -> NotebookRuntime:
     """Finds out what this runtime can train on; with `install`, installs what is missing. Never imports TensorFlow.
 
-    Arguments:
+    Args:
         machine: the machine; None for this one.
         install: let pip install missing packages.
         say: called with a line before each thing that takes long.

@@ -19,7 +19,7 @@ STEP_PROGRAM = "tfaccel.tpu.step_probes"
 class StepSource:
     """Where a train step comes from, so that a child process can make it too.
 
-    Arguments:
+    Args:
         kind: "recipe" or "workload".
         name: the recipe's name, or the workload's import path.
         folder: the folder that modules are imported from besides the installed ones.
@@ -37,7 +37,7 @@ class StepSource:
 def check_tpu_readiness(examination: Examination, source: StepSource, target: TpuTarget) -> Iterator[Check]:
     """Checks a train step for TPUs; a "fail" among them means that it cannot run there.
 
-    Arguments:
+    Args:
         examination: the machine, the time limit of a probe, and whom to tell of progress.
         source: the workload.
         target: the TPUs.
@@ -81,7 +81,7 @@ def check_tpu_readiness(examination: Examination, source: StepSource, target: Tp
 def step_checks(name: str, probe: Callable[..., ProbeResult]) -> Iterator[Check]:
     """The checks of model, batches and graph.
 
-    Arguments:
+    Args:
         name: the workload's, for the words of progress.
         probe: `probe(words, name)` runs a probe of `step_probes` with the workload.
     """

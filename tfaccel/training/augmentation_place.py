@@ -57,7 +57,7 @@ def place_augmentation(
     A model of the workload is made and trained for some steps by turns, with batches augmented on the host and on the
     device. Every turn begins with an empty pipeline; the first turns, and the first steps of each, are thrown away.
 
-    Arguments:
+    Args:
         workload: what is to be trained. Without `augment` there is nothing to place, and the plan comes back as it is.
         plan: how. With several workers nothing is measured, and they augment on the host.
         strategy: that of the plan, in its runtime; None: a new one.
@@ -101,7 +101,7 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
 
     A run that goes on stays with the place that it began with. Random generators are as if nothing had been measured.
 
-    Arguments:
+    Args:
         workload, plan: what is trained, and how.
         run_dir: of this run.
         runtime: of this plan, entered.
@@ -124,7 +124,7 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
 class _Trial:
     """Training for a few steps with batches augmented at one place.
 
-    Arguments:
+    Args:
         engine: of a model that may be trained for nothing.
         source: its data.
     """

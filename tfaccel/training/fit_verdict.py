@@ -42,7 +42,7 @@ _ADVICE = {
 class FitVerdict:
     """What a training history says of the fit.
 
-    Arguments:
+    Args:
         kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" where there is
             too little to tell.
         evidence: what says so, with figures.
@@ -89,7 +89,7 @@ def verdict(
     * Worse than a baseline: none of these, but a baseline's score is better by more than chance allows.
     * Unknown: too few epochs, no validation loss, or too few examples to tell the score from the trivial one.
 
-    Arguments:
+    Args:
         history: metric -> one value an epoch, as in `TrainResult.history` or Keras's `History.history`; None or NaN
             where a value was not finite.
         baselines: what the model and simple predictors reach on the same examples; None: only the curves are judged.

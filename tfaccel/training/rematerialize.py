@@ -18,7 +18,7 @@ def rematerialize(block: keras.Model) -> keras.Model:
     BatchNormalization twice in each step; here the second calculation leaves them as they are. The block is saved as
     the ordinary model that it is.
 
-    Arguments:
+    Args:
         block: a functional or sequential model with one input, used as a layer of a larger one.
 
     Returns:

@@ -31,7 +31,7 @@ class TpuLibrary:
     variable TPU_NAME=local it would first ask Google Cloud's metadata server. Anything else is a name or an address
     (grpc://10.0.0.2:8470) of a Cloud TPU or of a whole slice.
 
-    Arguments:
+    Args:
         machine: the machine, whose packages and interpreter are used; None for this one.
     """
 
@@ -55,7 +55,7 @@ class TpuLibrary:
 def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute.Strategy:
     """The `TPUStrategy` of a plan.
 
-    Arguments:
+    Args:
         plan: one whose strategy is "tpu"; `plan.tpu` names the TPU.
         library: what starts it.
 

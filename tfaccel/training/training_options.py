@@ -46,7 +46,7 @@ _EMA_MOMENTUM = 0.98
 class TrainingOptions:
     """Which optimizer of Keras, how its learning rate changes, and when training stops early.
 
-    Arguments:
+    Args:
         optimizer: its name in Keras, in any case: "adamw", "SGD" (here with Nesterov momentum), "Lamb" ...; see
             `OPTIMIZER_NAMES`.
         learning_rate: the highest learning rate; None for one that suits the optimizer.
@@ -134,7 +134,7 @@ class TrainingOptions:
     def make_optimizer(self, *, num_steps: int) -> keras.optimizers.Optimizer:
         """A fresh optimizer with its schedule.
 
-        Arguments:
+        Args:
             num_steps: optimizer steps of the whole run.
         """
         import keras

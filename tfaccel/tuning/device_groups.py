@@ -17,7 +17,7 @@ _USABLE_GPU_MEMORY = 0.9
 class DeviceGroup:
     """What one worker may use.
 
-    Arguments:
+    Args:
         cores: logical CPUs that it is bound to; empty for no binding.
         visible_gpus: the value of CUDA_VISIBLE_DEVICES; None to leave it alone.
         plan_fields: fields of the plan that follow from sharing a device.

@@ -24,7 +24,7 @@ def importances(
     A random forest learns the score from the hyperparameters. A hyperparameter matters as much as the forest's error
     grows when its values are shuffled over the trials. With few trials this is a hint, not a proof.
 
-    Arguments:
+    Args:
         values: for each trial its hyperparameters; one that a trial lacks counts as a value of its own.
         scores: one for each trial.
         names: the hyperparameters.

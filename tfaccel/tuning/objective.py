@@ -64,7 +64,7 @@ class Objective:
     those that fall and of those that rise with the sign turned; of seconds and bytes a tenth of the logarithm. Optuna's
     algorithms and the Pareto front take them one by one.
 
-    Arguments:
+    Args:
         parts: pairs of a metric's name and "max" or "min".
 
     Example:
@@ -173,7 +173,7 @@ def direction_of(name: str) -> str:
 def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
     """The objective that was asked for, or the one that is taken where none was.
 
-    Arguments:
+    Args:
         wanted: as in `SearchOptions`.
         names: the names of all metrics that a trial has, `val_` before those of validation.
 

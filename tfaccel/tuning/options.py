@@ -71,7 +71,7 @@ _ELSEWHERE = {
 class SearchOptions:
     """How a search of hyperparameters is done.
 
-    Arguments:
+    Args:
         algorithm: Keras Tuner's "random", "grid", "bayesian" or "hyperband"; or with the extra `optuna` Optuna's "tpe",
             "cmaes" (which chooses numbers that every trial has; the rest is random) or "nsga2" (for several
             objectives).

@@ -17,7 +17,7 @@ from tfaccel.tuning.objective import DEFAULT_NAME, Objective
 def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, float] | None = None) -> dict[str, float]:
     """The metrics of a trial, from what its `fit` returned.
 
-    Arguments:
+    Args:
         result: a `History` (its best epoch counts), a dictionary of metrics, the objective's value, or a list of these
             (their means count).
         objective: what the search betters.

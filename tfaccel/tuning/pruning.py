@@ -13,7 +13,7 @@ _FACTOR = 3
 def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float]], *, direction: str) -> str | None:
     """Why a trial should end now; None if it should go on.
 
-    Arguments:
+    Args:
         rule: "none", "median" or "halving"; see `SearchOptions`.
         own: the objective after each epoch of the trial so far.
         others: the same of the other trials, however far they have come.

@@ -36,7 +36,7 @@ def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Col
     `learning_rate` and `schedule`. Where one of them is there, the global batch size is searched too. Defaults are
     those of the function and of the workload.
 
-    Arguments:
+    Args:
         function: makes the workload from its arguments.
         workload: made by it with the arguments that are the same in all trials.
         fixed: names of those arguments, and of fixed fields of the plan, which are not searched.

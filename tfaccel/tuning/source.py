@@ -27,7 +27,7 @@ _MAIN_IN_CHILD = "__mp_main__"
 class Reference:
     """A function, class or object that another process can get: by its import path, or pickled.
 
-    Arguments:
+    Args:
         kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
         text: the name, the import path, or the pickle in base64.
         name: what to call it.
@@ -58,7 +58,7 @@ class Reference:
 class SearchSource:
     """The workload and the space of a search.
 
-    Arguments:
+    Args:
         workload: a recipe, or a function that returns a `Workload`.
         space: `build(hp)` (a compiled model), a `HyperModel`, or `space(hp)` (arguments of the workload's function);
             "none" for the space that the workload's function has by itself.

@@ -30,7 +30,7 @@ from tfaccel.tuning.source import SearchSource
 class TrialMaker:
     """Makes what trials train, from hyperparameters.
 
-    Arguments:
+    Args:
         source: where workload and space come from.
         options: of the search.
         plan_fields: what the search and this worker's device group fix of the plan.

@@ -45,7 +45,7 @@ _STATE_FILE = "state.npz"
 class TrialRunner:
     """Runs trials, one after the other, in this process.
 
-    Arguments:
+    Args:
         maker: makes what a trial trains.
         objective: what the search betters.
         builds_models: whether the space builds models itself.
