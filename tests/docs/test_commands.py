@@ -10,9 +10,11 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from configparser import ConfigParser
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -135,56 +137,62 @@ def test_commands_run(page, programs, request, tmp_path):
     write_inputs(tmp_path)
     if BASE_RUN not in pages()[page] and "runs/digits" in pages()[page]:
         shutil.copytree(request.getfixturevalue("base_run"), tmp_path / "runs" / "digits")
-    server = None
-    for block in blocks(page, "python", *SHELL):
-        if block.language == "python":
+    with Servers(programs, tmp_path) as servers:
+        for block in blocks(page, "python", *SHELL):
             if block.file:
                 (tmp_path / block.file).write_text(block.code)
             elif block.title == "Needs the server above":
-                (tmp_path / "client.py").write_text(block.code.replace("8501", str(server.port)))
+                (tmp_path / "client.py").write_text(block.code.replace("8501", str(servers.port)))
                 run("python client.py", programs, tmp_path)
-        elif block.runs:
-            server = stopped(server)
-            if calls(block, "tfaccel serve"):
-                server = Server(block.code, programs, tmp_path)
-            else:
-                run(with_free_ports(block.code), programs, tmp_path)
-    stopped(server)
+            elif block.language != "python" and block.runs:
+                servers.stop()
+                if calls(block, "tfaccel serve"):
+                    servers.start(block.code)
+                else:
+                    run(with_free_ports(block.code), programs, tmp_path)
 
 
 def with_free_ports(code):
     """The ports that a page chooses, replaced by others that nobody has."""
-    return re.sub(r"localhost:\d+", lambda match: f"localhost:{free_ports(match.group())}", code)
+    return re.sub(r"localhost:\d+", lambda match: f"localhost:{free_port(match[0])}", code)
 
 
-def free_ports(name, found={}):  # noqa: B006
-    """One port for each name, the same at every call."""
-    import socket
-
-    if name not in found:
-        with socket.socket() as listening:
-            listening.bind(("localhost", 0))
-            found[name] = listening.getsockname()[1]
-    return found[name]
+@cache
+def free_port(name):
+    """A port for each name, the same at every call."""
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
 
 
-class Server:
-    """What `tfaccel serve` on a page starts, with other ports."""
+class Servers:
+    """What `tfaccel serve` on a page starts, one at a time, on ports that are free."""
 
-    def __init__(self, code, programs, folder):
-        code = re.sub(r"--(grpc_)?port=\d+", r"--\1port=0", code.strip())
-        command = code if "--port=" in code else f"{code} --port=0"
+    def __init__(self, programs, folder):
+        self._environment, self._folder = environment(programs), folder
+        self._process = None
+        self.port = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+    def start(self, code):
+        """Starts the server of a block, and waits until it serves."""
+        command = f"exec {re.sub('--grpc_port=[0-9]+', '--grpc_port=0', code.strip())} --port=0"
         self._process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=folder, env=environment(programs), stdout=subprocess.PIPE, text=True
+            ["bash", "-c", command], cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, text=True
         )
         line = self._process.stdout.readline()
-        self.port = int(re.search(r":(\d+)", line)[1])
+        assert line.startswith("Serving "), f"{command} did not serve"
+        self.port = int(re.search(r"http://[\w.]+:(\d+)", line)[1])
 
     def stop(self):
-        self._process.send_signal(signal.SIGTERM)
-        self._process.communicate(timeout=120)
-        return self._process.returncode
-
-
-def stopped(server):
-    assert server is None or server.stop() == 0
+        """Ends the server, if there is one, as an operator does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.communicate(timeout=120)
+            assert self._process.returncode == 0
+            self._process = None
