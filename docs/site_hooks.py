@@ -1,0 +1,84 @@
+"""What the site needs beside its pages: the public names' definitions, and docstrings in the form that griffe reads.
+
+`mkdocs.yml` names this file twice: as a hook of mkdocs, which documents `::: tfaccel.fit` on an API page by what the
+public name stands for and lists the flags of the commands, and as an extension of griffe, which reads docstrings
+without importing anything. TensorFlow is not imported.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+from tfaccel.scripts.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = re.compile(r"^Example:\n(.*?)(?=^\S[^\n]*:\n[ ]{4}|^Reference|\Z)", re.MULTILINE | re.DOTALL)
+SEVERAL_ARGUMENTS = re.compile(r"^([ ]+)((?:\w+,\s+)+\w+):\s+(.+(?:\n\1[ ]+.+)*)", re.MULTILINE)
+
+
+def public_names(package: str) -> dict[str, str]:
+    """Public name -> the module that defines it, for a package such as "tfaccel.data"."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    names: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC_NAMES":
+            names |= ast.literal_eval(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfaccel."):
+            names |= {alias.name: node.module or "" for alias in node.names}
+    return names
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces each public name behind `:::` by where it is defined, and `::: tfaccel --help` by what that prints."""
+    markdown = re.sub(r"^::: tfaccel --help$", lambda _: commands_help(), markdown, flags=re.MULTILINE)
+    return re.sub(r"^::: (tfaccel(?:\.\w+)?)\.(\w+)$", _defined, markdown, flags=re.MULTILINE)
+
+
+def commands_help() -> str:
+    """What `tfaccel COMMAND --help` prints, for each command."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        texts = pool.map(_help_of, COMMANDS)
+    return "\n".join(texts)
+
+
+def _help_of(command: str) -> str:
+    words = [sys.executable, "-m", "tfaccel.scripts.main", command, "--help"]
+    text = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return f"### tfaccel {command}\n\n```text\n{text.strip()}\n```\n"
+
+
+def _defined(match: re.Match[str]) -> str:
+    package, name = match.groups()
+    module = public_names(package)[name]
+    return f'::: {module}.{name}\n    options:\n      heading: "{package}.{name}"\n      toc_label: "{name}"'
+
+
+class Docstrings(griffe.Extension):
+    """Gives griffe the docstrings as it reads them."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrites the docstring of a module, class, function or attribute."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_griffe_reads(obj.docstring.value)
+
+
+def as_griffe_reads(text: str) -> str:
+    """A docstring with `Examples:` and its content indented, and one entry for each argument."""
+    return SEVERAL_ARGUMENTS.sub(_as_entries, EXAMPLE.sub(_as_section, text))
+
+
+def _as_section(match: re.Match[str]) -> str:
+    return "Examples:\n" + textwrap.indent(textwrap.dedent(match[1]).strip("\n"), "    ") + "\n\n"
+
+
+def _as_entries(match: re.Match[str]) -> str:
+    indent, names, text = match.groups()
+    return "\n".join(f"{indent}{name}: {text}" for name in re.split(r",\s+", names))

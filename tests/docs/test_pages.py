@@ -1,0 +1,94 @@
+"""README and the pages under docs/ as texts: links, lengths, public names, and the library's own error messages."""
+
+import ast
+import importlib.util
+import re
+
+import pytest
+from pages import ROOT, blocks, pages
+
+from tfaccel.scripts.main import COMMANDS
+
+MAX_README_LINES = 200
+MESSAGES = "docs/troubleshooting.md"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", pages()[page]):
+        assert (folder / target).exists(), target
+
+
+@pytest.mark.parametrize("page", pages())
+def test_lines_can_be_read(page):
+    text = re.sub(r"^```.*?^```$", "", pages()[page], flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in text.splitlines() if len(line) > 130 and not line.startswith("|")] == []
+
+
+def test_readme_is_short():
+    assert len(pages()["README.md"].splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/commands.md"])
+def test_each_command_has_a_row(page):
+    named = re.findall(r"^\| `tfaccel ([\w-]+)[^`]*` \|", pages()[page], re.MULTILINE)
+    assert set(named) == set(COMMANDS)
+
+
+@pytest.fixture(scope="module")
+def site_hooks():
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("package", ["tfaccel", "tfaccel.data", "tfaccel.ops"])
+def test_the_reference_has_every_public_name(package, site_hooks):
+    listed = [name for page in pages() for name in re.findall(r"^::: (tfaccel[\w.]*)$", pages()[page], re.MULTILINE)]
+    public = [f"{package}.{name}" for name in site_hooks.public_names(package)]
+    assert sorted(public) == sorted(name for name in listed if name.rpartition(".")[0] == package)
+
+
+def text_of(node):
+    """The text that an expression makes, with "…" for what is put into it."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%(\.\d)?[sdrgf]|\{\w*(![rs])?\}", "…", node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return "…"
+
+
+def texts_of_library():
+    """Every text in the library that a message may be made of, each on a line."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tfaccel").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    return "\n".join(text.replace("\n", " ") for text in map(text_of, nodes) if text.strip("…"))
+
+
+def test_troubleshooting_has_the_messages_of_the_library():
+    library = texts_of_library()
+    shown = [block.code.strip() for block in blocks(MESSAGES, "text")]
+    assert len(shown) > 40
+    for message in shown:
+        parts = [re.escape(part) for part in re.split("…+", message)]
+        assert re.search("[^\n]*?".join(parts), library), f"no message of the library reads: {message}"
+
+
+def test_the_site_has_every_page():
+    """What mkdocs would say only when the site is built."""
+    named = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(f"docs/{name}" for name in named) == sorted(set(pages()) - {"README.md"})
+
+
+def test_docstrings_are_given_as_griffe_reads_them(site_hooks):
+    given = "Sums.\n\nArgs:\n    x, y: numbers,\n        of any size.\n\nExample:\n\n>>> f(1, 2)\n3\n\nReference: none."
+    wanted = (
+        "Sums.\n\nArgs:\n    x: numbers,\n        of any size.\n    y: numbers,\n        of any size.\n\n"
+        "Examples:\n    >>> f(1, 2)\n    3\n\nReference: none."
+    )
+    assert site_hooks.as_griffe_reads(given) == wanted
+    assert site_hooks.public_names("tfaccel.ops") == {"all_gather_rows": "tfaccel.training.gather_rows"}
