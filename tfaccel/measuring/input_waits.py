@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfaccel.data.sources import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training import private_models
 from tfaccel.training.compiled_model import compiled_model, engine_options
@@ -41,9 +42,10 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
     """
     plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MOST_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
-        with runtime.strategy.scope():
-            model = compiled_model(work, plan)
         source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
+        num_steps = num_optimizer_steps(work, plan, epochs=epochs, num_batches=source.num_batches)
+        with runtime.strategy.scope():
+            model = compiled_model(work, plan, num_steps=num_steps)
         private_models.build_model(model, source.batch_spec)
         engine = Engine(model, engine_options(plan))
         source.clock = clock = _WaitClock(engine, num_epochs=repetitions + 1)

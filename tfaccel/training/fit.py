@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -108,8 +109,8 @@ def fit(
     options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
     run = partial(_fit, options=options, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
-        others = {"evaluate": engine_evaluate, "predict": engine_predict}
-        methods = {"fit": run, **{name: partial(verb, check_rows=check_rows) for name, verb in others.items()}}
+        methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
+        methods |= {name: partial(methods[name], check_rows=check_rows) for name in ("evaluate", "predict")}
         history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
         return history
     return run(model, **arguments)

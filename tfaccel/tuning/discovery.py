@@ -85,10 +85,10 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replic
         )
     workload = maker.workload(None if builds_models else made)
     plan = maker.plan(workload)
-    with replicas.strategy.scope():
-        model = maker.model(made, workload, plan)
     source = WorkloadSource(workload, plan, replicas, seed=maker.options.seed)
     source.close()
+    with replicas.strategy.scope():
+        model = maker.model(made, workload, plan, num_batches=source.num_batches)
     private_models.build_model(model, source.batch_spec)
     names = metric_names(model)
     judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))

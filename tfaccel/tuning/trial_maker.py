@@ -71,8 +71,8 @@ class TrialMaker:
             space = given
         else:
             workload = source.make_workload(options.workload_options)
-            fixed = {*options.workload_options, *options.plan_fields}
-            space = recipe_space(source.workload_function(), workload, fixed=fixed)
+            not_searched = {*options.workload_options, *options.plan_fields}
+            space = recipe_space(source.workload_function(), workload, fixed=not_searched)
         if space is not None and not callable(space):
             raise SearchError(
                 f"The space {source.space.name} must be a function of hp, or a keras_tuner.HyperModel. "
