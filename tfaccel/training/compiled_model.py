@@ -65,4 +65,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         bytes_per_pack=plan.bytes_per_pack,
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,
+        batches_per_step=plan.accumulation_steps,
     )

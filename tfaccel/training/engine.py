@@ -40,8 +40,9 @@ class EngineOptions:
         bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
-        single_steps: run each step by a graph call of its own, without a loop, unless the model's
-            `steps_per_execution` is above 1.
+        single_steps: run each optimizer step by a graph call of its own, unless the model's `steps_per_execution` is
+            above 1.
+        batches_per_step: batches in one optimizer step; callbacks that act on single batches are called once for them.
     """
 
     sum_duplicate_indices: bool = False
@@ -49,6 +50,7 @@ class EngineOptions:
     stop_at_non_finite_loss: bool = False
     whole_step: bool = False
     single_steps: bool = False
+    batches_per_step: int = 1
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,9 @@ class WindowLength:
         self._engine = engine
         self.watched = any(needs_each_batch(callback, kind) for callback in callbacks)
         per_execution = int(engine.model.steps_per_execution)
-        self._fixed = per_execution if per_execution > 1 or self.watched or engine.options.single_steps else None
+        self._fixed = per_execution if per_execution > 1 else None
+        if self._fixed is None and (self.watched or engine.options.single_steps):
+            self._fixed = engine.options.batches_per_step
         self._bounds = [c.steps_to_boundary for c in callbacks if hasattr(c, "steps_to_boundary")]
         self._kind = kind
         self._last = 0
