@@ -24,6 +24,7 @@ from typing import Any
 from absl import flags
 from rich.table import Table
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
@@ -90,6 +91,8 @@ def _what_to_train() -> tuple[Workload, Plan]:
         from tfaccel.hardware.detect import detect_hardware
 
         plan = default_plan(detect_hardware(), workload, **fixed)
+    if flags.FLAGS["recipe"].value is not None:
+        check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
     return with_teacher(workload), plan
 
 

@@ -17,7 +17,8 @@ def test_the_first_setting_is_what_the_recipe_has(recipe):
     present, parameters = RECIPE_SETTINGS[recipe].present, inspect.signature(make_workload).parameters
     options = make_workload().options
     rate = options["learning_rate"] or TrainingOptions(optimizer=options["optimizer"]).peak_learning_rate
-    has = {name: parameter.default for name, parameter in parameters.items()} | {"weight_decay": None}
+    has = {name: parameter.default for name, parameter in parameters.items()}
+    has |= {"weight_decay": None, "epochs": make_workload().epochs}
     if recipe == "transfer_learning":
         rate = make_workload().options["learning_rate"]
     assert present == {

@@ -34,7 +34,7 @@ CASES = [
     *(case(recipe, "good.csv", NO_ENCODING, "--target=price", "--encoding=utf-99") for recipe in TABLES),
     *(case(recipe, "latin.csv", WRONG_ENCODING, "--target=price") for recipe in TABLES),
     *(
-        case(recipe, "few.csv", "A batch takes 32 rows, but there are 16 to train on.", f"--target={target}")
+        case(recipe, "few.csv", "A batch takes 32 examples, but there are 16 to train on.", f"--target={target}")
         for recipe, target in zip(TABLES, ("kind", "price"), strict=True)
     ),
     case(
@@ -59,14 +59,14 @@ CASES = [
     case(
         "sequence_forecasting",
         "good.csv",
-        "A batch takes 512 windows, but there are 57 to train on.",
+        "A batch takes 512 examples, but there are 57 to train on.",
         "--time_column=time",
         "--global_batch_size=512",
     ),
     case("autoencoder", "text.csv", TEXT),
     case("autoencoder", "good.csv", NO_ENCODING, "--encoding=utf-99"),
     case("autoencoder", "latin.csv", WRONG_ENCODING),
-    case("autoencoder", "few.csv", "A batch takes 64 rows, but there are 16 to train on."),
+    case("autoencoder", "few.csv", "A batch takes 64 examples, but there are 16 to train on."),
     *(case(recipe, "empty_class", "The class folder empty_class/b holds no PNG or JPEG image.") for recipe in IMAGES),
     *(
         case(recipe, "few", "images, but there are 9 to train on. Use a global batch size of at most 9.")
@@ -78,7 +78,7 @@ CASES = [
     ),
     case("object_detection", "broken_json", "Cannot read broken_json/annotations.json: Expecting value: line 1"),
     case("object_detection", "outside", "Annotation 1 in outside/annotations.json lies outside its image 1.png"),
-    case("object_detection", "boxes", "A batch takes 32 images, but there are 4 to train on."),
+    case("object_detection", "boxes", "A batch takes 32 examples, but there are 4 to train on."),
 ]
 
 

@@ -155,7 +155,7 @@ def runs(run_python, tmp_path_factory):
     ]
     (folder / "pets.csv").write_text("\n".join(["year,color,kind", *rows]))
     child = run_python(RUN, folder, folder / "pets.csv")
-    assert "A batch takes 512 rows, but there are 455 to train on." in child.stdout
+    assert "A batch takes 512 examples, but there are 455 to train on." in child.stdout
     return folder
 
 

@@ -97,7 +97,7 @@ def weights_after_training(work, plan, *, whole_step=False):
     with Runtime(plan, seed=1) as runtime:
         source = WorkloadSource(work, plan, Replicas(runtime.strategy), seed=0)
         with runtime.strategy.scope():
-            model = compiled_model(work, plan)
+            model = compiled_model(work, plan, num_steps=None)
         private_models.build_model(model, source.batch_spec)
         engine = engine_of(model, EngineOptions(whole_step=whole_step))
         assert engine.run("train", source.feed(), 4).num_steps == 4
@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_the_place_that_it_began_with(tmp_path):
 
     RunDir(tmp_path / "run", {}).start(on_device(ONE).to_json())
     resumed = RunDir(tmp_path / "run", {}, resume="auto")
-    placed = place_for_run(workload(), UNPLACED, resumed, Runtime(ONE))
+    placed = place_for_run(workload(), UNPLACED, resumed, Runtime(ONE), epochs=1)
     assert placed.augment_on == "device"
     assert dict(placed.reasons)["augment_on"] == "The run began with it."
     assert place_for_run(workload(), ONE, resumed, Runtime(ONE)) is ONE

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.errors import PlanError
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
+from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -53,6 +56,9 @@ def run_recipe(
         )
     if batch_size is not None:
         workload = replace(workload, global_batch_size=batch_size)
+    if plan is None:
+        plan = default_plan(detect_hardware(), workload)
+    check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
     result = train(workload, plan, run_dir=run_dir, **of_train)
     return show_on_chief(show_result, workload, result)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.full_batch import check_one_batch
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
@@ -107,7 +108,10 @@ def search(
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
     chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **options})
     if isinstance(workload, str) and ":" not in workload:
-        load_recipe(workload, **chosen.workload_options)  # a wrong name or value is told of at once
+        own = dict(chosen.workload_options)  # a wrong name or value is told of at once
+        batch_size = own.pop("global_batch_size", None) or chosen.plan_fields.get("global_batch_size")
+        made = load_recipe(workload, **own)
+        check_one_batch(made.num_train_examples, batch_size or made.global_batch_size)
     config = {
         "search": source.workload.name,
         "space": source.space.name,
