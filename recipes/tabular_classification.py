@@ -26,7 +26,7 @@ Expected result:
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,6 +124,9 @@ def workload(
     else:
         table = read_tabular_set(data_dir, table_options, classification=True)
     num_outputs = len(table.encoding.class_names)
+    num_steps = EPOCHS * max(1, len(table.train.targets) // GLOBAL_BATCH_SIZE)
+    usual = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
+    options = replace(options, learning_rate=usual.learning_rate)
     shape = {"width": width, "num_layers": num_layers}
     parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat, **shape)
     cost = parts.cost(table.encoding)
@@ -153,6 +156,7 @@ def workload(
         num_parameters=cost.num_parameters,
         options={
             **asdict(options),
+            "usual_weight_decay": usual.weight_decay,
             **asdict(table_options),
             **shape,
             "data": data if data_dir is None else None,

@@ -134,7 +134,7 @@ def _print_plan(workload: Workload, plan: Plan) -> None:
 def _as_flag(explanation: FieldExplanation) -> str:
     """A choice as it is written on the command line."""
     value = explanation.value
-    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    text = ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
     if isinstance(value, bool):
         text = "on" if value else "off"
     return f"{explanation.flag.removesuffix('=VALUE')}={text}"

@@ -34,6 +34,15 @@ def main(parent, arguments):
         parent.send(order)
 """
 
+TALKING = """
+import os, struct, time
+
+def main(parent, arguments):
+    os.write(parent.fileno(), struct.pack("!i", 1000) + b"the beginning of it")
+    time.sleep(0.2)
+    os.kill(os.getpid(), 9)
+"""
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
@@ -141,3 +150,25 @@ def test_no_tensorflow():
     modules = "tfaccel.processes.child, tfaccel.processes.fork_server, tfaccel.processes.local_cluster"
     code = f"import sys, {modules}; sys.exit(len({{'tensorflow', 'keras', 'numpy'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_all_end_where_the_owner_goes_without_reading_all(server):
+    first, second = (server.start("worker", "forked_cases", [], {}) for _ in range(2))
+    pids = [message["pid"] for (message,) in messages_of(server, first, second, count=2)]
+    first.send("exit")
+    assert wait_until_ended(pids[0])
+    time.sleep(0.3)  # the server says so, and nobody reads it
+    server.close()
+    assert wait_until_ended(pids[1])
+    assert "ConnectionResetError" not in server._log.read_text()
+
+
+def test_a_process_that_dies_in_the_middle_of_a_message_has_ended(server, tmp_path):
+    (tmp_path / "talking_cases.py").write_text(TALKING)
+    child = server.start("worker", "talking_cases", [], {})
+    deadline, message = time.monotonic() + 60, ""
+    while message is not None:
+        found, message = server.next_message(0.2)
+        message = "" if found is None else message
+        assert time.monotonic() < deadline
+    assert child.how_it_ended() == "was killed by SIGKILL (often: out of memory)"

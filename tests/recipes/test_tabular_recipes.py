@@ -13,7 +13,9 @@ from PIL import Image
 from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.models.tabular_network import TabularNetwork
+from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.recipes import tabular_classification, tabular_regression
+from tfaccel.tuning.recipe_space import recipe_space
 
 RECIPES = [tabular_classification, tabular_regression]
 ENCODING = TableEncoding(
@@ -246,3 +248,24 @@ def test_expected_results_are_reached(run_python):
     assert cancer[0] >= cancer[1] - 0.01
     assert wine[0] >= wine[1] - 0.01
     assert diabetes[0] >= diabetes[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_search_begins_at_what_the_recipe_trains_with(recipe, logical_devices):
+    asked = {}
+
+    class Defaults:
+        def Choice(self, name, values, *, default):
+            return default
+
+        def Float(self, name, low, high, *, default, sampling="linear"):
+            asked[name] = (low, default, high)
+            return default
+
+    work = recipe.workload()
+    found = recipe_space(recipe.workload, work)(Defaults())
+    optimizer = work.compile_args(num_steps=num_optimizer_steps(work))["optimizer"]
+    assert found["weight_decay"] == pytest.approx(optimizer.weight_decay)
+    assert found["learning_rate"] == pytest.approx(0.003)
+    low, default, high = asked["weight_decay"]
+    assert low < default < high

@@ -137,6 +137,19 @@ def test_coupled_rows_are_refused_in_evaluation_and_prediction():
             verb(centred, X, Y, verbose=0)
 
 
+class Asking(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with pytest.raises(CoupledRowsError):
+            predict(self.model, X, verbose=0)
+
+
+def test_the_check_stays_left_out_whatever_is_called_in_between():
+    with scope_of(2):
+        centred = sequential(lambda: Centred(name="centring"))()
+    history = fit(centred, X, Y, epochs=2, verbose=0, check_rows=False, callbacks=[Asking()])
+    assert len(history.history["loss"]) == 2
+
+
 def test_the_check_can_be_left_out():
     history, _ = trained(sequential(loss=contrastive, units=5), 2, epochs=1, check_rows=False)
     assert history["loss"]

@@ -69,10 +69,12 @@ def test_a_trial_goes_only_to_the_worker_that_asked_for_it():
     source = SimpleNamespace(to_json=dict)
     supervisor = Supervisor(source, SearchOptions(max_trials=4), [], lambda row: None)
     supervisor._slots = [slot] = [_Slot(0, child)]
-    answer = {"event": "trial", "worker": 0, "status": "RUNNING", "trial_id": "0"}
+    answer = {"event": "trial", "worker": 0, "child": "worker-0.1", "status": "RUNNING", "trial_id": "0"}
     supervisor._handle_chief(answer)
     assert (sent, slot.trial_id) == ([], None)
     slot.asks = True
+    supervisor._handle_chief({**answer, "child": "worker-0.0"})  # for the one before it
+    assert (sent, slot.trial_id) == ([], None)
     supervisor._handle_chief(answer)
     supervisor._handle_chief(answer)
     assert (sent, slot.trial_id, slot.asks) == ([answer], "0", False)

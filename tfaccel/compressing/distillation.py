@@ -78,7 +78,7 @@ def distilled(
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 
-    def compile_args(num_steps: int) -> dict[str, Any]:
+    def compile_args(num_steps: int | None = None) -> dict[str, Any]:
         arguments = compile_arguments(workload, num_steps=num_steps)
         _check_loss(arguments.get("loss"), workload.name)
         factor = arguments.get("loss_weights")

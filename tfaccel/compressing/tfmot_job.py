@@ -113,7 +113,8 @@ def write_job(
         options: how.
         signature: how the model is called.
     """
-    arguments = compile_arguments(workload, num_steps=num_optimizer_steps(workload) or 1)
+    num_steps = num_optimizer_steps(workload, num_batches=batches.steps_per_epoch)
+    arguments = compile_arguments(workload, num_steps=num_steps)
     losses, weights = _losses(arguments, taken)
     optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
     training = {
@@ -220,7 +221,8 @@ def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> 
     schedule = keras.optimizers.schedules.deserialize(dict(rate))
     examples = workload.num_train_examples or workload.global_batch_size * 1000
     num_steps = max(_LOOKS, 100 * -(-examples // workload.global_batch_size))
-    return max(float(schedule(step)) for step in np.unique(np.geomspace(1, num_steps, _LOOKS).astype(int)))
+    looks = {0, *np.geomspace(1, num_steps, _LOOKS).astype(int).tolist()}
+    return max(float(schedule(step)) for step in looks)
 
 
 def sendable(leaf: Any, what: str) -> np.ndarray:

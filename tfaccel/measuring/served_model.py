@@ -38,8 +38,12 @@ class ServedModel:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tfaccel.scripts.serve", *self._arguments]
         self._child = Child(command, environment={"TF_CPP_MIN_LOG_LEVEL": "2"}, reads_stdout=True)
-        stdout = self._child.process.stdout
-        found = _READY.match(stdout.readline() if stdout is not None else "")
+        try:
+            stdout = self._child.process.stdout
+            found = _READY.match(stdout.readline() if stdout is not None else "")
+        except BaseException:
+            self._child.end()
+            raise
         if found is None:
             self._child.kill(grace_seconds=_STOP_SECONDS)
             text = " ".join(self._child.output().split())[-400:]

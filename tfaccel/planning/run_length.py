@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,12 +65,13 @@ def compile_arguments(workload: Workload, *, num_steps: int | None) -> dict[str,
     name = f"compile_args of workload {workload.name!r}"
     named = {}
     if takes_num_steps(workload.compile_args):
-        if num_steps is None:
+        needed = inspect.signature(workload.compile_args).parameters["num_steps"].default is inspect.Parameter.empty
+        if num_steps is None and needed:
             raise WorkloadError(
                 f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the workload "
                 "num_train_examples, or its data set a length (`tf.data.experimental.assert_cardinality`)."
             )
-        named = {"num_steps": num_steps}
+        named = {} if num_steps is None else {"num_steps": num_steps}
     arguments = call_own(name, workload.compile_args, **named)
     if not isinstance(arguments, Mapping):
         raise WorkloadError(

@@ -63,11 +63,11 @@ class ConnectedChild(Child):
             TimeoutError: if it is silent for so long.
             EOFError: if it has ended.
         """
+        if not self.connection.poll(time_limit_seconds):
+            raise TimeoutError
         try:
-            if not self.connection.poll(time_limit_seconds):
-                raise TimeoutError
             return self.connection.recv()
-        except ConnectionError as error:
+        except OSError as error:  # it died, perhaps in the middle of a message
             raise EOFError from error
 
     def end(self, *, grace_seconds: float = 0.0) -> None:
@@ -84,6 +84,7 @@ def connect_to_parent(argv: Sequence[str], *, on_orphaned: Callable[[], None] = 
         on_orphaned: called before the process ends since its parent is gone.
     """
     connection: Connection = Connection(int(argv[1]))
+    os.set_inheritable(connection.fileno(), False)
     end_with_parent(connection.fileno(), on_orphaned)
     return connection
 

@@ -139,7 +139,7 @@ class ForkServer:
         try:
             if child.connection is not None:
                 self._unread.append((child, child.connection.recv()))
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # OSError: it died in the middle of a message
             child.hang_up()
 
     def _read_server(self) -> None:

@@ -40,11 +40,30 @@ def main(argv: list[str]) -> int:
     gc.freeze()  # what is loaded stays: no process has to look through it
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # tracing makes many objects that stay
     running: dict[int, str] = {}
+    try:
+        _serve(owner, running)
+    finally:
+        for pid in running:
+            _kill(pid)
+            os.waitpid(pid, 0)
+    return 0
+
+
+def _serve(owner: socket.socket, running: dict[int, str]) -> None:
+    """Makes and ends processes as it is told, and tells how they ended, until the owner is gone.
+
+    Args:
+        owner: the socket.
+        running: process id -> name, kept up to date.
+    """
     while True:
         if select.select([owner], [], [], _POLL_SECONDS)[0]:
-            data, descriptors, _, _ = socket.recv_fds(owner, _LONGEST_ORDER, 1)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(owner, _LONGEST_ORDER, 1)
+            except ConnectionError:  # the owner went without reading all
+                return
             if not data:
-                break
+                return
             order = json.loads(data)
             if descriptors:
                 running[_forked(order, descriptors[0], owner)] = order["name"]
@@ -59,10 +78,6 @@ def main(argv: list[str]) -> int:
                 ended = {"name": running.pop(pid), "status": os.waitstatus_to_exitcode(status)}
                 with contextlib.suppress(ConnectionError):  # there is nobody any more, as the next turn finds
                     owner.send(json.dumps(ended).encode())
-    for pid in running:
-        _kill(pid)
-        os.waitpid(pid, 0)
-    return 0
 
 
 def _kill(pid: int) -> None:
@@ -88,6 +103,7 @@ def _forked(order: dict[str, Any], descriptor: int, owner: socket.socket) -> int
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(order["name"])  # as `ps` and `top` show it
         os.environ.update(order["environment"])
+        os.set_inheritable(descriptor, False)
         end_with_parent(descriptor)
         status = import_module(order["module"]).main(Connection(descriptor), order["arguments"])
     except SystemExit as error:
@@ -95,9 +111,11 @@ def _forked(order: dict[str, Any], descriptor: int, owner: socket.socket) -> int
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # a full disk must not bring a child back into the server's code
+            os._exit(status)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import compile_arguments
+from tfaccel.planning.run_length import compile_arguments, run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.files import whole_file
 from tfaccel.training.result import TrainResult, installed_versions
@@ -23,7 +23,7 @@ def train_on_jax(
     plan: Plan,
     *,
     run_dir: str | os.PathLike[str],
-    epochs: int,
+    epochs: int | None = None,
     seed: int = 0,
     resume: str = "never",
     verbose: int = 1,
@@ -36,7 +36,7 @@ def train_on_jax(
         workload: what to train.
         plan: its `global_batch_size` and `dtype_policy` are used.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
-        epochs: epochs in all.
+        epochs: epochs in all; None for as many as the workload recommends.
         seed: decides initial weights, dropout and the order of the data.
         resume: "never", or "auto": a run that is complete is left as it is.
         verbose: as for `Model.fit`.
@@ -46,6 +46,7 @@ def train_on_jax(
         RunDirError: if the run directory holds another run.
     """
     started = time.perf_counter()
+    epochs = run_epochs_of(workload, epochs)
     config = {
         "recipe": workload.name,
         "options": dict(workload.options),

@@ -73,7 +73,7 @@ class Engine:
         self.replicas = Replicas(model.distribute_strategy)
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._rows_checked: set[str] = set()  # kinds of steps
-        self.looks_at_rows = True  # in this call: before the first step, for what couples the rows of a batch
+        self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
 
@@ -139,6 +139,15 @@ class Engine:
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
+
+    @contextlib.contextmanager
+    def looking_at_rows(self, looks: bool) -> Iterator[None]:
+        """Whether, in this block, first batches are looked at for what couples their rows."""
+        before, self.looks_at_rows = self.looks_at_rows, looks
+        try:
+            yield
+        finally:
+            self.looks_at_rows = before
 
     def check_rows(self, kind: str, feed: Any) -> None:
         """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""

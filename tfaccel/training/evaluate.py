@@ -99,7 +99,6 @@ def engine_evaluate(
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
     engine = engine_of(model)
-    engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             callbacks,
@@ -111,7 +110,8 @@ def engine_evaluate(
         )
     average_drifting(model, replicas)
     try:
-        logs = run_evaluation(engine, source, callbacks)
+        with engine.looking_at_rows(check_rows):
+            logs = run_evaluation(engine, source, callbacks)
     finally:
         if held_out is None:
             source.close()

@@ -175,11 +175,10 @@ def _fit(
             freq=validation_freq,
         )
     engine = engine_of(model, options)
-    engine.looks_at_rows = check_rows
     source.reset()
     container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:
-        with only_chief_writes(model, container.callbacks, engine.replicas):
+        with engine.looking_at_rows(check_rows), only_chief_writes(model, container.callbacks, engine.replicas):
             return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:
         source.close()

@@ -83,7 +83,6 @@ def engine_predict(
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "predict")
     engine = engine_of(model)
-    engine.looks_at_rows = check_rows
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             callbacks,
@@ -99,7 +98,8 @@ def engine_predict(
     executions: list[Any] = []
     done = 0
     feed = source.feed()
-    engine.check_rows("predict", feed)
+    with engine.looking_at_rows(check_rows):
+        engine.check_rows("predict", feed)
     while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
         callbacks.on_predict_batch_begin(done)
         batches = [_to_host(engine.predict(feed))]

@@ -87,6 +87,7 @@ class Checkpoints(keras.callbacks.Callback):
         interval: steps between checkpoints; None: after epochs, but where they are so short that saving would take
             more than 2 % of the time, not after every one. The first and the last epoch always end with one.
         restored: arrays and position of the checkpoint to go on from.
+        num_steps: optimizer steps of the whole run; kept with each checkpoint.
     """
 
     tfaccel_windows = True
@@ -99,9 +100,11 @@ class Checkpoints(keras.callbacks.Callback):
         *,
         interval: int | None,
         restored: tuple[dict[str, Any], dict[str, Any]] | None,
+        num_steps: int | None = None,
     ) -> None:
         super().__init__()
         self._interval = interval
+        self._num_steps = num_steps
         self._run_dir = run_dir
         self._engine = engine
         self._replicas = engine.replicas
@@ -157,6 +160,7 @@ class Checkpoints(keras.callbacks.Callback):
             "epoch": epoch,
             "step_in_epoch": step_in_epoch,
             "step": step,
+            "num_steps": self._num_steps,
             "callbacks": states,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
         }

@@ -67,6 +67,7 @@ class TrainSession:
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
         self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
         self._first_step: int = position["step_in_epoch"]
+        self._num_steps: int | None = position.get("num_steps")  # as the run began, whatever epochs come now
 
     def _begin_with_chief(self, replicas: Replicas) -> None:
         """All go on from the checkpoint that the chief has read: the others need no disk in common with it."""
@@ -91,9 +92,12 @@ class TrainSession:
             start_step=self._first_step,
         )
         num_batches = self._source.num_batches
-        num_steps = num_optimizer_steps(self._workload, self._plan, epochs=self._epochs, num_batches=num_batches)
+        if self._num_steps is None:
+            self._num_steps = num_optimizer_steps(
+                self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
+            )
         with strategy.scope():
-            model = compiled_model(self._workload, self._plan, num_steps=num_steps)
+            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
         build_for(model, self._source.batch_spec, self._workload)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
@@ -147,7 +151,16 @@ class TrainSession:
                         examples_per_step=self._source.batch_size,
                     )
                 )
-        every.append(Checkpoints(self._run_dir, engine, callbacks, interval=self._interval, restored=self._restored))
+        every.append(
+            Checkpoints(
+                self._run_dir,
+                engine,
+                callbacks,
+                interval=self._interval,
+                restored=self._restored,
+                num_steps=self._num_steps,
+            )
+        )
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
 
     def _final_metrics(self, engine: Any, validation: Validation | None) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -77,18 +78,22 @@ class OwnValidation(Validation):
         """Evaluates by the class's own method."""
         if callable(self.source):
             self.source = self.source()
-        source = self.source
+        source, looks = self.source, engine.looks_at_rows
 
         def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
             uses_held_out = kwargs.pop(CACHED_EVALUATION, False)
-            return engine_evaluate(model, *args, **kwargs, held_out=source if uses_held_out else None)
+            held_out = source if uses_held_out else None
+            return engine_evaluate(model, *args, **kwargs, held_out=held_out, check_rows=looks)
 
         takes = inspect.signature(engine.model.evaluate).parameters
         takes_it = CACHED_EVALUATION in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
         cached = {CACHED_EVALUATION: True} if takes_it else {}
         arguments = {**self.arguments, "callbacks": container, "return_dict": True, **cached}
         logs: dict[str, float] = call_own_method(
-            engine.model, "evaluate", arguments, {"evaluate": evaluated, "predict": engine_predict}
+            engine.model,
+            "evaluate",
+            arguments,
+            {"evaluate": evaluated, "predict": partial(engine_predict, check_rows=looks)},
         )
         return logs
 

@@ -67,7 +67,7 @@ class WindowLength:
         per_execution = int(engine.model.steps_per_execution)
         self._fixed = per_execution if per_execution > 1 else None
         if self._fixed is None and (self.watched or engine.options.single_steps):
-            self._fixed = engine.options.batches_per_step
+            self._fixed = engine.options.batches_per_step if kind == "train" else 1
         self._bounds = [c.steps_to_boundary for c in callbacks if hasattr(c, "steps_to_boundary")]
         self._kind = kind
         self._last = 0

@@ -25,8 +25,8 @@ def main(parent: Connection, arguments: list[str]) -> int:
         order = parent.recv()
         if "create" in order:
             trial = oracle.create_trial(f"worker-{order['create']}")
-            answer = {"worker": order["create"], "status": trial.status, "trial_id": trial.trial_id}
-            parent.send({"event": "trial", **answer})
+            answer = {"worker": order["create"], "child": order["child"], "status": trial.status}
+            parent.send({"event": "trial", "trial_id": trial.trial_id, **answer})
         elif "end" in order:
             oracle.finish(order["end"], order["hyperparameters"])
         elif "stop" in order:

@@ -109,7 +109,8 @@ def _training_options(names: Collection[str], workload: Workload) -> list[_Maker
     if "schedule" in own:
         makers.append(_choice("schedule", list(SCHEDULES), own["schedule"] or SCHEDULES[0]))
     if "weight_decay" in own:
-        makers.append(_around("weight_decay", own["weight_decay"] or _USUAL_DECAY))
+        usual_decay = workload.options.get("usual_weight_decay") or _USUAL_DECAY
+        makers.append(_around("weight_decay", own["weight_decay"] or usual_decay))
     return makers
 
 

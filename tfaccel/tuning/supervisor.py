@@ -46,6 +46,7 @@ class _Slot:
     index: int
     child: ForkedChild
     asks: bool = False
+    has_asked: bool = False
     trial_id: str | None = None
     began: float = 0.0
     last_heartbeat: float = 0.0
@@ -72,11 +73,17 @@ class Supervisor:
         self._slots: list[_Slot] = []
         self._run_dir = Path()
         self._stopped = False
+        self._all_given = False  # the chief has no more trials
         self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))  # for logs, until there is a run directory
-        environment = {"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"}
+        environment = {
+            "TF_CONFIG": None,
+            "KERAS_BACKEND": "tensorflow",
+            "KERASTUNER_ORACLE_IP": None,
+            "KERASTUNER_ORACLE_PORT": None,
+        }
         self._fork_server = ForkServer(PRELOADED, folder=self.folder, environment=environment)
         self._chief = self._fork_server.start("chief", CHIEF, [], {"CUDA_VISIBLE_DEVICES": "-1"})
         self._slots = [_Slot(index, self._worker(index, discovers=index == 0)) for index in range(len(self._groups))]
@@ -133,7 +140,7 @@ class Supervisor:
         rows = run_dir / "trials.jsonl"
         self._announced = {row.trial_id for row in read_rows(rows)}
         started = time.monotonic()
-        while not all(slot.done for slot in self._slots):
+        while not all(slot.done or (self._all_given and not slot.has_asked) for slot in self._slots):
             child, message = self._next()
             if child is self._chief:
                 self._handle_chief(message)
@@ -142,6 +149,10 @@ class Supervisor:
                     if slot.child is child:
                         self._handle_worker(slot, message)
             self._watch(started)
+        for slot in self._slots:  # one that had not asked for a trial yet
+            if not slot.done:
+                slot.done = True
+                self._fork_server.kill(slot.child)
         for row in read_rows(rows):
             self._announce(row)
 
@@ -176,8 +187,10 @@ class Supervisor:
                 f"resume='auto' (--resume=auto). {self._fork_server.end_of_log(self._chief)}"
             )
         if message["event"] == "trial":
+            self._all_given |= message["status"] == "STOPPED"
             slot = self._slots[message["worker"]]
-            if slot.asks:  # else the one that had asked has ended; the next one is given the same trial
+            # Where the one that had asked has ended, the next one is given the same trial.
+            if slot.asks and slot.child.name == message["child"]:
                 slot.asks = False
                 if message["status"] == "RUNNING":
                     slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
@@ -196,9 +209,9 @@ class Supervisor:
         slot.last_heartbeat = time.monotonic()
         if message is None:
             self._worker_ended(slot)
-        elif message["event"] == "ask":
-            slot.asks = True
-            self._chief.send({"create": slot.index})
+        elif message["event"] == "ask" and slot.ended_because is None:  # else it is being killed
+            slot.asks = slot.has_asked = True
+            self._chief.send({"create": slot.index, "child": slot.child.name})
         elif message["event"] == "end":
             slot.trial_id = None
             self._chief.send({"end": message["trial_id"], "hyperparameters": message["hyperparameters"]})
@@ -214,10 +227,10 @@ class Supervisor:
         how = slot.ended_because or f"Its process {slot.child.how_it_ended()}."
         if slot.trial_id is not None:
             self._finish_failed(slot, how)
-        elif status == 0:
+        elif status == 0 and not slot.asks:
             slot.done = True
             return
-        elif status != START_ANEW:
+        elif status != START_ANEW and slot.ended_because is None:
             slot.failed_starts += 1
             if slot.failed_starts >= _MOST_FAILED_STARTS:
                 raise SearchError(f"A worker cannot begin: {how} {self._fork_server.end_of_log(slot.child)}")

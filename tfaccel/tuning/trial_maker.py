@@ -159,6 +159,11 @@ class TrialMaker:
 
     def workload(self, arguments: Mapping[str, Any] | None = None) -> Workload:
         """The workload, made with the arguments of a trial, or those that all trials share."""
+        if "global_batch_size" in (arguments or {}) and "global_batch_size" in self.plan_fields:
+            raise SearchError(
+                f"The space {self.source.space.name} varies global_batch_size, which the search fixes at "
+                f"{self.plan_fields['global_batch_size']} (--global_batch_size). Leave out one of them."
+            )
         return self.source.make_workload({**self.options.workload_options, **(arguments or {})})
 
     def plan(self, workload: Workload) -> Plan:
