@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,30 @@ def test_options_go_to_json_and_back():
     assert TfmotOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
     assert (options.epochs_of("qat"), TfmotOptions().epochs_of("qat")) == (2, 4)
     assert stages_of("cqat") == ("cluster", "cqat")
+
+
+def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devices, tmp_path):
+    """Also where the workload does not say how many examples there are: batches are counted."""
+    import keras
+    from tfmot_workload import build_model, workload
+
+    from tfaccel.compressing.call_signature import signature_of
+    from tfaccel.compressing.tfmot_job import TrainingBatches, write_job
+    from tfaccel.compressing.translation_source import take_apart
+
+    asked = []
+
+    def compile_args(num_steps):
+        asked.append(num_steps)
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.01, num_steps))
+        return {"optimizer": optimizer, "loss": keras.losses.CategoricalCrossentropy(from_logits=True)}
+
+    work = replace(workload(), compile_args=compile_args, num_train_examples=None, epochs=2)
+    taken = take_apart(build_model())
+    batches = TrainingBatches(work, taken, seed=0)
+    signature = signature_of(taken.model, batches.first_x)
+    jobs = write_job(
+        tmp_path, taken, batches, method="prune", workload=work, options=TfmotOptions(), signature=signature
+    )
+    assert asked == [2 * batches.steps_per_epoch]
+    assert 0.0 < jobs["prune"].learning_rate <= 0.01
