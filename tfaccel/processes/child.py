@@ -80,8 +80,8 @@ def end_group(pid: int, number: int = signal.SIGKILL) -> None:
 class Child:
     """A running program; as a context, it is ended with the block.
 
-    Its standard input is a pipe that nothing is written to. It ends when this process does, so that a program that
-    watches it can end as well; see `end_with_parent`.
+    Its standard input is a pipe that nothing is written to, unless `stdin` says otherwise. It ends when this process
+    does, so that a program that watches it can end as well; see `end_with_parent`.
 
     Args:
         command: program and arguments.
@@ -90,6 +90,7 @@ class Child:
         reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output is kept with standard error.
         pass_fds: file descriptors that the program gets.
         log: the file that its output is appended to; by default a temporary one.
+        stdin: as for `subprocess.Popen`.
 
     Raises:
         OSError: if the program cannot be started.
@@ -110,6 +111,7 @@ class Child:
         reads_stdout: bool = False,
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
+        stdin: int = subprocess.PIPE,
     ) -> None:
         variables = {**(os.environ if base is None else base), **(environment or {})}
         self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115
@@ -117,7 +119,7 @@ class Child:
             self.process = subprocess.Popen(
                 list(command),
                 env={name: value for name, value in variables.items() if value is not None},
-                stdin=subprocess.PIPE,
+                stdin=stdin,
                 stdout=subprocess.PIPE if reads_stdout else self._output,
                 stderr=self._output,
                 text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ class ConnectedChild(Child):
         number = theirs.fileno()
         command = [python, *options, "-m", module, str(number), *arguments]
         try:
-            super().__init__(command, environment=environment, base=base, pass_fds=[number])
+            super().__init__(command, environment=environment, base=base, pass_fds=[number], stdin=subprocess.DEVNULL)
         except BaseException:
             self.connection.close()
             raise

@@ -150,8 +150,11 @@ class ForkServer:
             ended = json.loads(data)
             self._has_ended(self._children[ended["name"]], ended["status"])
         else:  # nobody can tell of them any more, so they are ended
+            status = -signal.SIGKILL
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._server.process.wait(_GRACE_SECONDS) or status
             for child in list(self._children.values()):
-                self._has_ended(child, -signal.SIGKILL)
+                self._has_ended(child, status)
 
     def _has_ended(self, child: ForkedChild, status: int) -> None:
         child.status = status

@@ -85,8 +85,13 @@ class Supervisor:
             "KERASTUNER_ORACLE_PORT": None,
         }
         self._fork_server = ForkServer(PRELOADED, folder=self.folder, environment=environment)
-        self._chief = self._fork_server.start("chief", CHIEF, [], {"CUDA_VISIBLE_DEVICES": "-1"})
-        self._slots = [_Slot(index, self._worker(index, discovers=index == 0)) for index in range(len(self._groups))]
+        try:
+            self._chief = self._fork_server.start("chief", CHIEF, [], {"CUDA_VISIBLE_DEVICES": "-1"})
+            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._groups))]
+        except BaseException:  # Ctrl-C, while the server loads and a large task waits to be sent
+            self.__exit__()
+            raise
+        self._slots = [_Slot(index, worker) for index, worker in enumerate(workers)]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -8,6 +8,7 @@ anew: after a trial that ran out of memory, or when it has grown.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -29,8 +30,22 @@ _SETTLED_AFTER = 2
 _IDLE_SECONDS = 0.2
 
 
-def main(parent: Connection, arguments: list[str]) -> int:
+class _Parent:
+    """The connection to the search, on which several threads may send: a fit of the user's may leave one running."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._lock = threading.Lock()
+        self._connection = connection
+        self.recv = connection.recv
+
+    def send(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
+def main(connection: Connection, arguments: list[str]) -> int:
     """Runs the worker; returns the exit status."""
+    parent = _Parent(connection)
     task = parent.recv()
     devices = DeviceGroup.from_json(task["group"])
     if devices.cores:
@@ -59,7 +74,7 @@ def _described(error: Exception) -> str:
     return f"The search cannot begin: {type(error).__name__}: {text}"
 
 
-def _work(parent: Connection, order: dict[str, Any], maker: Any) -> None:
+def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
     """Runs trials until there are no more, or trains the best one again."""
     import keras_tuner
 
@@ -94,7 +109,7 @@ def _work(parent: Connection, order: dict[str, Any], maker: Any) -> None:
             os._exit(START_ANEW)
 
 
-def _next_trial(parent: Connection) -> str | None:
+def _next_trial(parent: _Parent) -> str | None:
     """The trial to run; None when there are no more."""
     while True:
         parent.send({"event": "ask"})
@@ -104,7 +119,7 @@ def _next_trial(parent: Connection) -> str | None:
         time.sleep(_IDLE_SECONDS)  # it depends on trials that still run
 
 
-def _row_of(parent: Connection, runner: Any, trial_id: str, hp: Any) -> TrialRow:
+def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
     """Runs a trial; an error that all trials would have ends the search."""
     from keras_tuner.errors import FatalError
 
