@@ -69,7 +69,7 @@ CASES = [
     case("autoencoder", "few.csv", "A batch takes 64 examples, but there are 16 to train on."),
     *(case(recipe, "empty_class", "The class folder empty_class/b holds no PNG or JPEG image.") for recipe in IMAGES),
     *(
-        case(recipe, "few", "images, but there are 9 to train on. Use a global batch size of at most 9.")
+        case(recipe, "few", "examples, but there are 9 to train on. Use a global batch size of at most 9.")
         for recipe in IMAGES
     ),
     *(
