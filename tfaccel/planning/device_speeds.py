@@ -1,6 +1,6 @@
-"""How fast devices calculate: the makers' peak figures, from which times are good to a factor of a few.
+"""How fast GPUs calculate: the maker's peak figures, from which times are good to a factor of a few.
 
-They serve to estimate whether several GPUs are worth while; where a device is not in the table, there is no estimate.
+They serve to estimate whether several GPUs are worth while; where a GPU is not in the table, there is no estimate.
 """
 
 import re
@@ -24,17 +24,6 @@ _GPU_PEAK_TERAFLOPS: tuple[tuple[str, float, float], ...] = (
     ("T4", 8.1, 65.0),
     ("P100", 10.6, 10.6),
 )
-# Source: Google Cloud's page of each TPU version; per core for v2 and v3, where TensorFlow sees two cores per chip.
-# The matrix units multiply in bfloat16; float32 is calculated in several passes, here taken as half the speed.
-_TPU_PEAK_TERAFLOPS: tuple[tuple[str, float, float], ...] = (
-    ("V6E", 459.0, 918.0),
-    ("V5P", 229.5, 459.0),
-    ("V5E", 98.5, 197.0),
-    ("V5LITE", 98.5, 197.0),
-    ("V4", 137.5, 275.0),
-    ("V3", 30.8, 61.5),
-    ("V2", 11.3, 22.5),
-)
 
 # Training reaches a fraction of the peak; large language models reach 38 to 43 % (Llama 3.1), smaller models less.
 REACHED_FRACTION = 0.3
@@ -44,10 +33,9 @@ SHORTEST_STEP_SECONDS = 150e-6
 
 
 def peak_of(device: Device, *, half: bool) -> float | None:
-    """The peak of a GPU or TPU in 10^12 operations per second, in 16 bits or float32; None if it is not known."""
+    """The peak of a GPU in 10^12 operations per second, in 16 bits or float32; None if it is not known."""
     name = re.sub(r"[^A-Z0-9]", "", device.model.upper())
-    table = _GPU_PEAK_TERAFLOPS if device.kind == "GPU" else _TPU_PEAK_TERAFLOPS
-    for part, full_peak, half_peak in table:
+    for part, full_peak, half_peak in _GPU_PEAK_TERAFLOPS:
         if part in name:
             return half_peak if half else full_peak
     return None
