@@ -56,8 +56,10 @@ class TrialMaker:
 
         Raises:
             SearchError: if the space cannot be loaded, or is none of the kinds.
+            WorkloadError: if neither the options nor the workload says how many epochs a trial has.
         """
         given, own_fit, tuner = source.space.load(), None, source.tuner.load()
+        workload = None
         if isinstance(given, type) and issubclass(given, BaseTuner):
             tuner, given = given, None
         if tuner is not None:
@@ -88,7 +90,7 @@ class TrialMaker:
             hardware=detect_hardware(),
             space=space,
             own_fit=own_fit,
-            epochs=trial_epochs(source, options),
+            epochs=_trial_epochs(source, options, workload),
             tuner=tuner,
         )
         maker.check_own_training()
@@ -215,15 +217,13 @@ class TrialMaker:
         return model
 
 
-def trial_epochs(source: SearchSource, options: SearchOptions) -> int:
-    """The epochs of each trial: as asked for, or as the workload's function recommends.
-
-    Raises:
-        SearchError: if neither says.
-    """
+def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Workload | None) -> int:
+    """The epochs of each trial: as asked for, or as the workload recommends, which is made if it is not there yet."""
+    if options.epochs is not None:
+        return options.epochs
     if source.workload.kind == "none":
-        return options.epochs or 1
-    return options.epochs or run_epochs_of(source.make_workload(options.workload_options), None)
+        return 1
+    return run_epochs_of(workload or source.make_workload(options.workload_options), None)
 
 
 def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
