@@ -1,6 +1,7 @@
 """Fixtures that every test may use, and guards that fail a test which leaves global state changed.
 
-* `run_python` runs code or a module in a child process: for tests that need devices or a TensorFlow of their own.
+* `run_python` runs code or a module in a child process: for tests that need devices or a TensorFlow of their own. The
+  child has TensorFlow loaded, not started, unless the test asks for a fresh interpreter.
 * `logical_devices` gives the four logical CPU devices of this process; a test that starts TensorFlow here asks for it.
 * After every test, os.environ, Keras's global settings and the running threads must be as they were before it.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import ForkedPython
 
 NUM_LOGICAL_CPUS = 4
 
@@ -180,9 +182,11 @@ def threads_left(before: set[threading.Thread], *, grace_seconds: float = 15.0) 
 
 
 @pytest.fixture(scope="session")
-def run_python(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_python(pytestconfig: pytest.Config) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """A function that runs Python in a child process; see `ChildPython.__call__`."""
-    return ChildPython(pytestconfig.getini("filterwarnings"))
+    child_python = ChildPython(pytestconfig.getini("filterwarnings"))
+    yield child_python
+    child_python.close()
 
 
 class ChildPython:
@@ -190,6 +194,7 @@ class ChildPython:
 
     def __init__(self, warning_filters: list[str]) -> None:
         self.warning_options = [f"-W{warning_filter}" for warning_filter in warning_filters]
+        self._forked: ForkedPython | None = None
 
     def __call__(
         self,
@@ -199,37 +204,60 @@ class ChildPython:
         timeout_seconds: float = 240.0,
         check: bool = True,
         cwd: Path | None = None,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `code_or_module`: a dotted name is run as a module (`python -m`), anything else as code (`python -c`).
 
         `env` adds to the environment of the tests; a value of None removes the name. A child that runs longer than
         `timeout_seconds` is ended with all it started. With `check`, a status other than 0 fails the test and shows
         the child's output. Returns the completed process: `returncode`, `stdout`, `stderr`.
+
+        The child is a fork that has loaded TensorFlow. With `fresh` it is a new interpreter: for tests of what is
+        imported, and of variables that are read when TensorFlow is.
         """
-        option = "-m" if re.fullmatch(r"[A-Za-z_][\w.]*", code_or_module) else "-c"
-        command = [sys.executable, *self.warning_options, option, code_or_module, *map(str, arguments)]
+        is_module = bool(re.fullmatch(r"[A-Za-z_][\w.]*", code_or_module))
         variables = {**os.environ, **(env or {})}
-        child = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={name: value for name, value in variables.items() if value is not None},
-            cwd=cwd,
-            start_new_session=True,
-        )
+        how: dict[str, Any] = {
+            "is_module": is_module,
+            "env": {name: value for name, value in variables.items() if value is not None},
+            "timeout_seconds": timeout_seconds,
+            "cwd": cwd,
+        }
+        run = self._run_fresh if fresh else self._run_forked
+        try:
+            child = run(code_or_module, [str(argument) for argument in arguments], **how)
+        except subprocess.TimeoutExpired as error:
+            ended = f"was ended after {timeout_seconds:g} seconds"
+            pytest.fail(describe_child(code_or_module, ended, error.stdout, error.stderr), pytrace=False)
+        if check and child.returncode != 0:
+            ended = f"ended with status {child.returncode}"
+            pytest.fail(describe_child(code_or_module, ended, child.stdout, child.stderr), pytrace=False)
+        return child
+
+    def _run_forked(self, *arguments: Any, **how: Any) -> subprocess.CompletedProcess[str]:
+        if self._forked is None:
+            self._forked = ForkedPython(self.warning_options)
+        return self._forked.run(*arguments, **how)
+
+    def _run_fresh(
+        self, program: str, arguments: list[str], *, is_module: bool, env: Any, timeout_seconds: float, cwd: Path | None
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *self.warning_options, "-m" if is_module else "-c", program, *arguments]
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        child = subprocess.Popen(command, env=env, cwd=cwd, start_new_session=True, **streams)
         try:
             stdout, stderr = child.communicate(timeout=timeout_seconds)
         except BaseException as error:
             stdout, stderr = end_group(child)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            ended = f"was ended after {timeout_seconds:g} seconds"
-            pytest.fail(describe_child(code_or_module, ended, stdout, stderr), pytrace=False)
-        if check and child.returncode != 0:
-            ended = f"ended with status {child.returncode}"
-            pytest.fail(describe_child(code_or_module, ended, stdout, stderr), pytrace=False)
+            raise subprocess.TimeoutExpired(command, timeout_seconds, stdout, stderr) from None
         return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
+
+    def close(self) -> None:
+        """Ends the process that is forked."""
+        if self._forked is not None:
+            self._forked.close()
 
 
 def end_group(child: subprocess.Popen[str]) -> tuple[str, str]:

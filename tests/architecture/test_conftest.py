@@ -11,10 +11,11 @@ CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 def run_pytest(run_python, folder, tests, *options):
     """Runs pytest with the project's conftest on a file of tests, in a child process; returns its output."""
-    shutil.copy(CONFTEST, folder)
+    for file in (CONFTEST, CONFTEST.with_name("forked_python.py")):
+        shutil.copy(file, folder)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\nfilterwarnings = error\n")
-    return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False).stdout
+    return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False, fresh=True).stdout
 
 
 def test_leaks_fail_the_test_that_leaks(run_python, tmp_path):
@@ -113,11 +114,22 @@ def test_child_that_hangs_is_ended(run_python):
         run_python("import time; print('begun', flush=True); time.sleep(60)", timeout_seconds=0.5)
 
 
-def test_child_gets_environment_arguments_and_strict_warnings(run_python):
-    child = run_python("import os, sys; print(os.environ['A'], sys.argv[1:])", "x", env={"A": "1"})
-    assert child.stdout == "1 ['x']\n"
-    child = run_python("import os; print('TF_CPP_MIN_LOG_LEVEL' in os.environ)", env={"TF_CPP_MIN_LOG_LEVEL": None})
+@pytest.mark.parametrize("fresh", [False, True], ids=["fork", "fresh"])
+def test_child_gets_environment_arguments_and_strict_warnings(run_python, tmp_path, fresh):
+    code = "import os, sys; print(os.environ['A'], sys.argv[1:], os.getcwd()); import careful"
+    (tmp_path / "careful.py").write_text("print(__name__)")
+    child = run_python(code, "x", env={"A": "1"}, cwd=tmp_path, fresh=fresh)
+    assert child.stdout == f"1 ['x'] {tmp_path}\ncareful\n"
+    child = run_python("careful", "x", cwd=tmp_path, fresh=fresh)
+    assert child.stdout == "__main__\n"
+    code = "import os; print('TF_CPP_MIN_LOG_LEVEL' in os.environ)"
+    child = run_python(code, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=fresh)
     assert child.stdout == "False\n"
-    child = run_python("import warnings; warnings.warn('careful', DeprecationWarning)", check=False)
+    code = "import sys; print({'tensorflow', 'keras'} <= set(sys.modules)); sys.exit('told why')"
+    child = run_python(code, check=False, fresh=fresh)
+    assert (child.stdout, child.returncode, child.stderr) == (f"{not fresh}\n", 1, "told why\n")
+    code = "import atexit, warnings; atexit.register(print, 'left'); warnings.warn('careful', DeprecationWarning)"
+    child = run_python(code, check=False, fresh=fresh)
+    assert child.stdout == "left\n"
     assert child.returncode == 1
     assert "DeprecationWarning: careful" in child.stderr

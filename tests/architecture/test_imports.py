@@ -259,4 +259,4 @@ for name in names:
     if loaded:
         sys.exit(f"importing {name} loads {loaded}")
 """
-    run_python(code, " ".join(HEAVY_LIBRARIES), *nouns)
+    run_python(code, " ".join(HEAVY_LIBRARIES), *nouns, fresh=True)

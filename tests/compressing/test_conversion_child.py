@@ -79,4 +79,4 @@ print(sizes[-1] - sizes[1])
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_conversions(run_python):
-    assert int(run_python(GROWTH, timeout_seconds=600).stdout.splitlines()[-1]) < 30e6
+    assert int(run_python(GROWTH, timeout_seconds=600, fresh=True).stdout.splitlines()[-1]) < 30e6

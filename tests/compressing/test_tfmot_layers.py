@@ -27,7 +27,7 @@ def test_no_name_is_like_those_that_tf_keras_gives():
 
 @pytest.mark.slow
 def test_what_is_trained_comes_back(run_python):
-    child = run_python("tfmot_cases", *QAT, *WEIGHTS, cwd=HERE, env=LEGACY, timeout_seconds=900)
+    child = run_python("tfmot_cases", *QAT, *WEIGHTS, cwd=HERE, env=LEGACY, timeout_seconds=900, fresh=True)
     found = {line["case"]: line for line in map(json.loads, child.stdout.splitlines())}
     assert list(found) == [*QAT, *WEIGHTS]
     for name in WEIGHTS:

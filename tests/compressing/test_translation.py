@@ -71,7 +71,7 @@ def functional(*layers, inputs="x", outputs="y"):
 
 
 def translate(run_python, *cases):
-    child = run_python("translation_cases", *cases, cwd=__file__.rpartition("/")[0], env=LEGACY)
+    child = run_python("translation_cases", *cases, cwd=__file__.rpartition("/")[0], env=LEGACY, fresh=True)
     return {line["case"]: line for line in map(json.loads, child.stdout.splitlines())}
 
 
@@ -168,7 +168,7 @@ def test_recipes_give_the_same(run_python):
 @pytest.mark.slow
 def test_parts_of_the_gan_give_the_same_and_the_whole_is_refused_by_name(run_python):
     child = run_python(
-        "translation_cases", "gan", "recipe:gan", cwd=__file__.rpartition("/")[0], env=LEGACY, check=False
+        "translation_cases", "gan", "recipe:gan", cwd=__file__.rpartition("/")[0], env=LEGACY, check=False, fresh=True
     )
     found = [json.loads(line) for line in child.stdout.splitlines()]
     assert [line["case"] for line in found] == ["generator", "discriminator"]

@@ -29,12 +29,15 @@ def test_digits_are_split_by_class_without_overlap():
 
 
 def test_describing_the_digits_reads_nothing(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.data.digits import digits
 digits()
 sys.exit("sklearn" in sys.modules)
-""")
+""",
+        fresh=True,
+    )
     assert sys.modules.get("tfaccel.data.digits")
 
 

@@ -122,7 +122,7 @@ except DataError as error:
 def test_reading_needs_neither_tensorflow_nor_scikit_learn(run_python, tmp_path):
     code = "import sys\nfrom tfaccel.data.table_files import read_table\nread_table(sys.argv[1])\n"
     code += "sys.exit(', '.join({'tensorflow', 'keras', 'sklearn'} & set(sys.modules)) or 0)"
-    run_python(code, write(tmp_path / "t.csv", "a\n1\n"))
+    run_python(code, write(tmp_path / "t.csv", "a\n1\n"), fresh=True)
 
 
 def test_missing_column_names_the_nearest():

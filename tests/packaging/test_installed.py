@@ -31,7 +31,8 @@ def test_package_comes_from_the_wheel(package):
 
 
 def test_every_module_imports_and_every_public_name_is_there(run_python):
-    child = run_python("""
+    child = run_python(
+        """
 import importlib, os, pkgutil, tfaccel
 found = [module.name for module in pkgutil.walk_packages(tfaccel.__path__, "tfaccel.")]
 for package in ("tfaccel.recipes", "tfaccel.scripts"):  # In an editable install they lie outside the package's folder.
@@ -42,7 +43,9 @@ for name in sorted(set(found)):
     print(name)
 for name in tfaccel.__all__:
     assert getattr(tfaccel, name) is not None
-""")
+""",
+        fresh=True,
+    )
     modules = child.stdout.split()
     assert {"tfaccel.errors", "tfaccel.planning.plan", "tfaccel.scripts.main"} <= set(modules)
     assert len(modules) > 20
@@ -54,14 +57,17 @@ def test_unknown_public_name_is_an_attribute_error():
 
 
 def test_import_and_help_leave_tensorflow_alone(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 import tfaccel
 from tfaccel.scripts.main import main
 status = main(["tfaccel", "--help"])
 heavy = {"tensorflow", "keras", "numpy", "sklearn"} & set(sys.modules)
 sys.exit(status or (f"loaded: {heavy}" if heavy else 0))
-""")
+""",
+        fresh=True,
+    )
 
 
 def test_command_answers():

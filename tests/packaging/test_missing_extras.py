@@ -31,7 +31,7 @@ print("left:", status, sorted(path.name for path in Path(folder).iterdir()))
 
 
 def test_missing_extras_are_named_with_their_line_and_training_does_without(run_python):
-    done = run_python(CODE, check=False)
+    done = run_python(CODE, check=False, fresh=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("refused: ", "left: "))]
     assert lines == [
         "refused: Searching needs `keras-tuner`, which is not installed. Install it: pip install 'tfaccel[tune]'",

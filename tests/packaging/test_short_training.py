@@ -20,7 +20,8 @@ def test_recipe_trains_by_its_command(tmp_path):
 
 
 def test_two_replicas_give_what_one_device_gives(run_python):
-    child = run_python("""
+    child = run_python(
+        """
 import keras, numpy as np, tensorflow as tf, tfaccel
 
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -43,7 +44,9 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 received = tfaccel.fit(mirrored, x, y, **options).history
 print(max(np.abs(a - b).max() for a, b in zip(plain.get_weights(), mirrored.get_weights(), strict=True)))
 print(max(np.abs(np.subtract(expected[name], received[name])).max() for name in ("loss", "accuracy")))
-""")
+""",
+        fresh=True,
+    )
     weights_difference, history_difference = map(float, child.stdout.split()[-2:])
     assert weights_difference < 1e-5
     assert history_difference < 1e-5

@@ -18,7 +18,7 @@ def wheel_files(run_python, tmp_path_factory):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
-    run_python("build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source"))
+    run_python("build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source"), fresh=True)
     [wheel] = folder.glob("tfaccel-*-py3-none-any.whl")
     return set(zipfile.ZipFile(wheel).namelist())
 

@@ -16,12 +16,15 @@ from tfaccel.recipes import autoencoder as recipe
 
 
 def test_workload_is_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import autoencoder
 autoencoder.workload(optimizer="lamb", remat=True)
 sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 @pytest.mark.parametrize("image_size", [8, 13, 64])

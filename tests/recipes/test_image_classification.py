@@ -26,12 +26,15 @@ def image_set(image_size, num_channels, num_classes):
 
 
 def test_workload_is_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import image_classification
 image_classification.workload(optimizer="lamb", remat=True)
 sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 def test_workload_says_what_rules_need():

@@ -11,12 +11,15 @@ from tfaccel.recipes import object_detection as recipe
 
 
 def test_workload_is_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import object_detection
 object_detection.workload(optimizer="lamb", remat=True)
 sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 @pytest.mark.parametrize("remat", [False, True])

@@ -15,12 +15,15 @@ from tfaccel.recipes import sequence_forecasting as recipe
 
 
 def test_workload_is_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import sequence_forecasting
 sequence_forecasting.workload(model="gru", optimizer="lamb", remat=True)
 sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 @pytest.mark.parametrize("model", recipe.MODELS)

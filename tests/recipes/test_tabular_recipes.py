@@ -38,13 +38,16 @@ def parts(recipe, encoding, **options):
 
 
 def test_workloads_are_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import tabular_classification, tabular_regression
 tabular_classification.workload(data="wine", optimizer="lamb", remat=True)
 tabular_regression.workload(schedule="linear", early_stopping=3)
 sys.exit(", ".join({"tensorflow", "keras"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -26,13 +26,16 @@ def own_data(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
 def test_workload_is_made_without_tensorflow(run_python, recipe):
-    run_python(f"""
+    run_python(
+        f"""
 import sys
 from {recipe.__name__} import workload
 work = workload(optimizer="lamb", remat=True, ema=True, schedule="linear", early_stopping=2)
 assert work.num_train_examples > 500 and work.options["optimizer"] == "lamb", work
 sys.exit(", ".join({{"tensorflow", "keras"}} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 @pytest.fixture

@@ -15,12 +15,15 @@ from tfaccel.training.result import TrainResult
 
 
 def test_workload_is_made_without_tensorflow(run_python):
-    run_python("""
+    run_python(
+        """
 import sys
 from tfaccel.recipes import transfer_learning
 transfer_learning.workload(optimizer="lamb", backbone="digits").options
 sys.exit(", ".join({"tensorflow", "keras"} & set(sys.modules)) or 0)
-""")
+""",
+        fresh=True,
+    )
 
 
 def built(**options):

@@ -10,7 +10,7 @@ from tfaccel.hardware.machine import Machine
 
 def run_doctor(run_python, *flags, **environ):
     code = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', 'doctor', *sys.argv[1:]]))"
-    return run_python(code, *flags, env=environ, check=False)
+    return run_python(code, *flags, env=environ, check=False, fresh=True)
 
 
 def test_a_sound_installation_passes_every_check(run_python):

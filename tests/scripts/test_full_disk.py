@@ -17,7 +17,7 @@ for limit, folder in ((2_000, "none"), (60_000, "checkpoint")):
 
 
 def test_training_ends_with_one_line_and_whole_files(run_python, tmp_path):
-    child = run_python(LIMITED, cwd=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": None})
+    child = run_python(LIMITED, cwd=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert child.stdout.split() == ["2", "2"]
     lines = child.stderr.splitlines()
     assert [line.partition(" cannot be written")[0] for line in lines] == [

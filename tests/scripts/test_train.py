@@ -90,12 +90,15 @@ def files_in(folder):
 
 
 def test_help_names_every_flag_without_tensorflow(run_python):
-    child = run_python("""
+    child = run_python(
+        """
 import sys
 from tfaccel.scripts.main import main
 status = main(["tfaccel", "train", "--help"])
 sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or status)
-""")
+""",
+        fresh=True,
+    )
     assert sorted(re.findall(r"^  --(\w+)$", child.stdout, re.MULTILINE)) == FLAGS.split()
 
 

@@ -45,7 +45,7 @@ NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="
 @NEEDS_JAX
 def test_a_recipe_trains_by_plain_fit(run_python, tmp_path):
     environ = {"JAX_PLATFORMS": "cpu"}
-    child = run_python(NOTEBOOK, json.dumps(asdict(RUNTIME)), cwd=tmp_path, env=environ)
+    child = run_python(NOTEBOOK, json.dumps(asdict(RUNTIME)), cwd=tmp_path, env=environ, fresh=True)
     assert json.loads(child.stdout.splitlines()[-1]) == ["jax", "float32", True]
     result = TrainResult.from_json(json.loads((tmp_path / "run/result.json").read_text()))
     assert result.final["accuracy"] > 0.9

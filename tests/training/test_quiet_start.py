@@ -27,19 +27,19 @@ with without_notes(wants_gpus=True):
 
 
 def test_tensorflow_starts_without_a_word(run_python):
-    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": None})
+    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert (child.stdout.split(), child.stderr) == (["2", "False"], "")
 
 
 @pytest.mark.slow
 def test_log_level_of_the_user_wins(run_python):
-    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": "0"})
+    child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": "0"}, fresh=True)
     assert child.stdout.split() == ["0", "True"]
     assert "cpu_feature_guard" in child.stderr
 
 
 def test_other_lines_pass_even_if_the_process_crashes(run_python):
-    child = run_python(PASSED, check=False)
+    child = run_python(PASSED, check=False, fresh=True)
     lines = child.stderr.splitlines()
     assert child.returncode == -6
     assert lines[0].startswith("real ") and "cuInit" in lines[1] and "last words" in lines

@@ -78,7 +78,7 @@ except Exception as error:
 
 @pytest.fixture(scope="module")
 def found(run_python):
-    return json.loads(run_python(RESTORED).stdout.splitlines()[-1])
+    return json.loads(run_python(RESTORED, fresh=True).stdout.splitlines()[-1])
 
 
 def test_plan_is_set_up(found):
@@ -110,7 +110,7 @@ def test_missing_gpu_is_named(found):
 
 
 def test_other_backend_is_refused(run_python):
-    text = run_python(OTHER_BACKEND).stdout.splitlines()[-1]
+    text = run_python(OTHER_BACKEND, fresh=True).stdout.splitlines()[-1]
     assert text.startswith("PlanError Keras runs on the backend 'jax'; tfaccel trains on TensorFlow.")
     assert "KERAS_BACKEND=tensorflow" in text
 
