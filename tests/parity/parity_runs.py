@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 
@@ -16,28 +15,26 @@ from tfaccel.parity.case import case_from_json
 from tfaccel.parity.run_cases import run_cases
 
 cases = [case_from_json(data) for data in json.loads(sys.stdin.read())]
-run_cases(cases, on_row=lambda row: print(json.dumps(row.to_json()), flush=True), interpreter_options=sys.argv[1:])
+run_cases(
+    cases,
+    on_row=lambda row: print(json.dumps(row.to_json()), flush=True),
+    reference_dir=sys.argv[1],
+    interpreter_options=sys.argv[2:],
+)
 """
-
-# XLA's programs are the same; turning small ones into good machine code takes longer than running them.
-QUICK_XLA = {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
-}
 
 
 class ParityRuns:
-    """The rows of cases, in the order in which they get done; with `quick_xla`, XLA spends little on machine code."""
+    """The rows of cases, in the order in which they get done."""
 
-    def __init__(self, cases, interpreter_options, *, quick_xla):
+    def __init__(self, cases, interpreter_options, *, reference_dir):
         self._rows = {}
         self._stack = contextlib.ExitStack()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *interpreter_options],
+            [sys.executable, "-c", PROGRAM, str(reference_dir), *interpreter_options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(QUICK_XLA if quick_xla else {})},
         )
         self._stack.enter_context(self._process.stdout)
         self._stack.callback(self._process.wait)

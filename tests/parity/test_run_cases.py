@@ -6,8 +6,9 @@ import pytest
 
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, ParityCheck, Placement
+from tfaccel.parity.references import SGD_TOLERANCE
 from tfaccel.parity.run_cases import FEWEST_CASES, process_shares, run_cases
-from tfaccel.parity.shared_references import SharedReferences
+from tfaccel.parity.shared_references import SharedReferences, reference_key
 
 TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
 OVERFLOW = next(name for name in CHECK_NAMES if "overflow" in name)
@@ -57,7 +58,13 @@ def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
 def test_workers_share_references(tmp_path):
     case = ParityCase(WORKERS)
     first, second = (SharedReferences(tmp_path, worker, 2) for worker in range(2))
-    (tmp_path / "reference-1.pickle").write_bytes(pickle.dumps(({"weight": 1.0}, 1e-5)))
-    assert first.get(case, 1) == ({"weight": 1.0}, 1e-5)
-    (tmp_path / "reference-0.pickle").write_bytes(pickle.dumps(({"weight": 2.0}, 1e-4)))
-    assert second.get(case, 0) == ({"weight": 2.0}, 1e-4)
+    (tmp_path / f"{reference_key(case)}.pickle").write_bytes(pickle.dumps({"weight": 1.0}))
+    assert first.get(case, 1) == second.get(case, 1) == ({"weight": 1.0}, SGD_TOLERANCE)
+
+
+def test_references_are_kept_by_what_decides_them():
+    case = ParityCase(WORKERS, "dense")
+    same = [ParityCase(WORKERS, "dense", xla=True), ParityCase(TWO, "dense")]
+    others = [ParityCase(Placement("mirrored", 3), "dense"), ParityCase(WORKERS, "dense", "adam"), case.in_float32()]
+    assert {reference_key(one) for one in same} == {reference_key(case)}
+    assert len({reference_key(one) for one in [case, *others]}) == 3  # the case is in float32 already

@@ -1,6 +1,8 @@
 """The child process that runs parity cases and writes a row for each as a line of JSON.
 
-    python -m tfaccel.parity.child CASES.json
+    python -m tfaccel.parity.child CASES.json FOLDER
+
+References that are in FOLDER are not trained again, and new ones are left there.
 
 As a worker of a cluster it is started once for each worker, and each writes its rows. It ends with status 1 after a
 case that raised an error, since collectives that failed once fail ever after; the cases behind it then have no rows.
@@ -27,7 +29,7 @@ from tfaccel.processes.connection import end_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the cases of the file named by the one argument; returns the exit status."""
+    """Runs the cases of the file named by the first argument; returns the exit status."""
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed must not get between the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     placements = {case.placement for case in cases}
     split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
     strategies = {placement: make_strategy(placement) for placement in placements}
-    references = SharedReferences.of_cluster(Path(argv[0]).parent)
+    references = SharedReferences.of_cluster(Path(argv[1]))
     for position, case in enumerate(cases):
         started = time.perf_counter()
         try:

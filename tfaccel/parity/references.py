@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 
 from tfaccel.parity.case import ParityCase
@@ -15,19 +16,23 @@ SGD_TOLERANCE = 1e-5
 
 
 Reference = tuple[Values, float]
+ValuesOf = Callable[[ParityCase], Values]
 
 
-def reference(case: ParityCase) -> Reference:
-    """What a case is compared with, and how far it may be from it."""
-    return reference_values(case), tolerance(case)
-
-
+@lru_cache(maxsize=8)
 def reference_values(case: ParityCase) -> Values:
     """What plain Keras gives on one device with the same global batches, or what is right (`ParityModel.fault`)."""
-    return _run(_reference_case(case))
+    case = reference_case(case)
+    model = compiled_model(case, reference=True, jit_compile=case.xla)
+    return training_run(case, PLAIN_KERAS, model, callbacks=[AverageShares()])
 
 
-def _reference_case(case: ParityCase) -> ParityCase:
+def reference(case: ParityCase, values_of: ValuesOf = reference_values) -> Reference:
+    """What a case is compared with, and how far it may be from it."""
+    return values_of(case), tolerance(case, values_of)
+
+
+def reference_case(case: ParityCase) -> ParityCase:
     """The case without what its reference does not depend on.
 
     Random draws differ with and without XLA, so that the reference of a model that draws has to be compiled as well.
@@ -35,13 +40,7 @@ def _reference_case(case: ParityCase) -> ParityCase:
     return dataclasses.replace(case, xla=case.xla and case.model == "dropout")
 
 
-@lru_cache(maxsize=8)
-def _run(case: ParityCase) -> Values:
-    model = compiled_model(case, reference=True, jit_compile=case.xla)
-    return training_run(case, PLAIN_KERAS, model, callbacks=[AverageShares()])
-
-
-def tolerance(case: ParityCase) -> float:
+def tolerance(case: ParityCase, values_of: ValuesOf = reference_values) -> float:
     """The largest difference from the reference that is allowed after `NUM_STEPS` steps.
 
     In float32 a constant. In low precision, where a sum over N shares is rounded N times and the sum over the whole
@@ -51,6 +50,6 @@ def tolerance(case: ParityCase) -> float:
     exact = SGD_TOLERANCE if case.optimizer == "sgd" else ADAPTIVE_TOLERANCE
     if case.layer_dtype == "float32":
         return exact
-    rounded, in_float32 = reference_values(case), reference_values(case.in_float32())
+    rounded, in_float32 = values_of(case), values_of(case.in_float32())
     distance, _ = largest_difference(rounded, {name: in_float32[name] for name in rounded})
     return max(exact, 2 * distance)

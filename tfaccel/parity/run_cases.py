@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tfaccel.hardware.cpu import num_usable_cores
@@ -38,6 +40,7 @@ def run_cases(
     on_row: OnRow = lambda row: None,
     num_parallel: int | None = None,
     interpreter_options: Sequence[str] = (),
+    reference_dir: str | os.PathLike[str] | None = None,
 ) -> list[ParityRow]:
     """Runs each case under its strategy, compared with plain Keras on one device.
 
@@ -46,6 +49,8 @@ def run_cases(
         on_row: called with each row as soon as it is there, from a thread.
         num_parallel: child processes, or clusters of them, at the same time; by default one for each core, at least 2.
         interpreter_options: options of Python for the children, for example warning filters.
+        reference_dir: a folder that keeps the references for later runs. They are trained anew after a change of this
+            package, of Keras, TensorFlow or NumPy, or of the processor. None keeps none.
 
     Returns:
         A row for each case, in the order of the cases.
@@ -54,7 +59,10 @@ def run_cases(
     cancelled = threading.Event()
 
     def run(share: Cases) -> dict[ParityCase | ParityCheck, ParityRow]:
-        return dict(zip(share, _run_share(share, on_row, interpreter_options, cancelled), strict=False))
+        child = partial(
+            _run_child, interpreter_options=interpreter_options, cancelled=cancelled, reference_dir=reference_dir
+        )
+        return dict(zip(share, _run_share(share, on_row, child, cancelled), strict=False))
 
     rows: dict[ParityCase | ParityCheck, ParityRow] = {}
     with ThreadPoolExecutor(num_parallel, thread_name_prefix="parity") as pool:
@@ -86,14 +94,14 @@ def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
 
 
 def _run_share(
-    cases: Cases, on_row: OnRow, interpreter_options: Sequence[str], cancelled: threading.Event
+    cases: Cases, on_row: OnRow, run_child: Callable[[Cases, _Rows], str], cancelled: threading.Event
 ) -> list[ParityRow]:
     """Rows of cases that share a process. After a case that broke it, the next ones run in a new process."""
     rows: list[ParityRow] = []
     while len(rows) < len(cases) and not cancelled.is_set():
         left = cases[len(rows) :]
         collector = _Rows(_environments(cases[0].placement), on_row)
-        problem = _run_child(left, collector, interpreter_options, cancelled)
+        problem = run_child(left, collector)
         rows += collector.rows
         if len(rows) < len(cases) and not collector.has_failed:
             broken = cases[len(rows)]
@@ -143,14 +151,28 @@ def _distance(row: ParityRow) -> float:
     return float("inf") if row.max_abs_diff is None else row.max_abs_diff
 
 
-def _run_child(cases: Cases, collector: _Rows, interpreter_options: Sequence[str], cancelled: threading.Event) -> str:
+def _run_child(
+    cases: Cases,
+    collector: _Rows,
+    *,
+    interpreter_options: Sequence[str],
+    cancelled: threading.Event,
+    reference_dir: str | os.PathLike[str] | None,
+) -> str:
     """Runs one process, or one cluster of them; returns why it stopped early."""
     with tempfile.TemporaryDirectory(prefix="tfaccel-parity-") as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps([case.to_json() for case in cases]), encoding="utf-8")
         try:
             run_workers(
-                [sys.executable, *interpreter_options, "-m", "tfaccel.parity.child", str(path)],
+                [
+                    sys.executable,
+                    *interpreter_options,
+                    "-m",
+                    "tfaccel.parity.child",
+                    str(path),
+                    str(reference_dir or folder),
+                ],
                 environments=collector.environments,
                 time_limit_seconds=START_LIMIT_SECONDS + CASE_LIMIT_SECONDS * len(cases),
                 on_line=collector.add,

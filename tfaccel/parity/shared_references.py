@@ -1,26 +1,32 @@
-"""References that the workers of a cluster share: each calculates its part of them and reads the others'."""
+"""References kept in files: the workers of a cluster share them, and later runs find them there."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
+import platform
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 
 from tfaccel.parity.case import ParityCase
-from tfaccel.parity.references import Reference, reference
+from tfaccel.parity.references import Reference, reference, reference_case, reference_values
+from tfaccel.parity.training_run import Values
 
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class SharedReferences:
-    """References of cases that all workers run in the same order.
+    """References that are trained once. Workers run the same cases in the same order and take turns.
 
     Attributes:
-        folder: where the workers leave them.
+        folder: where the files are.
         worker: this worker's index.
         num_workers: workers in all.
     """
@@ -39,15 +45,36 @@ class SharedReferences:
     def get(self, case: ParityCase, position: int) -> Reference:
         """The reference of the case at that position. Waits for the worker whose turn it is; who started them all ends
         them if it never comes."""
-        path = self.folder / f"reference-{position}.pickle"
-        if position % self.num_workers == self.worker:
-            own = reference(case)
-            if self.num_workers > 1:
-                temporary = path.with_suffix(".part")
-                temporary.write_bytes(pickle.dumps(own))
-                temporary.rename(path)
-            return own
+        return reference(case, partial(self._values, trains=position % self.num_workers == self.worker))
+
+    def _values(self, case: ParityCase, *, trains: bool) -> Values:
+        path = self.folder / f"{reference_key(case)}.pickle"
+        if trains and not path.exists():
+            self._write(path, reference_values(case))
         while not path.exists():
             time.sleep(_POLL_SECONDS)
-        found: Reference = pickle.loads(path.read_bytes())
+        found: Values = pickle.loads(path.read_bytes())
         return found
+
+    def _write(self, path: Path, own: Values) -> None:
+        """Several processes may write the same file: each has a file of its own until it is whole."""
+        descriptor, temporary = tempfile.mkstemp(dir=self.folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pickle.dumps(own))
+        Path(temporary).rename(path)
+
+
+def reference_key(case: ParityCase) -> str:
+    """What decides a reference, as a digest: the case, the code that trains it, the libraries and the processor."""
+    decisive = reference_case(case).to_json()
+    decisive["placement"] = case.placement.num_replicas  # it decides the size of a batch
+    return hashlib.sha256(json.dumps([decisive, _surroundings()]).encode()).hexdigest()[:32]
+
+
+@cache
+def _surroundings() -> list[str]:
+    libraries = [version(name) for name in ("keras", "tensorflow", "numpy")]
+    sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    info = Path("/proc/cpuinfo")
+    flags = [line for line in info.read_text().splitlines() if line.startswith("flags")] if info.exists() else []
+    return [*libraries, *sources, platform.machine(), *flags[:1]]
