@@ -23,11 +23,16 @@ def separable_1d(keras):
 
 
 def shared(keras):
-    """A convolution with its normalization, and a model in a model, called twice each."""
-    layers = keras.layers
+    """A convolution with its normalization, and a model in a model, called twice each.
+
+    The statistics follow a few steps: else outputs are far smaller than in training, on whose range int8 is spread.
+    """
+    layers, momentum = keras.layers, 0.5
     inputs = [keras.Input((8, 8, 3), name="left"), keras.Input((8, 8, 3), name="right")]
-    convolution, normalization = layers.Conv2D(8, 3, use_bias=False), layers.BatchNormalization()
-    inner = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.ReLU()])
+    convolution, normalization = layers.Conv2D(8, 3, use_bias=False), layers.BatchNormalization(momentum=momentum)
+    inner = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(momentum=momentum), layers.ReLU()]
+    )
     sides = [layers.GlobalAveragePooling2D()(layers.ReLU()(normalization(convolution(x)))) for x in inputs]
     return keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([inner(inner(x)) for x in sides])))
 
