@@ -23,6 +23,7 @@ import pytest
 from forked_python import ForkedPython
 
 NUM_LOGICAL_CPUS = 4
+THREAD_GRACE_SECONDS = 15.0
 
 # The files that take longest run first, so that pytest's processes end at about the same time.
 LONGEST_FIRST = (
@@ -173,8 +174,8 @@ def keras_changes(before: dict[str, str]) -> list[str]:
     return [f"keras.config.{name}() was {before[name]} and is {now[name]}" for name in changed]
 
 
-def threads_left(before: set[threading.Thread], *, grace_seconds: float = 15.0) -> list[str]:
-    deadline = time.monotonic() + grace_seconds
+def threads_left(before: set[threading.Thread]) -> list[str]:
+    deadline = time.monotonic() + THREAD_GRACE_SECONDS
     new = [thread for thread in threading.enumerate() if thread not in before]
     for thread in new:
         thread.join(max(0.0, deadline - time.monotonic()))

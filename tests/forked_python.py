@@ -21,6 +21,7 @@ from pathlib import Path
 from tfaccel.processes.fork_server import ForkServer
 
 PRELOADED = ("numpy", "tensorflow", "keras")
+_TURN_SECONDS = 0.02
 
 
 class ForkedPython:
@@ -30,6 +31,7 @@ class ForkedPython:
         self._warning_options = [option.removeprefix("-W") for option in warning_options]
         self._folder = tempfile.TemporaryDirectory(prefix="tfaccel-forks-")
         environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+        self._lock = threading.Lock()
         self._server = ForkServer(PRELOADED, folder=Path(self._folder.name), environment=environment)
 
     def run(self, code_or_module, arguments, *, is_module, env, timeout_seconds, cwd):
@@ -45,7 +47,8 @@ class ForkedPython:
             }
             order_file, streams = Path(folder, "order.json"), [Path(folder, "stdout"), Path(folder, "stderr")]
             order_file.write_text(json.dumps(order))
-            child = self._server.start("test", "forked_python", [str(order_file), *map(str, streams)], {})
+            with self._lock:
+                child = self._server.start("test", "forked_python", [str(order_file), *map(str, streams)], {})
             ended = self._wait(child, timeout_seconds)
             stdout, stderr = (path.read_text(errors="replace") if path.exists() else "" for path in streams)
             if not ended:
@@ -55,13 +58,20 @@ class ForkedPython:
     def _wait(self, child, timeout_seconds):
         """Whether the child ended by itself; one that did not is killed."""
         deadline = time.monotonic() + timeout_seconds
-        while child.status is None and (left := deadline - time.monotonic()) > 0:
-            self._server.next_message(left)
+        while child.status is None and time.monotonic() < deadline:
+            self._read()
         ended = child.status is not None
         while child.status is None:
-            self._server.kill(child)
-            self._server.next_message(timeout_seconds)
+            with self._lock:
+                self._server.kill(child)
+            self._read()
         return ended
+
+    def _read(self):
+        """Reads what there is for any child; in turns with other threads, each of which waits for a child of its own."""
+        with self._lock:
+            self._server.next_message(_TURN_SECONDS)
+        time.sleep(0)
 
     def close(self):
         """Ends the process that makes the forks."""

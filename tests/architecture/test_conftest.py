@@ -24,6 +24,9 @@ def test_leaks_fail_the_test_that_leaks(run_python, tmp_path):
         tmp_path,
         """
 import os, threading, time
+import conftest
+
+conftest.THREAD_GRACE_SECONDS = 0.5
 
 def test_clean():
     thread = threading.Thread(target=time.sleep, args=(0.2,))
@@ -36,23 +39,6 @@ def test_environment_is_put_back(monkeypatch):
     assert "LEFT" not in os.environ
     monkeypatch.setenv("MENDED", "1")
 
-def test_thread():
-    threading.Thread(target=time.sleep, args=(60,), name="left behind", daemon=True).start()
-""",
-    )
-    assert "4 passed, 2 errors" in output
-    assert "os.environ['LEFT'] was None and is '1'" in output
-    assert "thread 'left behind' still runs" in output
-
-
-def test_keras_and_devices_are_guarded(run_python, tmp_path):
-    output = run_pytest(
-        run_python,
-        tmp_path,
-        """
-def test_devices(logical_devices):
-    assert [device.name for device in logical_devices] == [f"/device:CPU:{i}" for i in range(4)]
-
 def test_policy():
     import keras
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -60,10 +46,18 @@ def test_policy():
 def test_policy_is_put_back():
     import keras
     assert keras.config.dtype_policy().name == "float32"
+
+def test_devices(logical_devices):
+    assert [device.name for device in logical_devices] == [f"/device:CPU:{i}" for i in range(4)]
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(60,), name="left behind", daemon=True).start()
 """,
     )
-    assert "3 passed, 1 error" in output
+    assert "7 passed, 3 errors" in output
+    assert "os.environ['LEFT'] was None and is '1'" in output
     assert "keras.config.dtype_policy() was float32 and is mixed_bfloat16" in output
+    assert "thread 'left behind' still runs" in output
 
 
 def test_starting_tensorflow_without_the_fixture_fails(run_python, tmp_path):
