@@ -68,7 +68,7 @@ class ForkedPython:
         return ended
 
     def _read(self):
-        """Reads what there is for any child; in turns with other threads, each of which waits for a child of its own."""
+        """Reads what there is for any child. Threads take turns: each waits for a child of its own."""
         with self._lock:
             self._server.next_message(_TURN_SECONDS)
         time.sleep(0)

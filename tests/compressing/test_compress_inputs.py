@@ -205,6 +205,7 @@ def test_agreement_of_several_outputs_is_their_mean(logical_devices):
     assert np.isnan(Agreement().result())
 
 
+@pytest.mark.slow
 def test_outcome_takes_the_place_of_an_earlier_one_only(logical_devices, tmp_path):
     model, out = dense_model(64), tmp_path / "out"
     given = {"representative_data": NUMBERS, **QUICK}

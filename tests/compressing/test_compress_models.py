@@ -19,6 +19,7 @@ QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
 NUMBERS = np.random.default_rng(4).normal(size=(12, 4)).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_models_of_other_dtypes_calculate_in_float32_and_stay_as_they_are(logical_devices, tmp_path, dtype):
     kinds = [
@@ -125,6 +126,7 @@ class Noisy(layers.Layer):
         return inputs + self.seeds
 
 
+@pytest.mark.slow
 def test_model_that_cannot_be_loaded_again_has_forms_in_litert_only(logical_devices, tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(128), NoConfig()])
     found = compress(
@@ -167,6 +169,7 @@ def test_models_that_nothing_can_be_compared_with_are_refused(logical_devices, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_model_that_is_not_compiled_is_said_to_be_judged_by_agreement(logical_devices, tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(64)])
     found = compress(

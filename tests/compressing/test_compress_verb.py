@@ -92,6 +92,7 @@ def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
     assert "GPTQ is for a stack of blocks behind an embedding" in by_name["keras_gptq"].failure
 
 
+@pytest.mark.slow
 def test_gptq_takes_a_model_that_names_its_blocks_but_keras_cannot_load_it_again(logical_devices, tmp_path):
     model = cases.stack_of_blocks()
     tokens = np.random.default_rng(0).integers(2, 30, (8, 12)).astype("int32")
@@ -115,6 +116,7 @@ def test_costliest_layers_stay_in_float(all_forms):
     assert found.is_within(by_name["mixed"])
 
 
+@pytest.mark.slow
 def test_mixed_keeps_the_costliest_half_in_float_where_nothing_is_within_the_limit(logical_devices, tmp_path):
     found = compress(
         cases.image_model(),
@@ -155,6 +157,7 @@ def test_form_runs_with_nothing_but_litert(all_forms):
     assert np.abs(outputs["logits"] - expected).max() < 0.1 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_winner_says_what_its_inputs_are_made_of(logical_devices, tmp_path):
     raw_input = ImageInput(image_size=8, num_channels=1, class_names=tuple("abcdefghij"))
     workload = dataclasses.replace(cases.image_workload(), raw_input=raw_input)
@@ -168,6 +171,7 @@ def test_winner_says_what_its_inputs_are_made_of(logical_devices, tmp_path):
     assert read_litert_raw_input(kept) is None
 
 
+@pytest.mark.slow
 def test_none_within_the_limit_leaves_no_model(logical_devices, tmp_path):
     found = compress(
         cases.image_model(),
@@ -207,6 +211,7 @@ def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devi
         assert np.array_equal(before, after)
 
 
+@pytest.mark.slow
 def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logical_devices):
     x = np.random.default_rng(0).normal(size=(2, 300)).astype("float32")
     model = keras.Sequential([keras.Input((300,)), layers.Dense(800)])
@@ -221,6 +226,7 @@ def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logic
     np.testing.assert_allclose(after, model(x), atol=0.02)
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_keep_their_names(logical_devices):
     model, x = cases.several_inputs_model(), cases.several_inputs(5)
     litert, signature = converted(model, x)
@@ -231,6 +237,7 @@ def test_several_inputs_and_outputs_keep_their_names(logical_devices):
         np.testing.assert_allclose(found[name], values, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkeypatch):
     from tfaccel.compressing import post_training
 
@@ -249,6 +256,7 @@ def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkey
             converter.convert("int8", rows)
 
 
+@pytest.mark.slow
 def test_model_of_a_class_of_its_own_is_called_as_it_is(logical_devices):
     model, x = cases.Subclassed(), [np.ones((4, 3), "float32"), np.linspace(0, 1, 20, dtype="float32").reshape(4, 5)]
     expected = model(x)
@@ -258,6 +266,7 @@ def test_model_of_a_class_of_its_own_is_called_as_it_is(logical_devices):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_model_is_judged_by_its_own_metrics_in_float32(logical_devices, tmp_path):
     policy = keras.DTypePolicy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((16,)), layers.Dense(128, "relu", dtype=policy), layers.Dense(1)])
@@ -280,6 +289,7 @@ def test_compiled_model_is_judged_by_its_own_metrics_in_float32(logical_devices,
     assert found.winner.variant.name == "float16"
 
 
+@pytest.mark.slow
 def test_without_a_metric_agreement_judges(logical_devices, tmp_path):
     inputs = keras.Input((16,))
     model = cases.OwnTestStep(inputs, layers.Dense(64)(inputs))

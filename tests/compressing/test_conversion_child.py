@@ -44,6 +44,7 @@ def test_a_child_converts_as_this_process_does(logical_devices, monkeypatch):
         np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.slow
 def test_a_child_that_cannot_convert_or_dies_is_an_error(logical_devices, monkeypatch):
     monkeypatch.setattr(ConversionChild, "left_behind", 2**40)
     before = children()

@@ -123,6 +123,7 @@ def test_loss_is_the_formula_under_every_strategy(run_python, tmp_path):
     assert len(found["options"]["teacher_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_run_resumes_to_the_same_bits_and_bad_teachers_are_refused(run_python, tmp_path):
     found = run(run_python, RESUMED, tmp_path)
     assert found["equal"]

@@ -188,6 +188,7 @@ def test_a_larger_form_wins_where_the_smaller_one_is_not_sure():
     assert DropInterval.from_json(json.loads(json.dumps(infinite.to_json(), allow_nan=False))) == infinite
 
 
+@pytest.mark.slow
 def test_compress_refuses_what_too_few_examples_show(logical_devices, tmp_path):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(128, "relu"), layers.Dense(4)])
     model.compile(loss=no_loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])

@@ -111,6 +111,7 @@ def check_pruned(found, names):
     assert found["unchanged"]
 
 
+@pytest.mark.slow
 def test_pruned_model_comes_back_with_zeros_and_bad_input_is_refused(run_python):
     child = run_python(METHODS + REFUSED, "prune", cwd=HERE, timeout_seconds=500)
     found, refused = map(json.loads, child.stdout.splitlines()[-2:])

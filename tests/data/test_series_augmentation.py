@@ -40,6 +40,7 @@ def test_the_past_is_jittered_and_scaled_as_much_as_asked_for(epoch):
     assert factors.mean() == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 def test_numbers_follow_from_seed_and_epoch_and_belong_to_a_place(epoch):
     augmentation = series_augmentation("jitter")
     whole, _ = epoch(augmentation)

@@ -39,6 +39,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_commands_and_flags_are_there():
     lines = [words for page in pages() for block in blocks(page, *SHELL) for words in lines_of(block)]
     assert len(lines) > 60

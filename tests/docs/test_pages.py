@@ -69,6 +69,7 @@ def texts_of_library():
     return "\n".join(text.replace("\n", " ") for text in map(text_of, nodes) if text.strip("…"))
 
 
+@pytest.mark.slow
 def test_troubleshooting_has_the_messages_of_the_library():
     library = texts_of_library()
     shown = [block.code.strip() for block in blocks(MESSAGES, "text")]

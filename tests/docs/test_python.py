@@ -29,6 +29,7 @@ def run_pages(run_python, folder, *, long):
     return folder / "pages"
 
 
+@pytest.mark.slow
 def test_python_on_the_pages_runs(run_python, tmp_path):
     folder = run_pages(run_python, tmp_path, long=False)
     said = (folder / "docs_guides_your_model.md.txt").read_text()

@@ -94,6 +94,7 @@ for name, plan, options in (
 """
 
 
+@pytest.mark.slow
 def test_runs_leave_bounds_a_map_and_what_is_strange(run_python, tmp_path):
     x = np.random.default_rng(0).standard_normal(200)
     x[7] = 30.0  # far from all others

@@ -92,6 +92,7 @@ print(max(float(np.abs(one - two).max()) for one, two in zip(*weights)))
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_train_as_one_device_and_leave_samples(run_python, tmp_path):
     generator = np.random.default_rng(0)
     labels = np.arange(360) % 3

@@ -154,6 +154,7 @@ print(json.dumps(result.to_json()))
 """
 
 
+@pytest.mark.slow
 def test_run_learns_and_leaves_a_picture_and_the_classes(run_python, tmp_path):
     child = run_python(RUN, tmp_path / "run", json.dumps({"epochs": 4}))
     result = json.loads(child.stdout)

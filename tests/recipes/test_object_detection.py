@@ -61,6 +61,7 @@ print(result.history["loss"])
 """
 
 
+@pytest.mark.slow
 def test_run_on_a_folder_learns_and_leaves_boxes(run_python, tmp_path):
     folder, images, annotations = tmp_path / "data", [], []
     folder.mkdir()

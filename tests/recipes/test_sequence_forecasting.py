@@ -136,6 +136,7 @@ for model in ("convolution", "gru"):
 """
 
 
+@pytest.mark.slow
 def test_run_learns_and_leaves_forecasts(run_python, tmp_path):
     run_python(RUN, tmp_path)
     for model in ("convolution", "gru"):
@@ -154,6 +155,7 @@ def test_run_learns_and_leaves_forecasts(run_python, tmp_path):
         assert (about["target_names"], about["window"]) == (["upper angle", "lower angle"], 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recipes.sequence_forecasting", "models.quantile_loss"])
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))

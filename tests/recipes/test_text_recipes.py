@@ -131,6 +131,7 @@ def trained(run_python, tmp_path, own_data):
     return run
 
 
+@pytest.mark.slow
 def test_recipes_learn_and_leave_what_is_needed_to_use_them(trained):
     results, output = trained(0, 4, 5, 6)
     assert results[0]["used"] == ["colour", "tool"]

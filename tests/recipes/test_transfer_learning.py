@@ -167,6 +167,7 @@ print(len(keras.models.load_model(sys.argv[1] + "/model.keras").optimizer.optimi
 """
 
 
+@pytest.mark.slow
 def test_run_leaves_both_accuracies(run_python, tmp_path):
     assert run_python(RUN, tmp_path / "run").stdout.split()[-1] == "3"
     compared = json.loads((tmp_path / "run" / "comparison.json").read_text())

@@ -13,6 +13,7 @@ def run_doctor(run_python, *flags, **environ):
     return run_python(code, *flags, env=environ, check=False, fresh=True)
 
 
+@pytest.mark.slow
 def test_a_sound_installation_passes_every_check(run_python):
     done = run_doctor(run_python, "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}

@@ -39,6 +39,7 @@ def chosen(monkeypatch):
     return cases
 
 
+@pytest.mark.slow
 def test_a_real_case_and_a_real_check(run):
     status, out, err = run("--only=overflow", "--replicas=3", "--workers=1")
     assert status == 0, err

@@ -184,6 +184,7 @@ def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_pat
     assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
     plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=12)
     plan.save(tmp_path / "plan.json")
@@ -207,6 +208,7 @@ def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
     assert result == json.loads((tmp_path / "run/result.json").read_text())
 
 
+@pytest.mark.slow
 def test_loss_that_is_no_number_names_its_step_and_leaves_no_model(command, tmp_path):
     ended = command(
         RECIPE,

@@ -63,6 +63,7 @@ def run_doctor(run_python, *flags, **options):
     return run_python(code, "--tpu_ready", *flags, check=False, **options)
 
 
+@pytest.mark.slow
 def test_a_sound_recipe_is_ready(run_python):
     flags = ["--recipe=image_classification", "--tpu=v5e-8", "--global_batch_size=128", "--json"]
     done = run_doctor(run_python, *flags, timeout_seconds=500)
@@ -78,6 +79,7 @@ def test_a_sound_recipe_is_ready(run_python):
         assert " of 15.75 GiB; a step does " in checks["v5e memory"]["detail"]
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_run_gives_status_1_and_is_not_compiled(run_python):
     done = run_doctor(run_python, "--workload=broken_workloads:host_call", cwd=FOLDER, env={"COLUMNS": "400"})
     assert done.returncode == 1

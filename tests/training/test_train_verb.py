@@ -1,7 +1,6 @@
 """`train`: what it refuses, and that a loss which is not finite ends it at the exact step without harm."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,22 +113,11 @@ print([float(copied(step)) for step in (0, 3, 4, 23)])
 """
 
 
-@pytest.fixture(scope="module")
-def ended(run_python, tmp_path_factory):
-    """What the NaN program printed for each placement."""
-    folder = tmp_path_factory.mktemp("nan")
-
-    def run(placement: str):
-        child = run_python(NAN, folder / placement, placement, cwd=HERE)
-        return json.loads(child.stdout.splitlines()[-1])
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(("none", "mirrored_2"), pool.map(run, ("none", "mirrored_2")), strict=True))
-
-
-@pytest.mark.parametrize("placement", ["none", "mirrored_2"])
-def test_loss_that_is_not_finite_names_its_step(ended, placement):
-    first, files, kept, resumed, untouched, at_once = ended[placement]
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
+def test_loss_that_is_not_finite_names_its_step(run_python, tmp_path, placement):
+    child = run_python(NAN, tmp_path / "nan", placement, cwd=HERE)
+    ended = json.loads(child.stdout.splitlines()[-1])
+    first, files, kept, resumed, untouched, at_once = ended
     assert first.startswith("The loss became NaN or infinite at step 4 of epoch 1. Try a lower learning rate")
     assert resumed == first  # the step counts from the epoch's beginning, not from the resume
     assert "model.keras" not in files
@@ -151,6 +139,7 @@ def test_unusable_workloads_are_named(run_python, tmp_path):
     assert [there for _, _, there in found] == [False] * 5  # nothing half-written
 
 
+@pytest.mark.slow
 def test_accumulated_steps_follow_the_schedule_of_single_ones(run_python, tmp_path):
     lines = run_python(ACCUMULATED, tmp_path, cwd=HERE).stdout.splitlines()
     # Ten optimizer steps of eight examples; at the end the schedule is asked for the eleventh.

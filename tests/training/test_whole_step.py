@@ -183,6 +183,7 @@ def found(run_python):
     return json.loads(run_python(CODE).stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_two_replicas_do_what_one_device_does(found, name):
     weights, logs, names, moved, num_steps = found[name]
@@ -193,20 +194,24 @@ def test_two_replicas_do_what_one_device_does(found, name):
     assert num_steps == (3 if name == "accumulation" else 6)
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_are_one_device_s(found):
     assert found["evaluate"] < 1e-5
     assert found["predict"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_last_batch_that_is_smaller_is_evaluated_as_on_one_device(found):
     assert len(found["remainders"]) == 12
     assert {name: value for name, value in found["remainders"].items() if value > 1e-5} == {}
 
 
+@pytest.mark.slow
 def test_batches_of_one_size_run_in_one_graph_call(found):
     assert found["windows"] == [3, 1]
 
 
+@pytest.mark.slow
 def test_training_batches_without_a_fixed_size_are_refused(found):
     assert found["open sizes"].startswith("DataError: On a TPU every batch must have a fixed number of rows")
     assert "drop_remainder=True" in found["open sizes"]
@@ -214,6 +219,7 @@ def test_training_batches_without_a_fixed_size_are_refused(found):
     assert found["too few rows"].startswith(too_few)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_is_refused(found):
     assert found["loss scale"].startswith("PlanError: model.optimizer is a LossScaleOptimizer.")
     assert "mixed_bfloat16" in found["loss scale"]
