@@ -12,6 +12,7 @@ PROGRAM = "tfaccel.exporting.litert_program"  # is copied beside LiteRT files, a
 MODULES = [module.name for module in pkgutil.iter_modules(tfaccel.exporting.__path__, "tfaccel.exporting.")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODULES if name != PROGRAM])
 def test_examples(name, logical_devices):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

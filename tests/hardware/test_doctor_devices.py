@@ -33,6 +33,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_right_numbers_pass_and_wrong_ones_do_not(run_python):
     found = json.loads(run_python(ARITHMETIC).stdout.splitlines()[-1])
     assert {"off", "nan", "elsewhere", *COMPUTATIONS} == found.keys()

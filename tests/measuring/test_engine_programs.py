@@ -1,5 +1,7 @@
 """What the engine's benchmark times is what it says: same batches, same steps, same start, true epoch borders."""
 
+import pytest
+
 CODE = """
 import time
 import numpy as np
@@ -66,5 +68,6 @@ assert sum(name.startswith("conv2d") for name in names) == 6, names
 """
 
 
+@pytest.mark.slow
 def test_programs_train_the_same(run_python):
     run_python(CODE)

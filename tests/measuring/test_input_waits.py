@@ -1,5 +1,7 @@
 """The wait for input: most of the time where the pipeline is slow, whether batches are read ahead or lie in memory."""
 
+import pytest
+
 CODE = """
 import time
 import keras
@@ -30,5 +32,6 @@ assert len(ready) == 2 and all(0.0 <= wait < 1.0 for wait in ready), ready
 """
 
 
+@pytest.mark.slow
 def test_slow_and_ready_input(run_python):
     run_python(CODE)

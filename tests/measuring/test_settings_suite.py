@@ -77,6 +77,7 @@ for seeds, recipes in ((1, "tabular_regression"), (2, "tabular_regression"), (1,
 """
 
 
+@pytest.mark.slow
 def test_command_writes_each_trial_and_goes_on(run_python, tmp_path):
     out = tmp_path / "settings.json"
     done = run_python(COMMAND, out)

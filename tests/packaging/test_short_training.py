@@ -1,5 +1,7 @@
 """The installed package trains: the first recipe by its command, and two replicas as one device does."""
 
+import pytest
+
 import json
 import subprocess
 import sysconfig
@@ -19,6 +21,7 @@ def test_recipe_trains_by_its_command(tmp_path):
     assert (tmp_path / "run/model.keras").is_file()
 
 
+@pytest.mark.slow
 def test_two_replicas_give_what_one_device_gives(run_python):
     child = run_python(
         """

@@ -20,6 +20,7 @@ MODULES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(name))
