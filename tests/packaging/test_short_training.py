@@ -1,11 +1,11 @@
 """The installed package trains: the first recipe by its command, and two replicas as one device does."""
 
-import pytest
-
 import json
 import subprocess
 import sysconfig
 from pathlib import Path
+
+import pytest
 
 
 def test_recipe_trains_by_its_command(tmp_path):
