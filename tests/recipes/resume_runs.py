@@ -40,7 +40,9 @@ def run_case(folder: Path, case: dict) -> list:
     strategy = "mirrored" if replicas > 1 else "none"
     plan = Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=size)
     work = recipe.workload(data_dir=folder / case["data"], **case["options"])
-    run_dir = folder / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
+    run_dir = (
+        Path(case.get("run_dirs", folder)) / f"{case['name']}-{'stopped' if kind in ('killed', 'resumed') else kind}"
+    )
     result = train(
         work,
         plan,

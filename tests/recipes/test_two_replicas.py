@@ -38,11 +38,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def runs(run_python, folder):
+def runs(run_python, folder, tmp_path):
     """A function that runs cases in one child process, each in several ways: histories and final figures."""
 
     def runs(names, kinds):
-        cases = [{**alike(case), "kind": kind} for case in CASES if case["name"] in names for kind in kinds]
+        place = {"run_dirs": str(tmp_path)}
+        cases = [{**alike(case), "kind": kind, **place} for case in CASES if case["name"] in names for kind in kinds]
         child = run_python(PROGRAM, folder, json.dumps(cases), timeout_seconds=900)
         rows = [(history, final) for _, history, final in json.loads(child.stdout.splitlines()[-1])]
         return {name: rows[i * len(kinds) : (i + 1) * len(kinds)] for i, name in enumerate(names)}

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tfaccel.errors import PlanError
+from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
-from tfaccel.training.runtime import tf_config
 
 RESTORED = """
 import json, os, random, sys
@@ -40,6 +40,10 @@ found["random"] = [random.getstate() == before, np.random.get_state()[1].tolist(
 with Runtime(plan, seed=3):
     again = [random.random(), float(np.random.rand()), float(tf.random.uniform([])), float(keras.random.uniform([]))]
 found["seeded"] = first == again
+names = [keras.layers.Dense(1).name]
+with Runtime(plan):
+    names.append(keras.layers.Dense(1).name)
+found["names"] = [*names, keras.layers.Dense(1).name]
 
 def error(**fields):
     try:
@@ -94,6 +98,11 @@ def test_globals_are_put_back(found):
 
 def test_seed_decides_all_generators(found):
     assert found["seeded"]
+
+
+def test_layers_are_named_as_in_a_new_process(found):
+    """TensorFlow's graph optimizer orders operations by name, so that names decide the last bits of a result."""
+    assert found["names"] == ["dense", "dense", "dense_1"]
 
 
 def test_second_runtime_in_one_process(found):

@@ -1,16 +1,18 @@
 """The cluster that this process is a part of, as TF_CONFIG, Cloud TPU, Slurm or Kubernetes tell it."""
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.errors import HardwareError
+from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.hardware.json_fields import quoted
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.slurm_lists import expand_counts, expand_hosts
 
+FIRST_PORT = 8888  # that of TensorFlow's resolver for Slurm
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -155,3 +157,22 @@ def _index(value: Any) -> int | None:
     if type(value) is int and value >= 0:
         return value
     return int(value) if isinstance(value, str) and value.strip().isdigit() else None
+
+
+def tf_config(cluster: Cluster) -> dict[str, Any]:
+    """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
+
+    Slurm and Kubernetes tell hosts without ports: the first worker of a host then gets port 8888, the next 8889.
+
+    Raises:
+        PlanError: if the addresses of the workers are not known.
+    """
+    if len(cluster.addresses) != cluster.num_workers:
+        raise PlanError(
+            f"The cluster ({cluster.source}) has {cluster.num_workers} workers, but {len(cluster.addresses)} addresses "
+            "are known. Set TF_CONFIG for each worker (see https://www.tensorflow.org/guide/distributed_training)."
+        )
+    hosts = [address for address in cluster.addresses if ":" not in address]
+    ports = {address: itertools.count(FIRST_PORT) for address in set(hosts)}
+    addresses = [f"{one}:{next(ports[one])}" if one in ports else one for one in cluster.addresses]
+    return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": cluster.task_index}}

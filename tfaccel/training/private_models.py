@@ -18,6 +18,19 @@ from tfaccel.training.private_losses import patch_lock
 from tfaccel.training.private_random import distribute_global_seeds
 
 
+def swap_name_counters(counters: Any) -> Any:
+    """Sets the counters by which Keras numbers the names of layers (`dense_1`), which `clear_session` would reset with
+    much else; returns those of before. None: they begin anew.
+
+    TensorFlow's graph optimizer orders operations by their names, so that they decide the last bits of a result.
+    """
+    from keras.src.backend.common import global_state
+
+    before = private_part(global_state, "get_global_attribute")("object_name_uids")
+    private_part(global_state, "set_global_attribute")("object_name_uids", counters)
+    return before
+
+
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
     """Makes what a step uses, from the specs of one batch and reading no data: weights, loss, metrics, optimizers.
 

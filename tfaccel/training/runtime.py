@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tfaccel.errors import PlanError
+from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
 from tfaccel.training.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-FIRST_PORT = 8888  # that of TensorFlow's resolver for Slurm
 
 
 class Runtime:
@@ -67,6 +65,7 @@ class Runtime:
         self._environment: dict[str, str] = {}
         self._dtype_policy: Any = None
         self._random_states: tuple[Any, Any] | None = None
+        self._name_counters: list[Any] = []
 
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
@@ -89,10 +88,17 @@ class Runtime:
         return self
 
     def seed_generators(self) -> None:
-        """Seeds Python, numpy, TensorFlow and Keras, if there is a seed, whatever was drawn before."""
-        if self.seed is not None:
-            import keras
+        """Seeds Python, NumPy, TensorFlow and Keras, if there is a seed, and lets Keras name layers from the beginning.
 
+        A run then gives the same whatever was drawn or built before it in this process.
+        """
+        import keras
+
+        from tfaccel.training.private_models import swap_name_counters
+
+        counters = swap_name_counters(None)
+        self._name_counters = self._name_counters or [counters]
+        if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
 
     def __exit__(
@@ -110,6 +116,10 @@ class Runtime:
             import keras
 
             keras.config.set_dtype_policy(self._dtype_policy)
+        if self._name_counters:
+            from tfaccel.training.private_models import swap_name_counters
+
+            swap_name_counters(self._name_counters.pop())
         if self._random_states is not None:
             random.setstate(self._random_states[0])
             np.random.set_state(self._random_states[1])
@@ -278,22 +288,3 @@ def background_thread() -> ThreadPoolExecutor:
 
     policy = keras.config.dtype_policy()
     return ThreadPoolExecutor(1, "tfaccel-background", initializer=lambda: keras.config.set_dtype_policy(policy))
-
-
-def tf_config(cluster: Cluster) -> dict[str, Any]:
-    """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
-
-    Slurm and Kubernetes tell hosts without ports: the first worker of a host then gets port 8888, the next 8889.
-
-    Raises:
-        PlanError: if the addresses of the workers are not known.
-    """
-    if len(cluster.addresses) != cluster.num_workers:
-        raise PlanError(
-            f"The cluster ({cluster.source}) has {cluster.num_workers} workers, but {len(cluster.addresses)} addresses "
-            "are known. Set TF_CONFIG for each worker (see https://www.tensorflow.org/guide/distributed_training)."
-        )
-    hosts = [address for address in cluster.addresses if ":" not in address]
-    ports = {address: itertools.count(FIRST_PORT) for address in set(hosts)}
-    addresses = [f"{one}:{next(ports[one])}" if one in ports else one for one in cluster.addresses]
-    return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": cluster.task_index}}
