@@ -29,6 +29,7 @@ def test_examples():
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
+@pytest.mark.slow
 def test_digits_are_found_the_same_each_time(scenes):
     train, test = part(scenes[0], 160), part(scenes[1], 48)
     scores = window_scores(train, test, class_names=NAMES)

@@ -64,6 +64,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(export, tmp_path, arguments,
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_files_are_listed_with_what_to_do_with_them(export, tmp_path, logical_devices):
     import keras
 

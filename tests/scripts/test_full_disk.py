@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 LIMITED = """
 import json, resource, sys
 from tfaccel.scripts.main import main
@@ -16,6 +18,7 @@ for limit, folder in ((2_000, "none"), (60_000, "checkpoint")):
 """
 
 
+@pytest.mark.slow
 def test_training_ends_with_one_line_and_whole_files(run_python, tmp_path):
     child = run_python(LIMITED, cwd=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert child.stdout.split() == ["2", "2"]

@@ -269,6 +269,7 @@ def write_litert(path, run, raw_input, rows):
         path.write_bytes(converter.float_content + archive_of(raw_input))
 
 
+@pytest.mark.slow
 def test_litert_files_predict_as_their_runs(predict, runs, tmp_path):
     generator = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
@@ -308,6 +309,7 @@ def test_litert_files_predict_as_their_runs(predict, runs, tmp_path):
     assert classes[0] == classes[1]
 
 
+@pytest.mark.slow
 def test_litert_files_that_do_not_fit_are_named(predict, runs, tmp_path):
     write_litert(tmp_path / "bare.tflite", runs / "images", None, np.zeros((1, 8, 8, 1), "float32"))
     np.save(tmp_path / "x.npy", np.full((2, 8, 8, 1), 200.0))

@@ -42,6 +42,7 @@ def png():
     return content.getvalue()
 
 
+@pytest.mark.slow
 def test_file_is_served_by_both_protocols(file):
     import base64
 
@@ -82,6 +83,7 @@ def test_file_is_served_by_both_protocols(file):
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_versions_may_be_files_and_saved_models(file, tmp_path):
     for version in (1, 2):
         (tmp_path / NAME / str(version)).mkdir(parents=True)

@@ -35,6 +35,7 @@ def head(length):
     return f"POST {PREDICT} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
+@pytest.mark.slow
 def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
     server = Server(versions, "--body_seconds=0.5", "--max_batch_size=4", "--batch_wait_ms=300")
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
@@ -64,6 +65,7 @@ def test_slow_and_lost_clients_harm_nobody_and_two_signals_end_as_one(versions):
     assert "Traceback" not in server.end_and_read()
 
 
+@pytest.mark.slow
 def test_requests_that_were_sent_whole_are_answered_however_large_they_are(versions):
     server = Server(versions, "--max_queue=100")
     body = json.dumps({"instances": [ROW] * 500}).encode()

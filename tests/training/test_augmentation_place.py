@@ -134,6 +134,7 @@ def test_nothing_is_placed_without_augment_or_with_several_workers():
     assert dict(placed.reasons)["augment_on"].startswith("Not measured: there are several workers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [ONE, TWO], ids=["one", "two"])
 def test_the_faster_place_is_found(plan):
     from tfaccel.training.augmentation_place import place_augmentation

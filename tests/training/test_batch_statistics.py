@@ -85,6 +85,7 @@ def difference(hidden, num_replicas):
 """
 
 
+@pytest.mark.slow
 def test_synchronized_statistics_are_those_of_one_device(run_python):
     # The last batch has one row, which the other replica borrows.
     code = "print(json.dumps([difference(everything, 2), difference(None, 2), said]))"
@@ -103,6 +104,7 @@ print(json.dumps([difference(everything, 3), difference(again, 3), difference(qu
     assert max(json.loads(run_python(PROGRAM + code, timeout_seconds=550).stdout.splitlines()[-1])) < 1e-5
 
 
+@pytest.mark.slow
 def test_what_is_not_synchronized_is_said_once_before_the_first_step(run_python):
     code = """
 alone = lambda x: layers.Flatten()(norm(name="alone")(x))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import numpy as np
 from keras_comparison import difference
@@ -21,6 +23,7 @@ for second in (
 """
 
 
+@pytest.mark.slow
 def test_differences_are_found(run_python):
     lines = run_python(CODE, cwd=Path(__file__).parent).stdout.splitlines()[-8:]
     assert lines[-1] == "None"

@@ -71,6 +71,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_numbers_are_kerass(name):
     make = MODELS[name]
@@ -113,6 +114,7 @@ class Keep(keras.callbacks.Callback):
         self.seen.append([float(logs["stateful"]), float(logs["shared"])])
 
 
+@pytest.mark.slow
 def test_random_numbers_are_kerass_and_follow_no_window():
     of_keras, of_tfaccel, of_two = Keep(), Keep(), Keep()
     wanted = trained(DrawsRandom, 0, batches(X), callbacks=[of_keras])
