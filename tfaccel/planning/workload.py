@@ -53,7 +53,7 @@ class Workload:
         num_train_examples: examples in one epoch; None if it is not known.
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays where a
             step multiplies large matrices: from about 1e8 floating-point operations on, which
-            `tfaccel.measuring.step_operations` counts.
+            `tfaccel.measuring.step_costs.step_costs` counts.
         options: name -> JSON value of whatever else decides the outcome (learning rate, place of the data ...). A run
             goes on (`resume="auto"`) with the same options only.
 
