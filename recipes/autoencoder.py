@@ -41,7 +41,7 @@ from tfaccel.data.image_files import read_image_set
 from tfaccel.data.number_rows import read_number_rows
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
-from tfaccel.models.autoencoder_parts import WIDTH, autoencoder_cost, image_parts, row_parts
+from tfaccel.models.autoencoder_parts import WIDTH, image_parts, row_parts
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -112,7 +112,6 @@ def workload(
     check_counts(latent_size=latent_size, width=width)
     check_parts(dropout=dropout)
     examples = read_examples(data_dir, image_size=image_size, encoding=encoding)
-    costs = autoencoder_cost(examples.shape, latent_size, width=width)
 
     def batches(values: Any, **part: Any) -> Any:
         from tfaccel.data.noise_batches import with_noise
@@ -133,10 +132,10 @@ def workload(
         ),
         callbacks=options.callbacks,
         global_batch_size=GLOBAL_BATCH_SIZE,
+        min_replica_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=examples.num_examples[TRAIN],
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=examples.is_image,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "shape": list(examples.shape),
             "encoding": encoding, "latent_size": latent_size, "width": width, "dropout": dropout, "remat": remat,

@@ -38,7 +38,7 @@ from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
-from tfaccel.models.gan_costs import gan_costs, num_halvings
+from tfaccel.models.autoencoder_parts import num_halvings
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -114,7 +114,6 @@ def workload(
     if options.early_stopping is not None:
         raise WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
-    flops_per_example, num_parameters = gan_costs(images, latent_size, width=width)
 
     @functools.cache
     def batches() -> Any:
@@ -160,10 +159,10 @@ def workload(
         callbacks=callbacks,
         judge=(lambda model: judge_of_samples()(model)) if len(images.class_names) > 1 else None,
         global_batch_size=GLOBAL_BATCH_SIZE,
+        min_replica_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=images.num_train_images,
-        flops_per_example=flops_per_example,
-        num_parameters=num_parameters,
+        bfloat16_on_cpu=True,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
             "latent_size": latent_size, "width": width, "dropout": dropout, "label_smoothing": label_smoothing,

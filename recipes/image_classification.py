@@ -114,7 +114,6 @@ def workload(
     kept = CacheOptions(place=cache)
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)
     blocks = residual_blocks(images.image_size, width=width, num_blocks=num_blocks)
-    flops_per_example, num_parameters = cost(images, blocks)
     data_and_model = {"data_dir": data_place(data_dir), "image_size": images.image_size, "width": width,
                       "num_blocks": num_blocks,
                       "label_smoothing": label_smoothing, "augmentation": augmentation, "remat": remat}  # fmt: skip
@@ -160,10 +159,10 @@ def workload(
         augment_mixes_rows=mixes_rows,
         raw_input=ImageInput.of(images),
         global_batch_size=GLOBAL_BATCH_SIZE,
+        min_replica_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=images.num_train_images,
-        flops_per_example=flops_per_example,
-        num_parameters=num_parameters,
+        bfloat16_on_cpu=True,
         options={**asdict(options), **data_and_model},
         class_names=images.class_names,
     )
@@ -234,29 +233,6 @@ def residual_network(images: ImageSet, blocks: tuple[Block, ...], *, remat: bool
     x = layers.GlobalAveragePooling2D()(x)
     # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
     return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="logits")(x))
-
-
-def cost(images: ImageSet, blocks: tuple[Block, ...]) -> tuple[float, int]:
-    """Floating-point operations of one image's forward and backward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost(digits(), residual_blocks(8))
-        (12697344.0, 77290)
-    """
-    (kernel_size, _), num_classes = first_convolution(images.image_size), len(images.class_names)
-    inputs = blocks[0].num_filters
-    # The numbers in each kernel, the filters, and the size of what comes out.
-    convolutions = [(kernel_size**2 * images.num_channels * inputs, inputs, blocks[0].size)]
-    for block in blocks:
-        filters = block.num_filters
-        convolutions += [(9 * inputs * filters, filters, block.size), (9 * filters**2, filters, block.size)]
-        if block.strides > 1:
-            convolutions.append((inputs * filters, filters, block.size))
-        inputs = filters
-    multiplications = sum(kernel * size**2 for kernel, _, size in convolutions) + inputs * num_classes
-    parameters = sum(kernel + 2 * filters for kernel, filters, _ in convolutions)  # two for each filter: gamma, beta
-    # A multiplication and an addition are two operations; the backward pass takes twice the forward pass.
-    return 6.0 * multiplications, parameters + (inputs + 1) * num_classes
 
 
 # ---------- The run: trains, and leaves a picture of what the model makes of the test images

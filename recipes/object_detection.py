@@ -42,7 +42,6 @@ from tfaccel.data.digit_scenes import TEST_SEEDS, digit_scenes
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.coco_scores import check_coco_library, coco_scores
@@ -116,7 +115,6 @@ def workload(
     check_parts(dropout=dropout)
     check_choice("test_part", test_part, tuple(TEST_SEEDS))
     images = read_images(data_dir, image_size, test_part)
-    costs = cost(images, width)
 
     @functools.cache
     def batches() -> Any:
@@ -134,8 +132,7 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=images.num_train_images,
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
             "test_part": test_part, "width": width, "dropout": dropout, "remat": remat,
@@ -213,30 +210,6 @@ def detector(images: BoxedImages, width: int, *, dropout: float, remat: bool) ->
     heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=first, dtype="float32", name="heat")(x)
     boxes = layers.Conv2D(NUM_BOX_CHANNELS, 1, dtype="float32", name="boxes")(x)
     return keras.Model(inputs, layers.Concatenate(dtype="float32")([heat, boxes]))
-
-
-def cost(images: BoxedImages, width: int) -> LayerCost:
-    """Multiplications of one image's forward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost(digit_scenes(), WIDTH).num_parameters
-        587790
-    """
-    size, num_filters = images.image_size // 2, width
-    costs = layer_cost(25 * images.num_channels, num_filters, positions=size**2, per_unit=2)
-    ways = []
-    for deeper in filters(width)[1:]:
-        size //= 2
-        for inputs in (9 * num_filters, 9 * deeper, num_filters):
-            costs += layer_cost(inputs, deeper, positions=size**2, per_unit=2)
-        num_filters = deeper
-        ways.append((deeper, size))
-    for higher, larger in ways[-2::-1]:
-        costs += layer_cost(num_filters, higher, positions=size**2, per_unit=2)
-        costs += layer_cost(9 * higher, higher, positions=larger**2, per_unit=2)
-        num_filters, size = higher, larger
-    costs += layer_cost(9 * num_filters, 2 * width, positions=size**2, per_unit=2)
-    return costs + layer_cost(2 * width, len(images.class_names) + 4, positions=size**2)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int) -> dict[str, Any]:

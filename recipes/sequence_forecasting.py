@@ -38,7 +38,7 @@ from tfaccel.data.seasons import season_length, seasonal_naive
 from tfaccel.data.series_augmentation import series_augmentation
 from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
 from tfaccel.data.train_data import train_data_of
-from tfaccel.models.past_readers import MODELS, WIDTH, forecaster_cost, read_past
+from tfaccel.models.past_readers import MODELS, WIDTH, read_past
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -123,7 +123,6 @@ def workload(
     else:
         series = read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
     num_windows = series.num_windows(window, horizon)
-    costs = forecaster_cost(series, model, (window, horizon), width=width)
 
     @functools.cache
     def batches() -> Any:
@@ -139,10 +138,10 @@ def workload(
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=GLOBAL_BATCH_SIZE,
+        min_replica_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=num_windows,
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={
             **asdict(options), "data_dir": data_place(data_dir), "time_column": time_column,
             "target": target, "encoding": encoding, "model": model, **counts,

@@ -49,7 +49,6 @@ from tfaccel.data.text_vocabulary import Vocabulary, split_text
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_counts, check_parts
-from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
@@ -145,9 +144,6 @@ def workload(
         "document_column": document_column,
         "summary_column": summary_column,
     }
-    costs = sequence_to_sequence_cost(
-        (len(vocabulary),) * 2, lengths, width=width, num_blocks=num_blocks, num_copied=NUM_COPIED
-    )
 
     @functools.cache
     def batches() -> Any:
@@ -171,8 +167,7 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=len(pairs.train),
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={**asdict(options), **settings},
         pairs=pairs,
         vocabulary=vocabulary,

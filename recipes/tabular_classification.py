@@ -129,7 +129,6 @@ def workload(
     options = replace(options, learning_rate=usual.learning_rate)
     shape = {"width": width, "num_layers": num_layers}
     parts = TabularNetwork(num_outputs=num_outputs, dropout=dropout, remat=remat, **shape)
-    cost = parts.cost(table.encoding)
 
     @functools.cache
     def batches() -> Any:
@@ -152,8 +151,6 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=len(table.train.targets),
-        flops_per_example=cost.flops_per_example,
-        num_parameters=cost.num_parameters,
         options={
             **asdict(options),
             "usual_weight_decay": usual.weight_decay,

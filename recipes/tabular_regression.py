@@ -114,7 +114,6 @@ def workload(
     options = replace(options, learning_rate=usual.learning_rate)
     shape = {"width": width, "num_layers": num_layers}
     parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat, **shape)
-    cost = parts.cost(table.encoding)
 
     @functools.cache
     def batches() -> Any:
@@ -133,8 +132,6 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=len(table.train.targets),
-        flops_per_example=cost.flops_per_example,
-        num_parameters=cost.num_parameters,
         options={
             **asdict(options),
             "usual_weight_decay": usual.weight_decay,

@@ -42,9 +42,7 @@ from tfaccel.data.raw_input import TextInput
 from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
 from tfaccel.data.train_data import train_data_of
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.classifier_compile_args import classifier_compile_args
@@ -134,7 +132,6 @@ def workload(
         **columns,
     }
     num_classes = len(texts.class_names)
-    costs = cost(model, len(vocabulary), num_words, num_classes=num_classes)
 
     @functools.cache
     def batches() -> Any:
@@ -163,8 +160,7 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=len(texts.train_texts),
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=model != "embedding",
         options={**asdict(options), **settings},
         model=model,
         texts=texts,
@@ -221,23 +217,6 @@ def build_model(
     x = layers.Dropout(dropout)(x)
     # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
-
-
-def cost(name: str, num_tokens: int, num_words: int, *, num_classes: int) -> LayerCost:
-    """Multiplications of one text's forward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost("embedding", 1000, 100, num_classes=5)
-        LayerCost(multiplications=320, num_parameters=64325)
-    """
-    if name == "transformer":
-        reader = transformer_cost(num_tokens, length=num_words, width=WIDTH, num_blocks=NUM_BLOCKS)
-        return reader + layer_cost(WIDTH, num_classes)
-    reader = embedding_cost(num_tokens, WIDTH)
-    if name == "embedding":
-        return reader + layer_cost(WIDTH, num_classes)
-    direction = lstm_cost(WIDTH, WIDTH, length=num_words)
-    return reader + direction + direction + layer_cost(2 * WIDTH, num_classes)
 
 
 # ---------- The run: trains, and shows the model beside scikit-learn's usual one

@@ -39,9 +39,7 @@ from tfaccel.data.text_files import read_text
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import DataError
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import whole_file, write_json
@@ -120,7 +118,6 @@ def workload(
                 "remat": remat}  # fmt: skip
     # An example fewer than there are places for, since each epoch begins at another character.
     num_examples = (len(train_text) - NUM_CHARACTERS - 1) // STRIDE
-    costs = cost(model, len(vocabulary), width=width, num_layers=num_layers)
 
     @functools.cache
     def batches() -> Any:
@@ -141,8 +138,7 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=num_examples,
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={**asdict(options), **settings},
         train_text=train_text,
         test_text=test_text,
@@ -193,20 +189,6 @@ def build_model(
         layer = TransformerLanguageModel(num_tokens, max_length=NUM_CHARACTERS, width=width, num_blocks=num_layers,
                                          dropout=dropout, remat=remat, name="writer")  # fmt: skip
     return keras.Model(inputs, layer(inputs))
-
-
-def cost(name: str, num_tokens: int, *, width: int, num_layers: int) -> LayerCost:
-    """Multiplications of one piece's forward pass, and the number of trainable parameters.
-
-    Example:
-        >>> cost("lstm", 90, width=32, num_layers=1)
-        LayerCost(multiplications=1417216, num_parameters=14170)
-    """
-    logits = layer_cost(width, num_tokens, positions=NUM_CHARACTERS)
-    if name == "transformer":
-        return transformer_cost(num_tokens, length=NUM_CHARACTERS, width=width, num_blocks=num_layers) + logits
-    layers = [lstm_cost(width, width, length=NUM_CHARACTERS)] * num_layers
-    return sum(layers, embedding_cost(num_tokens, width) + logits)
 
 
 def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:

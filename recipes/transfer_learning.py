@@ -49,7 +49,7 @@ from tfaccel.data.image_set import ImageSet
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
-from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
+from tfaccel.models.backbones import DIGITS, Backbone, find_backbone, load_backbone
 from tfaccel.models.low_rank import with_lora
 from tfaccel.planning.option_checks import check_counts, check_parts
 from tfaccel.planning.workload import Workload
@@ -142,8 +142,6 @@ def workload(
         raise WorkloadError(f"`head_width` must be a whole number of at least 0. Received: head_width={head_width!r}.")
     network = find_backbone(backbone)
     images = read_images(data_dir, network, image_size)
-    costs = classifier_cost(network, images.image_size, len(images.class_names), head_width=head_width,
-                            frozen_normalisations=pretrained)  # fmt: skip
     stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
 
     @cache
@@ -180,8 +178,7 @@ def workload(
         global_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=images.num_train_images,
-        flops_per_example=None if costs is None else costs.flops_per_example,
-        num_parameters=None if costs is None or lora_rank is not None else costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={
             **asdict(options),
             **{name: arguments[name] for name in names},

@@ -37,7 +37,6 @@ from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
 from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
@@ -122,9 +121,6 @@ def workload(
         "label_smoothing": label_smoothing,
         "remat": remat,
     }
-    costs = sequence_to_sequence_cost(
-        (len(vocabularies[0]), len(vocabularies[1])), lengths, width=width, num_blocks=num_blocks
-    )
 
     @functools.cache
     def batches() -> Any:
@@ -145,10 +141,10 @@ def workload(
         validation_data=lambda batch_size: batches().test(batch_size),
         callbacks=options.callbacks,
         global_batch_size=GLOBAL_BATCH_SIZE,
+        min_replica_batch_size=GLOBAL_BATCH_SIZE,
         epochs=EPOCHS,
         num_train_examples=len(pairs.train),
-        flops_per_example=costs.flops_per_example,
-        num_parameters=costs.num_parameters,
+        bfloat16_on_cpu=True,
         options={**asdict(options), **settings},
         pairs=pairs,
         vocabularies=vocabularies,

@@ -32,7 +32,7 @@ from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 WORKLOADS = {
     "nothing known": workload(),
-    "all known": workload(100, num_train_examples=5000, flops_per_example=1e9, num_parameters=10**8),
+    "all known": workload(100, num_train_examples=5000, bfloat16_on_cpu=True, min_replica_batch_size=50),
     "tiny batch": workload(3),
 }
 
@@ -155,17 +155,33 @@ def test_dtype_policies_by_capability():
     assert values(candidate_plans(host(2, "AMX_BF16"), workload()), "dtype_policy") == ["float32", "mixed_bfloat16"]
 
 
-def test_bfloat16_on_cpus_comes_first_for_large_steps_only():
-    def policies(flops, **fixed):
-        return values(candidate_plans(MANY_CORES, workload(flops_per_example=flops), **fixed), "dtype_policy")
+def test_bfloat16_on_cpus_comes_first_where_the_workload_recommends_it():
+    def plans(machine, recommended):
+        return candidate_plans(machine, workload(bfloat16_on_cpu=recommended))
 
-    assert policies(None) == policies(1e5) == ["float32", "mixed_bfloat16"]
-    assert policies(1e6) == ["mixed_bfloat16", "float32"]
-    assert policies(1e6, global_batch_size=16) == ["float32", "mixed_bfloat16"]
-    reasons = [dict(default_plan(MANY_CORES, workload(flops_per_example=f)).reasons) for f in (None, 1e5, 1e6)]
-    assert "but the work of a step is not known" in reasons[0]["dtype_policy"]
-    assert "but steps are so small that casts cost more" in reasons[1]["dtype_policy"]
-    assert "steps as large as this (3e+08 operations) gain" in reasons[2]["dtype_policy"]
+    assert values(plans(MANY_CORES, False), "dtype_policy") == ["float32", "mixed_bfloat16"]
+    assert values(plans(MANY_CORES, True), "dtype_policy") == ["mixed_bfloat16", "float32"]
+    assert values(plans(host(2, "AMX_BF16"), True), "dtype_policy") == ["mixed_bfloat16", "float32"]
+    assert values(plans(TWO_CORES, True), "dtype_policy") == ["float32"]
+    assert plans(ONE_T4, True) == plans(ONE_T4, False)
+    reasons = [dict(plans(MANY_CORES, recommended)[0].reasons)["dtype_policy"] for recommended in (False, True)]
+    assert "but the workload does not recommend bfloat16, in which small steps are slower" in reasons[0]
+    assert reasons[1] == (
+        "The workload recommends it for CPUs that multiply in bfloat16, as this one does (AVX512_BF16)."
+    )
+
+
+def test_a_workload_says_how_many_examples_are_worth_a_gpu():
+    def devices(recommended, **fixed):
+        return len(default_plan(EIGHT_H100, workload(256, min_replica_batch_size=recommended), **fixed).devices)
+
+    assert [devices(least) for least in (None, 32, 64, 100, 256, 1000)] == [8, 8, 4, 2, 1, 1]
+    assert devices(256, global_batch_size=2048) == 8
+    assert devices(256, strategy="mirrored") == 8
+    reason = dict(default_plan(EIGHT_H100, workload(256, min_replica_batch_size=256)).reasons)["devices"]
+    assert reason.startswith(
+        "One of 8 GPUs: with more, a replica would have fewer than 256 of the 256 examples of a step"
+    )
 
 
 def test_mirrored_is_not_proposed_for_one_device():
@@ -179,11 +195,11 @@ def test_eight_gpus_are_also_tried_alone_and_first_for_tiny_shares():
 
 
 def test_both_communications_and_packs_are_tried_once():
-    plans = candidate_plans(EIGHT_H100, workload(num_parameters=10**8))
-    others = [(plan.communication, plan.bytes_per_pack) for plan in plans[-2:]]
+    others = [(plan.communication, plan.bytes_per_pack) for plan in candidate_plans(EIGHT_H100, workload())[-2:]]
     assert sorted(others) == [("hierarchical_copy", 0), ("nccl", 50 * 2**20)]
     assert "ring" in values(candidate_plans(TWO_GPU_WORKERS, workload()), "communication")
-    assert values(candidate_plans(EIGHT_H100, workload(num_parameters=10**6)), "bytes_per_pack") == [0]
+    for machine in (ONE_T4, TWO_CORES, TPU_V5E):
+        assert values(candidate_plans(machine, workload()), "bytes_per_pack") == [0]
 
 
 def test_logical_cpus_on_many_cores():

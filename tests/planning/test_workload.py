@@ -35,11 +35,10 @@ def test_workload_is_a_value():
         ({"validation_data": 3}, "A workload's validation_data must be a function"),
         ({"global_batch_size": None}, "global_batch_size must be a whole number of at least 1. Received"),
         ({"global_batch_size": 0}, "Received: global_batch_size=0"),
-        ({"num_parameters": 1.5}, "num_parameters must be a whole number of at least 1 or None"),
+        ({"min_replica_batch_size": 1.5}, "min_replica_batch_size must be a whole number of at least 1 or None"),
         ({"num_train_examples": 0}, "Received: num_train_examples=0"),
         ({"options": {"layers": object}}, r"options must be names with JSON values. Received: {'layers': .*not JSON"),
-        ({"flops_per_example": 0}, "flops_per_example must be a number above 0 or None. Received: 0"),
-        ({"flops_per_example": float("nan")}, "flops_per_example must be a number above 0 or None. Received: nan"),
+        ({"bfloat16_on_cpu": 1}, "bfloat16_on_cpu must be True or False. Received: 1."),
     ],
 )
 def test_workload_refused(changes, message):

@@ -17,7 +17,6 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.recipes import image_classification as recipe
 
 SIZES = [(8, 1, 10), (28, 1, 2), (64, 3, 5), (128, 3, 7)]
-DEEPER = {"width": 12, "num_blocks": 3}
 
 
 def image_set(image_size, num_channels, num_classes):
@@ -43,20 +42,6 @@ def test_workload_says_what_rules_need():
     assert work.num_train_examples == 1437
     assert work.class_names == tuple("0123456789")
     assert default_plan(Hardware(), work).global_batch_size == 64
-
-
-@pytest.mark.parametrize(("shape", "options"), [*((shape, {}) for shape in SIZES), (SIZES[1], DEEPER)])
-def test_cost_is_the_model_s(logical_devices, shape, options):
-    import keras
-
-    images, blocks = image_set(*shape), recipe.residual_blocks(shape[0], **options)
-    model = recipe.residual_network(images, blocks, remat=False)
-    flops, num_parameters = recipe.cost(images, blocks)
-    assert num_parameters == sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
-    positions = [np.prod(layer.output.shape[1:-1]) for layer in layers]
-    multiplications = sum(np.prod(layer.kernel.shape) * n for layer, n in zip(layers, positions, strict=True))
-    assert flops == 6 * multiplications
 
 
 @pytest.mark.parametrize("shape", SIZES)
@@ -125,9 +110,8 @@ def test_data_of_your_own_decides_the_model(tmp_path):
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(4), x_test=x, y_test=np.arange(4))
     work = recipe.workload(data_dir=tmp_path / "data.npz")
     assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
-    assert (work.flops_per_example, work.num_parameters) == recipe.cost(image_set(40, 3, 4), recipe.residual_blocks(40))
-    smaller = recipe.workload(data_dir=tmp_path / "data.npz", image_size=8)
-    assert smaller.num_parameters < work.num_parameters
+    assert work.options["image_size"] == 40
+    assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8).options["image_size"] == 8
 
 
 def test_augmentation_changes_batches_but_not_their_order(logical_devices):

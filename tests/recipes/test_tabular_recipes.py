@@ -51,17 +51,6 @@ sys.exit(", ".join({"tensorflow", "keras"} & set(sys.modules)) or 0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_cost_is_the_model_s(logical_devices, recipe):
-    for encoding in (recipe.workload().table.encoding, ENCODING):
-        model = build(recipe, encoding)
-        num_parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-        cost = parts(recipe, encoding).cost(encoding)
-        assert num_parameters == cost.num_parameters
-        kernels = [weight for weight in model.trainable_weights if weight.path.endswith("kernel")]
-        assert cost.flops_per_example == 6 * sum(int(np.prod(kernel.shape)) for kernel in kernels)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
 def test_models_take_raw_rows_and_give_float32(logical_devices, recipe, tmp_path):
     import keras
 

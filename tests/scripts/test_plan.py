@@ -16,7 +16,7 @@ WORKLOAD = """
 from tfaccel.planning.workload import Workload
 
 def workload():
-    return Workload("mine", object, dict, list, global_batch_size=64, num_parameters=10**8)
+    return Workload("mine", object, dict, list, global_batch_size=64)
 """
 OURS = "--workload=my_planned_module:workload"
 EIGHT_GPUS = Hardware(

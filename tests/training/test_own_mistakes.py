@@ -9,7 +9,6 @@ from tfaccel import Plan, Workload, default_plan, train
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.load_workload import load_workload
-from tfaccel.planning.memory_check import check_memory
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=4)
 
@@ -140,11 +139,29 @@ def test_numbers_that_cannot_be_are_refused(tmp_path, arguments, message):
         train(work(), PLAN, run_dir=tmp_path / "run", **arguments)
 
 
-def test_model_that_cannot_fit_into_memory_is_refused_before_it_is_made():
-    small = Hardware(memory_bytes=2**30)
-    check_memory(work(num_parameters=10**8), PLAN, small)
-    with pytest.raises(WorkloadError, match=r"mine has 200,000,000 parameters: .* take 1.5 GiB, and CPU:0 has 1.0 GiB"):
-        check_memory(work(num_parameters=2 * 10**8), PLAN, small)
-    halved = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=4)
-    with pytest.raises(WorkloadError, match=r"take 1\.5 GiB"):
-        check_memory(work(num_parameters=10**8), halved, small)
+def test_model_that_cannot_fit_into_memory_is_refused_before_its_first_step(logical_devices, tmp_path, monkeypatch):
+    import keras
+
+    def wide(num_units):
+        return lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(num_units), keras.layers.Dense(1)])
+
+    def begin(num_units, plan=PLAN, optimizer="sgd"):
+        compile_args = {"optimizer": optimizer, "loss": "mse"}
+        arguments = {"run_dir": tmp_path / "run", "epochs": 1, "verbose": 0}
+        return train(work(build_model=wide(num_units), compile_args=lambda: dict(compile_args)), plan, **arguments)
+
+    # The kernel of the first layer alone is 3 numbers for each unit, of 4 bytes, and as many for the gradient.
+    monkeypatch.setattr("tfaccel.training.train.detect_hardware", lambda: Hardware(memory_bytes=2**20))
+    one = (
+        r"^The model of mine is too large: weights and gradients take more than 0\.0 GiB, and CPU:0 has 0\.0 GiB\. Make"
+    )
+    with pytest.raises(WorkloadError, match=one):
+        begin(2**16)
+    kept = r"too large: weights and gradients, and what the optimizer keeps, take 0\.0 GiB"
+    with pytest.raises(WorkloadError, match=kept):  # 5 numbers for each unit, twice, and Adam's two more
+        begin(2**14 + 2**13, optimizer="adam")
+    halved = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=4, global_batch_size=4)
+    with pytest.raises(WorkloadError, match=r"CPU:0 has 0\.0 GiB for each of 2 replicas\. Make the model smaller\."):
+        begin(2**14, plan=halved)
+    assert not (tmp_path / "run").exists()
+    assert begin(2**14).final["loss"] >= 0

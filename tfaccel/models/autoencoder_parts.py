@@ -1,13 +1,21 @@
-"""The parts of the autoencoder's two networks, for images and for rows of numbers, and what they cost."""
+"""The parts of the autoencoder's two networks, for images and for rows of numbers."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tfaccel.models.gan_costs import num_halvings
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
-
 WIDTH = 32
+
+
+def num_halvings(image_size: int) -> int:
+    """How often images are halved: down to 2, 3 or 4 pixels.
+
+    Example:
+        >>> [num_halvings(size) for size in (8, 28, 64)]
+        [1, 3, 4]
+    """
+    return max(1, math.ceil(math.log2(image_size / 4)))
 
 
 def image_parts(shape: tuple[int, ...], width: int) -> tuple[list[Any], list[Any]]:
@@ -42,34 +50,3 @@ def row_width(num_columns: int, width: int) -> int:
         (80, 40)
     """
     return max(1, min(256, max(32, 8 * num_columns)) * width // WIDTH)
-
-
-def autoencoder_cost(shape: tuple[int, ...], latent_size: int, *, width: int = WIDTH) -> LayerCost:
-    """Multiplications of one example's forward pass, and the number of trainable parameters.
-
-    Example:
-        >>> autoencoder_cost((8, 8, 1), 8).num_parameters
-        583889
-    """
-    if len(shape) == 1:
-        columns, units = shape[0], row_width(shape[0], width)
-        pairs = (
-            (columns, units),
-            (units, units),
-            (units, 2 * latent_size),
-            (latent_size, units),
-            (units, units),
-            (units, 2 * columns),
-        )
-        return sum((layer_cost(*pair) for pair in pairs), LayerCost())
-    size, _, channels = shape
-    halvings = num_halvings(size)
-    costs, inputs = layer_cost(9 * channels, width, positions=size**2), width
-    for _ in range(halvings):
-        size = -(-size // 2)
-        costs, inputs = costs + layer_cost(9 * inputs, 2 * width, positions=size**2), 2 * width
-    costs += layer_cost(size**2 * inputs, 8 * width) + layer_cost(8 * width, 2 * latent_size)
-    costs += layer_cost(latent_size, 8 * width) + layer_cost(8 * width, size**2 * inputs)
-    for _ in range(halvings):
-        costs, inputs, size = costs + layer_cost(16 * inputs, width, positions=size**2), width, 2 * size
-    return costs + layer_cost(9 * inputs, channels, positions=size**2)

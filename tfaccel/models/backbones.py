@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.planning.near_name import near_name
 
 if TYPE_CHECKING:
@@ -19,39 +18,19 @@ if TYPE_CHECKING:
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
 DIGITS_CONVOLUTIONS = ((32, 1), (48, 1), (64, 2), (96, 1))  # filters and strides of the digits' own network
-_DIGITS_SIZE = 8
 
-
-@dataclass(frozen=True)
-class Application:
-    """A network of keras.applications.
-
-    Args:
-        signed_pixels: whether it takes pixels from -1 to 1; the others scale raw pixels themselves.
-        pixel_multiplications: of a forward pass, for each pixel of the image.
-        num_parameters: trainable numbers, without those of batch normalisations and the old head.
-        num_normalisations: trainable numbers of batch normalisations.
-        num_features: numbers that describe an image.
-    """
-
-    signed_pixels: bool
-    pixel_multiplications: int
-    num_parameters: int
-    num_normalisations: int
-    num_features: int
-
-
-APPLICATIONS = {
-    "MobileNetV2": Application(True, 5_969, 2_189_760, 34_112, 1280),
-    "MobileNetV3Small": Application(False, 1_094, 914_896, 12_112, 576),
-    "MobileNetV3Large": Application(False, 4_267, 2_947_552, 24_400, 960),
-    "EfficientNetB0": Application(False, 7_664, 3_965_532, 42_016, 1280),
-    "EfficientNetV2B0": Application(False, 14_286, 5_798_096, 60_608, 1280),
-    "EfficientNetV2S": Application(False, 56_772, 20_023_616, 153_872, 1280),
-    "ResNet50V2": Application(True, 69_360, 23_473_920, 45_440, 2048),
-    "ConvNeXtTiny": Application(False, 88_783, 27_820_128, 0, 768),
-    "Xception": Application(True, 90_697, 20_752_424, 54_528, 2048),
-}
+APPLICATIONS = (  # of keras.applications
+    "MobileNetV2",
+    "MobileNetV3Small",
+    "MobileNetV3Large",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "EfficientNetV2S",
+    "ResNet50V2",
+    "ConvNeXtTiny",
+    "Xception",
+)
+_SIGNED_PIXELS = ("MobileNetV2", "ResNet50V2", "Xception")  # from -1 to 1; the others scale raw pixels themselves
 _SMALLEST_SIZE = {"Xception": 71}
 _OTHERS_SMALLEST_SIZE = 32
 
@@ -118,42 +97,6 @@ def _input_shape(path: Path) -> list[Any]:
     return list(inputs[0])
 
 
-def classifier_cost(
-    backbone: Backbone, image_size: int, num_classes: int, *, head_width: int = 0, frozen_normalisations: bool
-) -> LayerCost | None:
-    """The cost of the network with a normalised head; None for a model in a file. Keras's are counted by their pixels.
-
-    Args:
-        backbone: from `find_backbone`.
-        image_size: height and width of the images in pixels.
-        num_classes: outputs of the head.
-        head_width: of a hidden layer in the head; 0 for none.
-        frozen_normalisations: whether the backbone's batch normalisations do not learn.
-
-    Example:
-        >>> classifier_cost(find_backbone("digits"), 8, 5, frozen_normalisations=True).num_parameters
-        108053
-    """
-    if backbone.name in APPLICATIONS:
-        network = APPLICATIONS[backbone.name]
-        normalisations = 0 if frozen_normalisations else network.num_normalisations
-        costs = LayerCost(network.pixel_multiplications * image_size**2, network.num_parameters + normalisations)
-        num_features = network.num_features
-    elif backbone.name == DIGITS:
-        costs, num_inputs, size = LayerCost(), backbone.num_channels, _DIGITS_SIZE
-        for num_filters, strides in DIGITS_CONVOLUTIONS:
-            size = -(-size // strides)
-            costs += layer_cost(9 * num_inputs, num_filters, positions=size**2)
-            num_inputs = num_filters
-        num_features = num_inputs * size**2
-    else:
-        return None
-    costs += LayerCost(num_parameters=2 * num_features)
-    if head_width:
-        costs, num_features = costs + layer_cost(num_features, head_width), head_width
-    return costs + layer_cost(num_features, num_classes)
-
-
 def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
     """The network: raw pixel values in, a vector of features for each image out.
 
@@ -193,7 +136,7 @@ def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model
     import keras
 
     inputs = x = keras.Input((image_size, image_size, 3))
-    if APPLICATIONS[name].signed_pixels:
+    if name in _SIGNED_PIXELS:
         x = keras.layers.Rescaling(1 / 127.5, -1.0)(inputs)
     weights = "imagenet" if pretrained else None
     try:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfaccel.data.series_set import SeriesSet
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
-
 MODELS = ("gru", "convolution")
 WIDTH = 48  # numbers that describe the past at each step, unless said otherwise
 KERNEL_SIZE = 3
@@ -66,30 +63,3 @@ def dilations(window: int) -> list[int]:
     while 2 * (KERNEL_SIZE - 1) * (2 * found[-1] - 1) < window:
         found.append(2 * found[-1])
     return found
-
-
-def forecaster_cost(
-    series: SeriesSet, model: str, window_and_horizon: tuple[int, int], *, width: int = WIDTH
-) -> LayerCost:
-    """Multiplications of one window's forward pass, and the number of trainable parameters.
-
-    Args:
-        series: what is forecast.
-        model: gru or convolution.
-        window_and_horizon: rows that the model sees, and rows that it forecasts.
-        width: numbers that describe the past at each step.
-
-    Example:
-        >>> from tfaccel.data.series_set import pendulum_series
-        >>> [forecaster_cost(pendulum_series(), model, (64, 24)).num_parameters for model in MODELS]
-        [40272, 81792]
-    """
-    (window, horizon), inputs, costs = window_and_horizon, len(series.names), LayerCost()
-    if model == "gru":  # Three gates, each with a bias for its inputs and one for its state.
-        for numbers in (inputs, width):
-            costs += layer_cost(numbers + width, 3 * width, positions=window, per_unit=2)
-    else:
-        costs += layer_cost(inputs, width, positions=window) if inputs != width else LayerCost()
-        for numbers in (inputs, *[width] * (2 * len(dilations(window)) - 1)):
-            costs += layer_cost(KERNEL_SIZE * numbers, width, positions=window)
-    return costs + layer_cost(width, 2 * width) + layer_cost(2 * width, horizon * len(series.targets) * 3)

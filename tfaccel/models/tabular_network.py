@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.data.table_encoding import TableEncoding
-from tfaccel.data.table_features import embedding_width, num_features
-from tfaccel.planning.layer_costs import LayerCost, layer_cost
 from tfaccel.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
@@ -62,14 +59,6 @@ class TabularNetwork:
         straight = {"kernel_initializer": "zeros", "use_bias": False, "name": "wide"}
         wide = layers.Dense(self.num_outputs, dtype="float32", **straight)(features)
         return inputs, layers.Add(dtype="float32", name="logits")([deep, wide])
-
-    def cost(self, encoding: TableEncoding) -> LayerCost:
-        """Multiplications of one row's forward pass, and the number of trainable parameters."""
-        widths = [num_features(encoding)] + [self.width] * self.num_layers + [self.num_outputs]
-        costs = sum((layer_cost(*pair) for pair in itertools.pairwise(widths)), LayerCost())
-        costs += layer_cost(widths[0], widths[-1], per_unit=0)
-        embeddings = sum(column.num_codes * embedding_width(column.num_codes) for column in encoding.categorical)
-        return costs + LayerCost(num_parameters=embeddings)
 
 
 def for_small_tables(options: TrainingOptions, *, num_steps: int, decay_per_run: float) -> TrainingOptions:

@@ -9,20 +9,15 @@ from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Device
-from tfaccel.planning.device_speeds import REACHED_FRACTION, SHORTEST_STEP_SECONDS, peak_of
 from tfaccel.planning.workload import Workload
 
 # The wheels of TensorFlow 2.20 and 2.21 hold kernels for 6.0, 7.0, 8.0 and 8.9, and code for 9.0 that newer GPUs
 # compile; TensorFlow ignores older GPUs. Source: tf.sysconfig.get_build_info()["cuda_compute_capabilities"].
 MIN_COMPUTE_CAPABILITY = (6, 0)
-# Where a step's time cannot be estimated: with fewer examples for each replica, another GPU is hardly worth its sums.
+# With fewer examples for each replica, another GPU is hardly worth its sums, unless the workload says otherwise.
 MIN_REPLICA_BATCH_SIZE = 32
 # A recommended batch may change by this fraction, so that all GPUs share it; one that was set never changes.
 _MAX_BATCH_CHANGE = 0.02
-# Summing gradients over GPUs: what it takes for the smallest, and bytes per second over NVLink, which the modules for
-# servers have, and over PCIe. Estimates from the makers' peak figures, good to a factor of a few.
-_SUM_SECONDS, _NVLINK, _NVLINK_BYTES_PER_SECOND, _BYTES_PER_SECOND = 1e-3, r"SXM|HBM3|B200", 150e9, 12e9
-_MIN_GAIN = 0.1  # of a step's time, for more GPUs to be worth it
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def gpu_sets(
     )
     chosen, why = counts[-1], ""
     if strategy is None and len(counts) > 1:
-        chosen, why = _useful_count(alike, counts, workload, fixed, num_workers)
+        chosen, why = _useful_count(counts, workload, fixed, num_workers)
     order = list(dict.fromkeys([chosen, counts[-1], 1 if strategy is None and num_workers == 1 else chosen]))
     sets = []
     for count in order:
@@ -122,43 +117,15 @@ def _even_counts(
     return counts or [available if "global_batch_size" in fixed else at_least]
 
 
-def _useful_count(
-    gpus: tuple[Device, ...], counts: list[int], workload: Workload, fixed: Mapping[str, Any], num_workers: int
-) -> tuple[int, str]:
-    """The number of GPUs beyond which more gain too little, and why."""
+def _useful_count(counts: list[int], workload: Workload, fixed: Mapping[str, Any], num_workers: int) -> tuple[int, str]:
+    """The number of GPUs beyond which replicas would have too few examples, and why."""
     batch = fixed.get("global_batch_size", workload.global_batch_size)
-    alone = _seconds_alone(gpus[0], workload, fixed)
-    if alone is None:
-        enough = [count for count in counts if batch // (count * num_workers) >= MIN_REPLICA_BATCH_SIZE]
-        return max(enough, default=counts[0]), (
-            f"with more, a replica would have fewer than {MIN_REPLICA_BATCH_SIZE} of the {batch} examples of a step, "
-            "which is hardly worth summing gradients over them"
-        )
-    speed = _NVLINK_BYTES_PER_SECOND if re.search(_NVLINK, gpus[0].model) else _BYTES_PER_SECOND
-    exchanged = _SUM_SECONDS + 8 * (workload.num_parameters or 0) / speed  # 4 bytes of each, sent and received
-
-    def seconds(count: int) -> float:
-        replicas = count * num_workers
-        return max(alone / replicas, SHORTEST_STEP_SECONDS) + (exchanged if replicas > 1 else 0.0)
-
-    chosen = counts[0]
-    for count in counts[1:]:
-        if seconds(count) < (1 - _MIN_GAIN) * seconds(chosen):
-            chosen = count
-    step = _said(max(alone, SHORTEST_STEP_SECONDS))
-    return chosen, (
-        f"a step alone is estimated at {step} on one of them, and summing gradients over several at {_said(exchanged)}"
+    least = workload.min_replica_batch_size or MIN_REPLICA_BATCH_SIZE
+    enough = [count for count in counts if batch // (count * num_workers) >= least]
+    return max(enough, default=counts[0]), (
+        f"with more, a replica would have fewer than {least} of the {batch} examples of a step, "
+        "which is hardly worth summing gradients over them"
     )
-
-
-def _seconds_alone(gpu: Device, workload: Workload, fixed: Mapping[str, Any]) -> float | None:
-    """Seconds in which one GPU calculates a step of the whole batch; None where that cannot be estimated."""
-    half = (gpu.compute_capability or (0, 0)) >= (7, 0) and fixed.get("dtype_policy", "mixed") != "float32"
-    peak = peak_of(gpu, half=half)
-    if peak is None or workload.flops_per_example is None:
-        return None
-    batch = fixed.get("global_batch_size", workload.global_batch_size)
-    return float(workload.flops_per_example * batch / (peak * 1e12 * REACHED_FRACTION))
 
 
 def _why_fewer(
@@ -179,10 +146,6 @@ def _why_fewer(
 
 def _flag(gpus: tuple[Device, ...]) -> str:
     return f"--devices={','.join(gpu.name for gpu in gpus)}"
-
-
-def _said(seconds: float) -> str:
-    return f"{seconds * 1e3:.2g} ms" if seconds < 1 else f"{seconds:.2g} s"
 
 
 def _most_alike(gpus: tuple[Device, ...]) -> tuple[tuple[Device, ...], str]:

@@ -3,9 +3,6 @@
 from tfaccel.planning.case import Case, Choice
 
 _CPU_BFLOAT16_FEATURES = ("AMX_BF16", "AVX512_BF16")
-# On two cores with AVX512_BF16, steps of 2e8 operations and more (dense, convolution, LSTM) ran 1.03 to 1.23 times as
-# fast in mixed_bfloat16; a step of 5e5 operations ran 0.84 times as fast, since casts outweigh the gain.
-_BFLOAT16_PAYS_FROM_OPERATIONS = 1e8
 
 
 def dtype_policy_rule(case: Case) -> list[Choice]:
@@ -37,22 +34,16 @@ def _cpu_dtype_policies(case: Case) -> list[Choice]:
     found = [name for name in _CPU_BFLOAT16_FEATURES if name in case.hardware.cpu_features]
     if not found:
         return [Choice("float32", "This CPU has neither AVX512_BF16 nor AMX, so bfloat16 would be slower.")]
-    bfloat16 = Choice("mixed_bfloat16", f"This CPU multiplies in bfloat16 ({found[0]}); the gain depends on the model.")
-    operations = _operations_per_step(case)
-    if operations is not None and operations >= _BFLOAT16_PAYS_FROM_OPERATIONS:
-        reason = (
-            f"This CPU has {found[0]}; steps as large as this ({operations:.1g} operations) gain 1.03 to 1.4 times."
-        )
+    # On two cores with AVX512_BF16, steps of 2e8 operations and more (dense, convolution, LSTM) ran 1.03 to 1.23 times
+    # as fast in mixed_bfloat16; a step of 5e5 operations ran 0.84 times as fast, since casts outweigh the gain.
+    if case.workload.bfloat16_on_cpu:
+        reason = f"The workload recommends it for CPUs that multiply in bfloat16, as this one does ({found[0]})."
         return [Choice("mixed_bfloat16", reason), Choice("float32", "Full precision, for comparison.")]
-    why = "the work of a step is not known" if operations is None else "steps are so small that casts cost more"
-    return [Choice("float32", f"Safe without measuring: this CPU has {found[0]}, but {why}."), bfloat16]
-
-
-def _operations_per_step(case: Case) -> float | None:
-    """Floating-point operations of one replica's step; None where the workload does not tell."""
-    flops = case.workload.flops_per_example
-    batch = case.fixed.get("global_batch_size", case.workload.global_batch_size)
-    return None if flops is None else float(flops * batch / case.num_replicas)
+    why = f"this CPU has {found[0]}, but the workload does not recommend bfloat16, in which small steps are slower"
+    return [
+        Choice("float32", f"Safe without measuring: {why}."),
+        Choice("mixed_bfloat16", f"This CPU multiplies in bfloat16 ({found[0]}); the gain depends on the model."),
+    ]
 
 
 def jit_compile_rule(case: Case) -> list[Choice]:

@@ -2,9 +2,8 @@
 
 from tfaccel.planning.case import Case, Choice
 
-# tf.distribute's own example of a pack; worth a trial once gradients are several times as large.
+# tf.distribute's own example of a pack.
 PACK_BYTES = 50 * 2**20
-_BYTES_PER_GRADIENT = 4
 # The reason of a choice that `tfaccel.training.augmentation_place` has yet to make.
 AUGMENT_ON_UNMEASURED = "To begin with: training measures at its start whether the host or the device is faster."
 
@@ -64,19 +63,13 @@ def communication_rule(case: Case) -> list[Choice]:
 
 
 def bytes_per_pack_rule(case: Case) -> list[Choice]:
-    """TensorFlow's own; for large gradients, packs whose sums overlap as a further candidate."""
+    """TensorFlow's own; as a further candidate for large gradients, packs whose sums overlap."""
     own = Choice(0, "TensorFlow's own size of packs.")
-    parameters = case.workload.num_parameters
     several = case["strategy"] in ("mirrored", "multi_worker_mirrored") and case.num_replicas > 1
-    if not several or parameters is None or case["communication"] == "hierarchical_copy":
+    if not several or case["communication"] == "hierarchical_copy":
         return [own]
-    if parameters * _BYTES_PER_GRADIENT < 4 * PACK_BYTES:
-        return [own]
-    megabytes = parameters * _BYTES_PER_GRADIENT // 10**6
-    return [
-        own,
-        Choice(PACK_BYTES, f"{megabytes} MB of gradients in packs of 50 MiB, which can be summed side by side."),
-    ]
+    packs = "Gradients in packs of 50 MiB, which can be summed side by side; for gradients of 200 MB and more."
+    return [own, Choice(PACK_BYTES, packs)]
 
 
 def sum_duplicate_indices_rule(case: Case) -> list[Choice]:

@@ -47,11 +47,13 @@ class Workload:
             classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
             takes raw inputs. None where only tensors are taken.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
+        min_replica_batch_size: the fewest examples of a step that are worth a GPU of their own; a step that takes a
+            millisecond is not worth summing gradients over several. None: 32, for models that nothing is known of.
         epochs: the recommended number of passes over the training data; None if there is none.
         num_train_examples: examples in one epoch; None if it is not known.
-        flops_per_example: floating-point operations of one example's forward and backward pass; None if it is not
-            known. A multiplication followed by an addition counts as two.
-        num_parameters: trainable numbers in the model; None if it is not known.
+        bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays where a
+            step multiplies large matrices: from about 1e8 floating-point operations on, which
+            `tfaccel.measuring.step_costs.step_costs` counts.
         options: name -> JSON value of whatever else decides the outcome (learning rate, place of the data ...). A run
             goes on (`resume="auto"`) with the same options only.
 
@@ -75,10 +77,10 @@ class Workload:
     judge: Callable[[Any], Mapping[str, float]] | None = None
     raw_input: Any = None
     global_batch_size: int
+    min_replica_batch_size: int | None = None
     epochs: int | None = None
     num_train_examples: int | None = None
-    flops_per_example: float | None = None
-    num_parameters: int | None = None
+    bfloat16_on_cpu: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class Workload:
                 "A workload's raw_input must be an ImageInput, TextInput or TableInput of `tfaccel.data.raw_input`, or "
                 f"None. Received: raw_input={self.raw_input!r:.200}."
             )
-        for name in ("global_batch_size", "epochs", "num_train_examples", "num_parameters"):
+        for name in ("global_batch_size", "min_replica_batch_size", "epochs", "num_train_examples"):
             value = getattr(self, name)
             optional = name != "global_batch_size"
             if not (optional and value is None) and (type(value) is not int or value < 1):
@@ -107,10 +109,9 @@ class Workload:
                     f"A workload's {name} must be a whole number of at least 1{' or None' if optional else ''}. "
                     f"Received: {name}={value!r}."
                 )
-        flops = self.flops_per_example
-        if flops is not None and (type(flops) not in (int, float) or not 0 < flops < float("inf")):
+        if not isinstance(self.bfloat16_on_cpu, bool):
             raise WorkloadError(
-                f"A workload's flops_per_example must be a number above 0 or None. Received: {flops!r}."
+                f"A workload's bfloat16_on_cpu must be True or False. Received: {self.bfloat16_on_cpu!r:.200}."
             )
         try:
             json.dumps(dict(self.options))

@@ -91,7 +91,9 @@ def nodes_of(graph: Any) -> list[Node]:
     """The operations of a traced `tf.function` that its results and its effects need, those of its functions too."""
     import tensorflow as tf
 
-    needed = _needed_names(graph)
+    from tfaccel.measuring.graph_operations import needed_operations
+
+    needed = {operation.name for operation in needed_operations(graph)}
     graph_def = graph.as_graph_def()
     functions = {function.signature.name: function.node_def for function in graph_def.library.function}
     nodes: list[Node] = []
@@ -106,14 +108,3 @@ def nodes_of(graph: Any) -> list[Node]:
                 queue += [functions.pop(name) for name in called if name in functions]
             nodes.append(Node(node.name, node.op, frozenset(dtypes)))
     return nodes
-
-
-def _needed_names(graph: Any) -> set[str]:
-    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
-    needed = set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in needed:
-            needed.add(operation.name)
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    return needed

@@ -13,7 +13,6 @@ from typing import Any
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.memory_check import check_memory
 from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
@@ -104,7 +103,6 @@ def train(
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
-    check_memory(workload, plan, hardware)
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
@@ -117,7 +115,7 @@ def train(
         session = TrainSession(
             workload, plan, directory, epochs=epochs, seed=seed, checkpoint_interval=checkpoint_interval
         )
-        outcome = session.run(runtime.strategy, callbacks, verbose=verbose)
+        outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
         baselines = None
         if workload.validation_data is not None and directory.writes:
             baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
@@ -19,6 +20,7 @@ from tfaccel.training.compiled_model import compiled_model, engine_options
 from tfaccel.training.engine import engine_of
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.memory_check import check_memory, within_memory
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.run_dir import RunDir
 from tfaccel.training.tensorboard_scalars import TensorBoardScalars
@@ -77,7 +79,12 @@ class TrainSession:
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
     def run(
-        self, strategy: tf.distribute.Strategy, callbacks: Sequence[keras.callbacks.Callback], *, verbose: int
+        self,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        hardware: Hardware,
+        verbose: int,
     ) -> Outcome:
         """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
         replicas = Replicas(strategy)
@@ -96,9 +103,7 @@ class TrainSession:
             self._num_steps = num_optimizer_steps(
                 self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
             )
-        with strategy.scope():
-            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
-        build_for(model, self._source.batch_spec, self._workload)
+        model = self._built_model(strategy, hardware)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self._plan, num_passes=num_passes)
@@ -134,6 +139,14 @@ class TrainSession:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
         return Outcome(self._run_dir.history(), final, times)
+
+    def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
+        name = self._workload.name
+        with strategy.scope(), within_memory(name, self._plan, hardware):
+            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
+        build_for(model, self._source.batch_spec, self._workload)
+        check_memory(model, name, self._plan, hardware)
+        return model
 
     def _callbacks(
         self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes, verbose: int

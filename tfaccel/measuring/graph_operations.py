@@ -1,0 +1,196 @@
+"""Floating-point operations of a traced graph: those of its matrix products and convolutions, loops included."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.errors import WorkloadError
+from tfaccel.measuring.private_graphs import function_graph
+
+_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+_LOOPS = ("While", "StatelessWhile")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_SAME_VALUE = ("Identity", "StopGradient", "Cast", "EnsureShape")
+
+
+def graph_operations(graph: Any) -> int:
+    """Floating-point operations that one run of a graph takes in matrix products and convolutions.
+
+    A multiplication and the addition that follows it are two. What is done element by element is not counted. Bodies of
+    loops count as often as they run; of several branches, the one with the most.
+
+    Args:
+        graph: of a concrete `tf.function`, with shapes that are known.
+
+    Raises:
+        WorkloadError: if a shape, or how often a loop runs, depends on the data; it names the operation.
+
+    Example:
+        >>> product = tf.function(lambda a, b: a @ b)
+        >>> graph_operations(product.get_concrete_function(tf.ones((2, 3)), tf.ones((3, 5))).graph)
+        60
+    """
+    return _Counter(graph).count(graph)
+
+
+def needed_operations(graph: Any) -> list[tf.Operation]:
+    """The operations of a function's graph that its results and its effects need."""
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    needed: dict[str, tf.Operation] = {}
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in needed:
+            needed[operation.name] = operation
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return list(needed.values())
+
+
+class _Counter:
+    """Counts from the outermost graph inwards, and knows what each function is called with."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._given: dict[Any, Any] = {}  # a function's input -> the tensor that it is called with
+
+    def count(self, graph: Any) -> int:
+        return sum(self._operations(operation) for operation in needed_operations(graph))
+
+    def _operations(self, operation: Any) -> int:
+        kind = operation.type
+        if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
+            return 2 * _multiplications(operation)
+        if kind.startswith("CudnnRNN"):
+            raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
+        if kind in _CALLS:
+            return self._of_function(operation.get_attr("f"), operation.inputs)
+        if kind in _BRANCHES:
+            names = ("then_branch", "else_branch") if kind.endswith("If") else ()
+            branches = [operation.get_attr(name) for name in names] or operation.get_attr("branches")
+            return max(self._of_function(branch, operation.inputs[1:]) for branch in branches)
+        if kind in _LOOPS:
+            condition, body = self._enter(operation)
+            once = self.count(body)
+            return once * self._turns(operation, condition, body) if once else 0
+        return 0
+
+    def _of_function(self, function: Any, inputs: Any) -> int:
+        graph = function_graph(self._graph, function.name)
+        self._given.update((inner.ref(), outer) for inner, outer in zip(graph.inputs, inputs, strict=False))
+        return self.count(graph)
+
+    def _enter(self, loop: Any) -> tuple[Any, Any]:
+        """The graphs of a loop's condition and body; what no turn changes is known in both."""
+        condition, body = (function_graph(self._graph, loop.get_attr(name).name) for name in ("cond", "body"))
+        for index, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=False)):
+            if _passed_on(after) is before:
+                self._given[before.ref()] = self._given[condition.inputs[index].ref()] = loop.inputs[index]
+        return condition, body
+
+    def _turns(self, loop: Any, condition: Any, body: Any) -> int:
+        """How often a loop runs: its condition compares numbers that each turn raises with limits that are known."""
+        waiting, turns = [condition.outputs[0]], []
+        while waiting:
+            tensor = _passed_on(waiting.pop())
+            if tensor.op.type == "LogicalAnd":
+                waiting += tensor.op.inputs
+            elif not tf.get_static_value(tensor):
+                turns.append(self._turns_to_limit(tensor.op, loop, condition, body))
+        if None in turns or not turns:
+            raise WorkloadError(f"The operations of {loop.name} cannot be counted: how often it runs depends on data.")
+        return max(0, min(turns))
+
+    def _turns_to_limit(self, comparison: Any, loop: Any, condition: Any, body: Any) -> int | None:
+        if comparison.type != "Less":
+            return None
+        number, limit = comparison.inputs
+        index = next((i for i, one in enumerate(condition.inputs) if one is number), None)
+        if index is None:
+            return None
+        first, last = self._value(loop.inputs[index]), self._value(limit)
+        step = self._raised_by(body.inputs[index], body.outputs[index])
+        return None if first is None or last is None or step is None else math.ceil((last - first) / step)
+
+    def _value(self, tensor: Any) -> Any:
+        """The number that a tensor is in every run; None where it is not known."""
+        tensor = _passed_on(tensor)
+        value = tf.get_static_value(tensor)
+        if value is not None:
+            return value
+        if tensor.ref() in self._given:
+            return self._value(self._given[tensor.ref()])
+        operation = tensor.op
+        if operation.type == "Max":
+            inner = self._value(operation.inputs[0])
+            return None if inner is None else inner.max()
+        if operation.type in _LOOPS:  # a number that the loop leaves, such as how often it ran
+            condition, body = self._enter(operation)
+            index = tensor.value_index
+            step = self._raised_by(body.inputs[index], body.outputs[index])
+            first = self._value(operation.inputs[index])
+            known = first is not None and step is not None
+            return first + step * self._turns(operation, condition, body) if known else None
+        return None
+
+    def _raised_by(self, before: Any, after: Any) -> Any:
+        """By how much a turn raises a number of a loop; None where that is not known."""
+        operation = _passed_on(after).op
+        if operation.type not in ("Add", "AddV2") or not any(one is before for one in operation.inputs):
+            return None
+        step = next((self._value(one) for one in operation.inputs if one is not before), None)
+        return step if step is not None and step > 0 else None
+
+
+def _passed_on(tensor: Any) -> Any:
+    while tensor.op.type in _SAME_VALUE:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _multiplications(operation: Any) -> int:
+    """How many numbers a matrix product or a convolution, or its gradient, multiplies.
+
+    Raises:
+        WorkloadError: if a shape is not known.
+    """
+    kind = operation.type
+    if kind in _PRODUCTS:
+        is_transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
+        inner = _shape(operation, operation.inputs[0])[-2 if is_transposed else -1]
+        return inner * math.prod(_shape(operation, operation.outputs[0]))
+    if kind == "Einsum":
+        return _of_einsum(operation)
+    # Each number behind a convolution is made with a whole kernel, and its gradient goes back through that kernel.
+    behind = operation.inputs[2] if "Backprop" in kind else operation.outputs[0]
+    kernel = operation.outputs[0] if "BackpropFilter" in kind else operation.inputs[1]
+    sizes = _shape(operation, kernel)[: 2 if kind.startswith("Depthwise") else -1]
+    return math.prod(sizes) * math.prod(_shape(operation, behind))
+
+
+def _of_einsum(operation: Any) -> int:
+    """The product of the sizes of all indices; nothing for a sum or a transposition of one tensor."""
+    if len(operation.inputs) < 2:
+        return 0
+    subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
+    sizes: dict[Any, int] = {}
+    for subscript, tensor in zip(subscripts, operation.inputs, strict=True):
+        before, dots, after = subscript.partition("...")
+        shape = _shape(operation, tensor)
+        rest = shape[len(before) : len(shape) - len(after)] if dots else []
+        # What the dots stand for counts from the right, as in broadcasting.
+        names = [*before, *range(-len(rest), 0), *after]
+        for name, size in zip(names, shape, strict=True):
+            sizes[name] = max(size, sizes.get(name, 1))
+    return math.prod(sizes.values())
+
+
+def _shape(operation: Any, tensor: Any) -> list[int]:
+    if tensor.shape.rank is None or None in tensor.shape.as_list():
+        raise WorkloadError(
+            f"The operations of {operation.name} cannot be counted: its shape {tensor.shape} depends on the data."
+        )
+    return list(tensor.shape.as_list())

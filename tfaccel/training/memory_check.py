@@ -1,0 +1,97 @@
+"""Whether a model fits into the memory of the devices that hold it, told while it is built and before any step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import WorkloadError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.plan import Plan
+
+_WHAT = "weights and gradients"
+
+
+@contextlib.contextmanager
+def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
+    """Ends the building of a model in this block, inside the strategy's scope, once it is known to be too large.
+
+    Without this, a process whose weights are too many for the machine is killed without a word.
+
+    Args:
+        name: of the workload.
+        plan, hardware: where the model is held, and how much memory is there.
+
+    Raises:
+        WorkloadError: at the first variable for which, or for whose gradient, there is no memory.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)
+        >>> try:
+        ...     with within_memory("wide", plan, Hardware(memory_bytes=10_000)):
+        ...         model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(100)])
+        ... except WorkloadError as error:
+        ...     str(error).partition(": ")[0]
+        'The model of wide is too large'
+    """
+    room, taken = _bytes_for_a_replica(plan, hardware), 0
+
+    def make(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        nonlocal taken
+        variable = next_creator(**arguments)
+        taken += _bytes_of(variable)
+        if room is not None and taken > room:
+            raise WorkloadError(_message(name, f"{_WHAT} take more than", taken, room, plan))
+        return variable
+
+    with tf.variable_creator_scope(make):
+        yield
+
+
+def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) -> None:
+    """Refuses a model that is built if its weights, their gradients and its optimizer are more than the memory.
+
+    What is calculated in a step comes on top, and is not known beforehand: a model that passes may still be too large.
+
+    Args:
+        model: built, with its optimizer.
+        name, plan, hardware: as in `within_memory`.
+
+    Raises:
+        WorkloadError: if the model is too large.
+    """
+    room = _bytes_for_a_replica(plan, hardware)
+    optimizer = getattr(model, "optimizer", None)
+    variables = {id(one): one for one in [*model.variables, *(optimizer.variables if optimizer else [])]}
+    needed = sum(map(_bytes_of, variables.values()))
+    if room is not None and needed > room:
+        raise WorkloadError(_message(name, f"{_WHAT}, and what the optimizer keeps, take", needed, room, plan))
+
+
+def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
+    """The memory of the smallest device, of the CPU each replica's share; None where it is not known."""
+    if plan.devices[0].startswith("CPU"):
+        return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
+    sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
+    return min((size for size in sizes if size), default=None)
+
+
+def _bytes_of(variable: Any) -> int:
+    """What a variable takes, with a gradient where it is trained."""
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    if not shape.is_fully_defined() or dtype.size is None:
+        return 0
+    return int(math.prod(shape.as_list()) * dtype.size * (2 if variable.trainable else 1))
+
+
+def _message(name: str, take: str, needed: int, room: int, plan: Plan) -> str:
+    each = f" for each of {plan.num_local_replicas} replicas" if plan.num_local_replicas > 1 else ""
+    return (
+        f"The model of {name} is too large: {take} {needed / 2**30:,.1f} GiB, and {plan.devices[0]} has "
+        f"{room / 2**30:,.1f} GiB{each}. Make the model smaller."
+    )
