@@ -100,9 +100,10 @@ class _Counter:
                 waiting += tensor.op.inputs
             elif not tf.get_static_value(tensor):
                 turns.append(self._turns_to_limit(tensor.op, loop, condition, body))
-        if None in turns or not turns:
+        known = [turn for turn in turns if turn is not None]
+        if not turns or len(known) < len(turns):
             raise WorkloadError(f"The operations of {loop.name} cannot be counted: how often it runs depends on data.")
-        return max(0, min(turns))
+        return max(0, min(known))
 
     def _turns_to_limit(self, comparison: Any, loop: Any, condition: Any, body: Any) -> int | None:
         if comparison.type != "Less":
