@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 import tfaccel
+import tfaccel.layers
 from tfaccel import data, reporting
 
 # ---------- The model: an encoder to normal distributions, and a decoder from a sample of them
@@ -43,11 +44,9 @@ def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, 
     import keras
     from keras import layers, ops
 
-    from tfaccel.layers import rematerialize
-
     def block(input_shape: tuple[int, ...], parts: list[Any], name: str) -> Any:
         model = keras.Sequential([keras.Input(input_shape), *parts], name=name)
-        return rematerialize(model) if remat else model
+        return tfaccel.layers.rematerialize(model) if remat else model
 
     shape, gelu = examples.shape, {"activation": "gelu"}
     values, noise = keras.Input(shape, name="values"), keras.Input((latent_size,), name="noise")
@@ -107,11 +106,9 @@ def workload(
     shape = {"latent_size": latent_size, "width": width, "dropout": dropout, "remat": remat}
 
     def compile_args(num_steps: int) -> dict[str, Any]:
-        from tfaccel.layers import bernoulli_cost, divergence_cost, normal_cost
-
         # The negative bound, in nats: what a reconstruction costs, and the divergence.
-        cost = bernoulli_cost if examples.source.is_image else normal_cost
-        losses = {"reconstruction": cost, "divergence": divergence_cost}
+        cost = tfaccel.layers.bernoulli_cost if examples.source.is_image else tfaccel.layers.normal_cost
+        losses = {"reconstruction": cost, "divergence": tfaccel.layers.divergence_cost}
         return {"optimizer": training.make_optimizer(num_steps=num_steps), "loss": losses}
 
     return tfaccel.Workload(
@@ -132,13 +129,11 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     """Writes bounds, ranking and map."""
     import keras
 
-    from tfaccel.layers import bounds, spliced
-
     run_dir, examples = Path(result.run_dir), work.data.source
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
-    measure = functools.partial(bounds, model, is_image=examples.is_image, num_samples=16)
+    measure = functools.partial(tfaccel.layers.bounds, model, is_image=examples.is_image, num_samples=16)
     train, test = work.data.values("train"), work.data.values("test")
-    elbos = {"train": measure(train), "test": measure(test), "spliced": measure(spliced(test))}
+    elbos = {"train": measure(train), "test": measure(test), "spliced": measure(tfaccel.layers.spliced(test))}
     summary = reporting.compare_bounds(elbos, train, test, is_image=examples.is_image)
     reporting.write_json(run_dir / "elbo.json", summary)
 

@@ -159,9 +159,9 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     simple = {f"seasonal naive, season {season}": naive, "last value": last}
     fitted = reporting.regression_forecasts(series, starts, **lengths)
     scores = reporting.score_forecasts(future, quantiles, as_trained, {**fitted, **simple})
-    windows = {"starts": starts, "past": past, "future": future, "quantiles": quantiles, "baseline": naive}
-    name = f"seasonal naive ({season})"
-    reporting.save_forecasts(run_dir / "predictions.png", series, **windows, baseline_name=name)
+    windows = {"starts": starts, "past": past, "future": future, "quantiles": quantiles}
+    baseline = f"seasonal naive ({season})", naive
+    reporting.save_forecasts(run_dir / "predictions.png", series, **windows, baseline=baseline)
     reporting.write_json(run_dir / "comparison.json", scores)
     described = {**series.to_json(), **lengths, "interval_factors": factors.tolist()}
     reporting.write_json(run_dir / "series.json", described)

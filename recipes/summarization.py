@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 import tfaccel
+import tfaccel.layers
 from tfaccel import data, reporting
 
 MAX_SUMMARY_WORDS = 60
@@ -50,13 +51,13 @@ def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any
     """
     import keras
 
-    from tfaccel.layers import CopyingDecoder, TextEncoder, known_tokens
-
     source = keras.Input((lengths[0],), dtype="int32", name="source")
     written = keras.Input((lengths[1],), dtype="int32", name="written")
-    encoder = TextEncoder(num_tokens, max_length=lengths[0], **blocks, name="encoder")
-    decoder = CopyingDecoder(num_tokens, max_length=lengths[1], num_copied=NUM_COPIED, **blocks, name="decoder")
-    read = encoder(known_tokens(source, num_tokens))
+    encoder = tfaccel.layers.TextEncoder(num_tokens, max_length=lengths[0], **blocks, name="encoder")
+    decoder = tfaccel.layers.CopyingDecoder(
+        num_tokens, max_length=lengths[1], num_copied=NUM_COPIED, **blocks, name="decoder"
+    )
+    read = encoder(tfaccel.layers.known_tokens(source, num_tokens))
     return keras.Model({"source": source, "written": written}, decoder(written, read, source))
 
 
@@ -97,11 +98,9 @@ def workload(
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
 
-        from tfaccel.layers import TokenCrossentropy
-
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
-            "loss": TokenCrossentropy(label_smoothing),  # padding counts in neither loss nor metric
+            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),  # padding counts in neither loss nor metric
             "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         }
 
@@ -158,11 +157,9 @@ def summarize(
     run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
     """A summary of each text, by the model that a run left, in small letters; see `tfaccel.layers.BeamSearch`."""
-    from tfaccel.layers import BeamSearch, load_text_model
-
     # Of two words in a row, a summary has each pair once.
-    search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=2)
-    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
+    search = tfaccel.layers.BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=2)
+    model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     length = model.get_layer("encoder").get_config()["max_length"]
     arrays = data.encode_pairs_to_copy([(text, "") for text in texts], vocabulary, (length, 1), NUM_COPIED)
     unknown = [data.unknown_words(text, vocabulary, length, NUM_COPIED) for text in texts]

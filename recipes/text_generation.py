@@ -30,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 import tfaccel
+import tfaccel.layers
 from tfaccel import data, reporting
 
 NUM_CHARACTERS = 128  # of each training example, and from the start of one to that of the next
@@ -43,14 +44,16 @@ def build_model(name: str, *, num_tokens: int, width: int, num_layers: int, drop
     """Token ids of characters in, logits (float32) of the character after each one out."""
     import keras
 
-    from tfaccel.layers import LstmLanguageModel, TransformerLanguageModel
-
     inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
     if name == "lstm":
-        writer = LstmLanguageModel(num_tokens, width=width, num_layers=num_layers, dropout=dropout, name="writer")
+        writer = tfaccel.layers.LstmLanguageModel(
+            num_tokens, width=width, num_layers=num_layers, dropout=dropout, name="writer"
+        )
     else:
         blocks = {"num_blocks": num_layers, "dropout": dropout, "remat": remat}
-        writer = TransformerLanguageModel(num_tokens, max_length=NUM_CHARACTERS, width=width, **blocks, name="writer")
+        writer = tfaccel.layers.TransformerLanguageModel(
+            num_tokens, max_length=NUM_CHARACTERS, width=width, **blocks, name="writer"
+        )
     return keras.Model(inputs, writer(inputs))
 
 
@@ -85,11 +88,9 @@ def workload(
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
 
-        from tfaccel.layers import TokenCrossentropy
-
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
-            "loss": TokenCrossentropy(label_smoothing),
+            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),
             # The cross-entropy without smoothing.
             "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats_per_character")],
         }
@@ -145,13 +146,12 @@ def generate(
     seed: int = 0,
 ) -> str:
     """What the model that a run left writes after a prompt of at least one character."""
-    from tfaccel.layers import Sampling, TokenWriter, load_text_model
-
     if not prompt:
         raise tfaccel.DataError("A prompt must have at least one character.")
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
-    writer, no_characters = TokenWriter(model.get_layer("writer")), range(4)  # padding, unknown, start and end
+    sampling = tfaccel.layers.Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
+    writer = tfaccel.layers.TokenWriter(model.get_layer("writer"))
+    no_characters = range(4)  # padding, unknown, start and end
     tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=no_characters)
     return vocabulary.decode(tokens)
 

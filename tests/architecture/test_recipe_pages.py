@@ -34,14 +34,13 @@ def is_public(name: str) -> bool:
 
 
 def names_used(source: Source) -> set[str]:
-    """The public names behind imported packages: tfaccel.reporting.write_json for reporting.write_json."""
-    packages = {name.rpartition(".")[2]: name for name in names_imported(source) if name in PUBLIC_PACKAGES}
-    packages |= {"tfaccel": "tfaccel"}
-    return {
-        f"{packages[node.value.id]}.{node.attr}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages
-    }
+    """The names taken from imported packages: tfaccel.reporting.write_json for reporting.write_json."""
+    imported = [node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom) and node.module == "tfaccel"]
+    packages = {name.name: f"tfaccel.{name.name}" for node in imported for name in node.names}
+    packages |= {name: name for name in ("tfaccel", *PUBLIC_PACKAGES)}
+    used = [(ast.unparse(node.value), node.attr) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    names = {f"{packages[package]}.{name}" for package, name in used if package in packages}
+    return names - set(PUBLIC_PACKAGES)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.path)

@@ -20,7 +20,7 @@ from tfaccel.scripts.main import main
 folder, names = sys.argv[1], sys.argv[2:]
 os.chdir(folder)
 for name in names:
-    plan = ["--strategy=none", "--devices=CPU:0", "--num_logical_cpus=2", "--dtype_policy=float32"]
+    plan = ["--strategy=none", "--devices=CPU:0", "--logical_cpus=2", "--dtype_policy=float32"]
     status = main(["tfaccel", "train", f"--workload={name}:workload", f"--run_dir=runs/{name}", "--epochs=1",
                    "--label_smoothing=0.2", "--optimizer=sgd", "--quiet", *plan])
     assert status == 0, (name, status)

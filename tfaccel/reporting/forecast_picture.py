@@ -125,8 +125,7 @@ def save_forecasts(
     past: np.ndarray,
     future: np.ndarray,
     quantiles: np.ndarray,
-    baseline: np.ndarray,
-    baseline_name: str,
+    baseline: tuple[str, np.ndarray],
 ) -> None:
     """Saves a picture of two test forecasts of each target, a third and two thirds into the test part.
 
@@ -137,8 +136,7 @@ def save_forecasts(
         past: values up to it, of shape (num_forecasts, window, num_columns).
         future: what came, of shape (num_forecasts, horizon, num_targets).
         quantiles: what was foretold, of shape (num_forecasts, horizon, num_targets, 3); an 80 % interval.
-        baseline: what the baseline foretold, of the shape of `future`.
-        baseline_name: for the legend.
+        baseline: its name, and what it foretold, of the shape of `future`.
     """
     picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
     window, horizon = past.shape[1], future.shape[1]
@@ -148,10 +146,10 @@ def save_forecasts(
             past[row, :, series.targets[number]],
             future[row, :, number],
             quantiles[row, :, number],
-            baseline[row, :, number],
+            baseline[1][row, :, number],
             None if series.times is None else series.times[starts[row] - window : starts[row] + horizon],
         )
         for number, name in enumerate(series.target_names)
         for row in picked
     ]
-    save_forecast_picture(path, panels, num_columns=len(picked), interval="80 % interval", baseline=baseline_name)
+    save_forecast_picture(path, panels, num_columns=len(picked), interval="80 % interval", baseline=baseline[0])
