@@ -25,7 +25,7 @@ SEVERAL_ARGUMENTS = re.compile(r"^([ ]+)((?:\w+,\s+)+\w+):\s+(.+(?:\n\1[ ]+.+)*)
 
 
 def public_names(package: str) -> dict[str, str]:
-    """Public name -> the module that defines it, for a package such as "tfaccel.data"."""
+    """Public name -> the module that defines it, with its name there if that is another one, of a package."""
     tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
     names: dict[str, str] = {}
     for node in tree.body:
@@ -57,8 +57,10 @@ def _help_of(command: str) -> str:
 
 def _defined(match: re.Match[str]) -> str:
     package, name = match.groups()
-    module = public_names(package)[name]
-    return f'::: {module}.{name}\n    options:\n      heading: "{package}.{name}"\n      toc_label: "{name}"'
+    module, _, original = public_names(package)[name].partition(":")
+    return (
+        f'::: {module}.{original or name}\n    options:\n      heading: "{package}.{name}"\n      toc_label: "{name}"'
+    )
 
 
 class Docstrings(griffe.Extension):

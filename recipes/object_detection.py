@@ -25,162 +25,23 @@ Expected result on the digits (256 test scenes with digits that are in no traini
     (`tfaccel benchmark settings`, one and two seeds), which is how 24 were chosen.
 """
 
-import functools
-import logging
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from tfaccel.data.boxed_images import BoxedImages
-from tfaccel.data.coco_files import read_coco
-from tfaccel.data.data_place import data_place
-from tfaccel.data.digit_scenes import TEST_SEEDS, digit_scenes
-from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.train_data import train_data_of
-from tfaccel.errors import WorkloadError
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.reporting.coco_scores import check_coco_library, coco_scores
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
-
-if TYPE_CHECKING:
-    import keras
-
-logger = logging.getLogger("tfaccel")
-
-EPOCHS = 24
-GLOBAL_BATCH_SIZE = 32
-IMAGE_SIZE = 128  # of images of your own
-MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)  # of images of your own; scenes are new in every epoch
-WIDTH = 32  # filters at half of the image's size
-ROWS_AT_ONCE = 64
-FIRST_HEAT = -4.0  # the logit of a cell before training: objects are rare
-
-
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectionWorkload(Workload):
-    """A workload with its images."""
-
-    images: BoxedImages
-    batches: Callable[[], Any]
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    image_size: int | None = None,
-    test_part: Literal["test", "validation"] = "test",
-    width: int = WIDTH,
-    dropout: float = 0.0,
-    remat: bool = False,
-    **training_options: Any,
-) -> DetectionWorkload:
-    """What this recipe trains. Images and boxes are read and checked here.
-
-    Args:
-        data_dir: a folder in COCO's format, as said at the top; None for digits on clutter.
-        image_size: height and width of the square to which your images are fitted, a multiple of 16 pixels; None for
-            128. Digits have 64.
-        test_part: the digits of the test scenes: those of the test part, or, to choose settings by, a fifth of the
-            training part (validation), which is then not trained on.
-        width: filters at half of the image's size; all other layers have more, in proportion.
-        dropout: part of the features that is left out in each step, from 0 to below 1.
-        remat: calculate the inside of each block again in the backward pass: less memory, more time.
-        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
-            `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the data cannot be used; the message names the entry.
-        VersionError: if pycocotools is not installed.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload().num_train_examples
-        1024
-    """
-    check_coco_library()
-    options = TrainingOptions.of(training_options)
-    check_counts(width=width)
-    check_parts(dropout=dropout)
-    check_choice("test_part", test_part, tuple(TEST_SEEDS))
-    images = read_images(data_dir, image_size, test_part)
-
-    @functools.cache
-    def batches() -> Any:
-        from tfaccel.data.box_batches import BoxBatches
-
-        return BoxBatches(images, None if data_dir is None else MOVES)
-
-    return DetectionWorkload(
-        name="object_detection",
-        build_model=lambda: detector(images, width, dropout=dropout, remat=remat),
-        compile_args=lambda num_steps: compile_args(options, num_steps=num_steps),
-        train_data=train_data_of(batches),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=images.num_train_images,
-        bfloat16_on_cpu=True,
-        options={
-            **asdict(options), "data_dir": data_place(data_dir), "image_size": images.image_size,
-            "test_part": test_part, "width": width, "dropout": dropout, "remat": remat,
-        },
-        images=images,
-        batches=batches,
-    )  # fmt: skip
-
-
-def read_images(data_dir: str | os.PathLike[str] | None, image_size: int | None, test_part: str) -> BoxedImages:
-    """The scenes of digits, or the user's images."""
-    if data_dir is None:
-        if image_size is not None:
-            raise WorkloadError("`image_size` is for images of your own (`data_dir`); scenes of digits have 64 pixels.")
-        return digit_scenes(test_part)
-    if test_part != "test":
-        raise WorkloadError(f"`test_part` is for scenes of digits; drop it for {data_dir}. Received: {test_part!r}.")
-    size = IMAGE_SIZE if image_size is None else image_size
-    if type(size) is not int or size < 32 or size % 16:
-        raise WorkloadError(f"`image_size` must be a multiple of 16 from 32 on. Received: image_size={size!r}.")
-    return read_coco(data_dir, image_size=size)
-
+import tfaccel
+from tfaccel import data, reporting
 
 # ---------- The model: down to a sixteenth of the size, and back up to a quarter
 
 
-def filters(width: int) -> tuple[int, ...]:
-    """The filters at a half, a quarter, an eighth and a sixteenth of the image's size.
-
-    Example:
-        >>> filters(32)
-        (32, 48, 96, 128)
-    """
-    return width, 3 * width // 2, 3 * width, 4 * width
-
-
-def detector(images: BoxedImages, width: int, *, dropout: float, remat: bool) -> "keras.Model":
-    """Raw pixel values in; for each cell of 4x4 pixels, logits of each class's heat, and size and place of a box out.
-
-    Example:
-        >>> detector(digit_scenes(), WIDTH, dropout=0.0, remat=False).output.shape
-        (None, 16, 16, 14)
-    """
+def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
+    """Raw pixel values in; for each cell of 4x4 pixels, logits of each class's heat and size and place of a box out."""
     import keras
     from keras import layers
 
-    from tfaccel.data.box_batches import NUM_BOX_CHANNELS
-    from tfaccel.training.rematerialize import rematerialize
+    from tfaccel.layers import rematerialize
 
     def convolution(x: Any, num_filters: int, strides: int = 1, kernel_size: int = 3) -> Any:
         x = layers.Conv2D(num_filters, kernel_size, strides, padding="same", use_bias=False)(x)
@@ -198,69 +59,99 @@ def detector(images: BoxedImages, width: int, *, dropout: float, remat: bool) ->
     x = layers.Rescaling(1 / 63.75, -2.0)(inputs)
     x = layers.ReLU()(convolution(x, width, 2, 5))
     ways = []
-    for number, num_filters in enumerate(filters(width)[1:]):
+    for number, num_filters in enumerate((3 * width // 2, 3 * width, 4 * width)):
         x = block(x, num_filters, f"down_{number}")
         ways.append(x)
     for way in ways[-2::-1]:
         x = layers.UpSampling2D()(layers.ReLU()(convolution(x, way.shape[-1], 1, 1)))
         x = layers.ReLU()(convolution(layers.Add()([x, way]), way.shape[-1]))
     x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, 2 * width)))
-    # Both stay float32 under mixed precision: 16 bits are too few for loss and places.
-    first = keras.initializers.Constant(FIRST_HEAT)
-    heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=first, dtype="float32", name="heat")(x)
-    boxes = layers.Conv2D(NUM_BOX_CHANNELS, 1, dtype="float32", name="boxes")(x)
+    # Both stay float32 under mixed precision: 16 bits are too few for loss and places. Objects are rare, so that the
+    # logit of a cell's heat is low before training.
+    rare = keras.initializers.Constant(-4.0)
+    heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=rare, dtype="float32", name="heat")(x)
+    boxes = layers.Conv2D(4, 1, dtype="float32", name="boxes")(x)
     return keras.Model(inputs, layers.Concatenate(dtype="float32")([heat, boxes]))
 
 
-def compile_args(options: TrainingOptions, *, num_steps: int) -> dict[str, Any]:
-    """What `Model.compile` takes."""
-    from tfaccel.models.centre_detector import detection_loss
-
-    return {"optimizer": options.make_optimizer(num_steps=num_steps), "loss": detection_loss}
+# ---------- The workload: data, model, optimizer and loss
 
 
-# ---------- The run: trains, and leaves the boxes that were found in the test images
+@tfaccel.recipe()
+def workload(
+    *,
+    # a folder in COCO's format, as said at the top; None for digits on clutter
+    data_dir: tfaccel.DataPath | None = None,
+    # height and width of the square to which your images are fitted, a multiple of 16 pixels; None for 128.
+    # Digits have 64
+    image_size: int | None = None,
+    # the digits of the test scenes: those of the test part, or, to choose settings by, a fifth of the training
+    # part (validation), which is then not trained on
+    test_part: Literal["test", "validation"] = "test",
+    width: tfaccel.Count = 32,  # filters at half of the image's size; all other layers have more, in proportion
+    dropout: tfaccel.Fraction = 0.0,  # dropout rate of the last features
+    remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. Images and boxes are read and checked here."""
+    reporting.check_coco_library()
+    images = read_images(data_dir, image_size, test_part)
+
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        from tfaccel.layers import detection_loss
+
+        return {"optimizer": training.make_optimizer(num_steps=num_steps), "loss": detection_loss}
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(images, width=width, dropout=dropout, remat=remat),
+        compile_args=compile_args,
+        data=data.BoxData(images, augmented=data_dir is not None),  # scenes are new in every epoch
+        epochs=24,
+        global_batch_size=32,
+        bfloat16_on_cpu=True,
+    )
 
 
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what the top of this file says.
+def read_images(data_dir: tfaccel.DataPath | None, image_size: int | None, test_part: str) -> Any:
+    """The scenes of digits, or the user's images."""
+    if data_dir is None:
+        if image_size is not None:
+            raise tfaccel.WorkloadError(
+                "`image_size` is for images of your own (`data_dir`); scenes of digits have 64 pixels."
+            )
+        return data.scenes_of_digits(test_part)
+    if test_part != "test":
+        raise tfaccel.WorkloadError(
+            f"`test_part` is for scenes of digits; drop it for {data_dir}. Received: {test_part!r}."
+        )
+    size = 128 if image_size is None else image_size
+    if size < 32 or size % 16:
+        raise tfaccel.WorkloadError(f"`image_size` must be a multiple of 16 from 32 on. Received: image_size={size!r}.")
+    return data.read_coco(data_dir, image_size=size)
 
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+
+# ---------- What is shown at the end: the boxes that were found in the test images
 
 
-def show_result(work: DetectionWorkload, result: TrainResult) -> BaselineScores:
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
     """Writes what was found in the test images: a picture, the boxes, and their scores beside those of windows."""
     import keras
 
-    from tfaccel.models.centre_detector import read_detections
-    from tfaccel.reporting.box_picture import save_box_picture
-    from tfaccel.reporting.detection_baselines import window_scores
+    from tfaccel.layers import read_detections
 
-    run_dir, names = Path(result.run_dir), work.images.class_names
+    run_dir, images, split = Path(result.run_dir), work.data.source, work.data.test_split()
+    names = images.class_names
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
-    split = work.batches().test_split()
-    maps = model.predict(split.images.astype(np.float32), batch_size=ROWS_AT_ONCE, verbose=0)
-    found = read_detections(maps)
-    truth = {"boxes": split.boxes, "labels": split.labels}
-    scores = coco_scores(**truth, detections=found, class_names=names)
-    baselines = window_scores(work.images.train(0, 0), split, class_names=names)
-    write_json(run_dir / "scores.json", {**scores, "baselines": baselines})
-    rows = [
-        {
-            "image_id": image,
-            "category": names[label],
-            "bbox": [*map(float, (*box[:2], *(box[2:] - box[:2])))],
-            "score": float(score),
-        }
-        for image, one in enumerate(found)
-        for box, label, score in zip(one.boxes, one.labels, one.scores, strict=True)
-    ]
-    write_json(run_dir / "detections.json", rows)
-    picture = run_dir / "detections.png"
-    save_box_picture(picture, split.images, **truth, detections=found, class_names=names)
-    compared = BaselineScores(
+    found = read_detections(model.predict(split.images.astype(np.float32), batch_size=64, verbose=0))
+    boxes = {"boxes": split.boxes, "labels": split.labels, "detections": found, "class_names": names}
+    scores = reporting.score_boxes(**boxes)
+    baselines = reporting.window_scores(images.train(0, 0), split, class_names=names)
+    reporting.write_json(run_dir / "scores.json", {**scores, "baselines": baselines})
+    reporting.write_json(run_dir / "detections.json", reporting.box_rows(found, class_names=names))
+    reporting.save_box_picture(run_dir / "detections.png", split.images, **boxes)
+    return reporting.BaselineScores(
         metric="mAP@0.5",
         score=scores["map_50"],
         baselines=baselines,
@@ -268,5 +159,6 @@ def show_result(work: DetectionWorkload, result: TrainResult) -> BaselineScores:
         perfect=1.0,
         num_examples=len(found),
     )
-    logger.info("%s; mAP@0.5:0.95 %.3f; see %s", compared.beside(*baselines), scores["map"], picture)
-    return compared
+
+
+run = workload.run

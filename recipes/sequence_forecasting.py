@@ -24,168 +24,51 @@ Expected result:
     or double of epochs, rate or width gains more than its spread (`tfaccel benchmark settings`, two seeds, no GRU).
 """
 
-import functools
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.seasons import season_length, seasonal_naive
-from tfaccel.data.series_augmentation import series_augmentation
-from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
-from tfaccel.data.train_data import train_data_of
-from tfaccel.models.past_readers import MODELS, WIDTH, read_past
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
-
-if TYPE_CHECKING:
-    import keras
-
-EPOCHS = 10
-GLOBAL_BATCH_SIZE = 64
-WINDOW, HORIZON = 64, 24  # rows of the past that the model sees, and rows that it forecasts
-LEARNING_RATE_PART = 0.4  # of what suits the optimizer on images
-DROPOUT = 0.0
-
-
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesWorkload(Workload):
-    """A workload with test windows for certain, and the series that they are cut from."""
-
-    series: SeriesSet
-    window: int
-    horizon: int
-    validation_data: Callable[[int], Any]
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    time_column: str | None = None,
-    target: str | None = None,
-    encoding: str = "utf-8",
-    model: Literal["gru", "convolution"] = "convolution",
-    window: int = WINDOW,
-    horizon: int = HORIZON,
-    width: int = WIDTH,
-    dropout: float = DROPOUT,
-    augmentation: Literal["none", "jitter"] = "none",
-    remat: bool = False,
-    **training_options: Any,
-) -> SeriesWorkload:
-    """What this recipe trains. The series is read and checked here.
-
-    Args:
-        data_dir: a CSV or Parquet file with a row for each time; None for a double pendulum.
-        time_column: the column of the file with the times: numbers or dates, each later than the one before.
-        target: the column that is forecast, or several with commas between; None for all.
-        encoding: of a CSV file.
-        model: how the past is read: by a gated recurrent unit or by temporal convolutions.
-        window: rows of the past that the model sees.
-        horizon: rows that it forecasts.
-        width: numbers that describe the past at each step.
-        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
-        augmentation: none, or random jitter and scale of the past (jitter); see `tfaccel.data.series_augmentation`.
-        remat: calculate the inside of each convolution block again in the backward pass: less memory, more time.
-        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
-            `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the series cannot be used; the message names the column, and the row where there is one.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload().num_train_examples
-        2793
-    """
-    options = TrainingOptions.of(training_options)
-    counts = {"window": window, "horizon": horizon, "width": width}
-    check_counts(**counts)
-    check_parts(dropout=dropout)
-    check_choice("model", model, MODELS)
-    changed = series_augmentation(augmentation)
-    if options.learning_rate is None:
-        options = replace(options, learning_rate=LEARNING_RATE_PART * options.peak_learning_rate)
-    if data_dir is None:
-        series = pendulum_series()
-    else:
-        series = read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
-    num_windows = series.num_windows(window, horizon)
-
-    @functools.cache
-    def batches() -> Any:
-        from tfaccel.data.series_batches import SeriesBatches
-
-        return SeriesBatches(series, window=window, horizon=horizon, augmentation=changed)
-
-    return SeriesWorkload(
-        name="sequence_forecasting",
-        build_model=lambda: forecaster(series, model, (window, horizon), width=width, dropout=dropout, remat=remat),
-        compile_args=lambda num_steps: compile_args(options, series, num_steps=num_steps),
-        train_data=train_data_of(batches),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        min_replica_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=num_windows,
-        bfloat16_on_cpu=True,
-        options={
-            **asdict(options), "data_dir": data_place(data_dir), "time_column": time_column,
-            "target": target, "encoding": encoding, "model": model, **counts,
-            "dropout": dropout, "augmentation": augmentation, "remat": remat,
-        },
-        series=series,
-        window=window,
-        horizon=horizon,
-    )  # fmt: skip
-
+import tfaccel
+from tfaccel import data, reporting
 
 # ---------- The model: reads the past, and gives three quantiles for each time ahead
 
 
-def forecaster(
-    series: SeriesSet,
-    model: str,
-    window_and_horizon: tuple[int, int],
-    *,
-    width: int = WIDTH,
-    dropout: float,
-    remat: bool,
-) -> "keras.Model":
-    """The model: raw values of the past in, quantiles of the future, of shape (horizon, num_targets, 3), out.
-
-    Example:
-        >>> forecaster(pendulum_series(), "gru", (64, 24), dropout=0.0, remat=False).output.shape
-        (None, 24, 2, 3)
-    """
+def build_model(series: Any, model: str, *, window: int, horizon: int, width: int, dropout: float, remat: bool) -> Any:
+    """Raw values of the past in, quantiles of the future, of shape (horizon, num_targets, 3), out."""
     import keras
     from keras import layers, ops
 
-    from tfaccel.models.quantile_loss import QUANTILES
+    from tfaccel.layers import rematerialize
 
-    window, horizon = window_and_horizon
-    num_targets = len(series.targets)
+    def temporal_block(x: Any, dilation: int) -> Any:
+        """Two causal convolutions that look back over 4 * dilation steps, and a way around them."""
+        inputs = y = keras.Input(x.shape[1:])
+        for _ in range(2):
+            y = layers.Conv1D(width, 3, padding="causal", dilation_rate=dilation, activation="silu")(y)
+        around = inputs if x.shape[-1] == width else layers.Dense(width)(inputs)
+        block = keras.Model(inputs, layers.Add()([around, y]), name=f"dilation_{dilation}")
+        return (rematerialize(block) if remat else block)(x)
+
     means, deviations = series.means_and_deviations()
     inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
     scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
-    x = read_past(scaled, model, width=width, dropout=dropout, remat=remat)
+    if model == "gru":
+        # What is carried from step to step stays float32: in 16 bits, errors were a seventh larger.
+        first = layers.GRU(width, return_sequences=True, dtype="float32")(scaled)
+        x = layers.GRU(width, dtype="float32")(layers.Dropout(dropout, dtype="float32")(first))
+    else:
+        x, dilation = layers.Dropout(dropout)(temporal_block(scaled, 1)), 1
+        while 4 * (2 * dilation - 1) < window:  # until all blocks together look back over the window
+            dilation *= 2
+            x = layers.Dropout(dropout)(temporal_block(x, dilation))
+        x = x[:, -1]
     x = layers.Dropout(dropout)(layers.Dense(2 * width, activation="silu")(x))
     # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
-    steps = layers.Dense(horizon * num_targets * len(QUANTILES), dtype="float32", kernel_initializer="zeros")(x)
-    steps = layers.Reshape((horizon, num_targets, len(QUANTILES)), dtype="float32")(steps)
+    num_targets = len(series.targets)
+    steps = layers.Dense(horizon * num_targets * 3, dtype="float32", kernel_initializer="zeros")(x)
+    steps = layers.Reshape((horizon, num_targets, 3), dtype="float32")(steps)
     # The smaller one comes first: behind the larger, Keras takes it for a bias where it has as many rows as times.
     middle = ops.expand_dims(ops.take(scaled[:, -1], list(series.targets), axis=-1), 1) + steps[..., 1]
     low, high = middle - ops.softplus(steps[..., 0] - 2), middle + ops.softplus(steps[..., 2] - 2)
@@ -195,42 +78,65 @@ def forecaster(
     return keras.Model(inputs, layers.Rescaling(scales.tolist(), offsets.tolist(), dtype="float32")(quantiles))
 
 
-# ---------- Loss, metrics and optimizer
+# ---------- The workload: data, model, optimizer and loss
 
 
-def compile_args(options: TrainingOptions, series: SeriesSet, *, num_steps: int) -> dict[str, Any]:
-    """What `Model.compile` takes: the quantile loss, in standard deviations of each column."""
-    from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
+@tfaccel.recipe(learning_rate_factor=0.4)
+def workload(
+    *,
+    # a CSV or Parquet file with a row for each time; None for a double pendulum
+    data_dir: tfaccel.DataPath | None = None,
+    # the column of the file with the times: numbers or dates, each later than the one before
+    time_column: str | None = None,
+    target: str | None = None,  # the column that is forecast, or several with commas between; None for all
+    encoding: str = "utf-8",  # of a CSV file
+    # how the past is read: by a gated recurrent unit or by temporal convolutions
+    model: Literal["gru", "convolution"] = "convolution",
+    window: tfaccel.Count = 64,  # rows of the past that the model sees
+    horizon: tfaccel.Count = 24,  # rows that it forecasts
+    width: tfaccel.Count = 48,  # numbers that describe the past at each step
+    dropout: tfaccel.Fraction = 0.0,  # dropout rate of the hidden layers
+    # none, or random jitter and scale of the past (jitter); see `tfaccel.data.SeriesData`
+    augmentation: Literal["none", "jitter"] = "none",
+    # recompute the activations of each convolution block in the backward pass: less memory, more time
+    remat: bool = False,
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The series is read and checked here."""
+    if data_dir is None:
+        series = data.pendulum_series()
+    else:
+        series = data.read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
+    lengths = {"window": window, "horizon": horizon}
+    shape = {**lengths, "width": width, "dropout": dropout, "remat": remat}
 
-    _, deviations = series.means_and_deviations()
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": QuantileLoss([deviations[number] for number in series.targets]),
-        "metrics": [median_absolute_error],
-    }
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        from tfaccel.layers import QuantileLoss, median_absolute_error
+
+        deviations = series.means_and_deviations()[1]  # The loss counts in standard deviations of each column.
+        return {
+            "optimizer": training.make_optimizer(num_steps=num_steps),
+            "loss": QuantileLoss([deviations[number] for number in series.targets]),
+            "metrics": [median_absolute_error],
+        }
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(series, model, **shape),
+        compile_args=compile_args,
+        data=data.SeriesData(series, **lengths, augmentation=augmentation),
+        epochs=10,
+        global_batch_size=64,
+        bfloat16_on_cpu=True,
+        min_replica_batch_size=64,
+    )
 
 
-# ---------- The run: trains, and leaves a picture of forecasts with their intervals
+# ---------- What is shown at the end: forecasts with their intervals, beside simple ones
 
 
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what `show_result` writes.
-
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = run(run_dir=folder, epochs=1, global_batch_size=256, verbose=0)  # doctest: +ELLIPSIS
-        33 forecasts of 24 steps
-        ...
-        >>> sorted(result.final)
-        ['loss', 'median_absolute_error']
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
-
-
-def show_result(work: SeriesWorkload, result: TrainResult) -> BaselineScores:
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
     """Writes and shows the forecasts of the test part beside nearest neighbours, ridge regression and the last season.
 
     `predictions.png` shows two of them with their intervals; `comparison.json` has the figures; `series.json` says what
@@ -240,59 +146,29 @@ def show_result(work: SeriesWorkload, result: TrainResult) -> BaselineScores:
     """
     import keras
 
-    from tfaccel.data.series_batches import SeriesBatches
-    from tfaccel.reporting.comparison_table import comparison_lines
-    from tfaccel.reporting.forecast_baselines import regression_forecasts
-    from tfaccel.reporting.forecast_picture import Forecast, save_forecast_picture
-    from tfaccel.reporting.forecast_scores import baselines_of, forecast_scores
-    from tfaccel.reporting.interval_calibration import interval_factors, with_factors
-    from tfaccel.reporting.result_table import show_text
-
-    run_dir, series, horizon = Path(result.run_dir), work.series, work.horizon
-    batches = SeriesBatches(series, window=work.window, horizon=horizon)
+    run_dir, series = Path(result.run_dir), work.data.source
+    lengths = {name: work.options[name] for name in ("window", "horizon")}
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
-    columns, starts = list(series.targets), batches.test_starts
-
-    def past_and_future(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = starts[:, np.newaxis]
-        future = series.values[rows + np.arange(horizon)][..., columns]
-        return series.values[rows + np.arange(-work.window, 0)], future
-
-    def forecast(past: np.ndarray) -> np.ndarray:
-        return np.asarray(model.predict(past, verbose=0))
-
-    factors = np.ones((len(columns), 2))
-    if len(batches.calibration_starts):
-        past, future = past_and_future(batches.calibration_starts)
-        factors = interval_factors(future, forecast(past))
-    past, future = past_and_future(starts)
-    as_trained = forecast(past)
-    quantiles = with_factors(as_trained, factors)
-    season = season_length(series.values[: series.num_train, columns])
-    naive = seasonal_naive(series.values, starts, horizon=horizon, season=season)[..., columns]
-    last = np.repeat(past[:, -1:, columns], horizon, axis=1)
+    _, past, future = work.data.windows("calibration")
+    factors = reporting.interval_factors(future, model.predict(past, verbose=0) if len(past) else future)
+    starts, past, future = work.data.windows("test")
+    as_trained = model.predict(past, verbose=0)
+    quantiles = reporting.with_factors(as_trained, factors)
+    columns = list(series.targets)
+    season = data.season_length(series.values[: series.num_train, columns])
+    naive = data.seasonal_naive(series.values, starts, horizon=lengths["horizon"], season=season)[..., columns]
+    last = np.repeat(past[:, -1:, columns], lengths["horizon"], axis=1)
     simple = {f"seasonal naive, season {season}": naive, "last value": last}
-    fitted = regression_forecasts(series, starts, window=work.window, horizon=horizon)
-    scores = forecast_scores(future, quantiles, as_trained, {**fitted, **simple})
-    picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
-    panels = [
-        Forecast(
-            f"{name}, from row {starts[row] + 1}",
-            past[row, :, columns[number]],
-            future[row, :, number],
-            quantiles[row, :, number],
-            naive[row, :, number],
-            None if series.times is None else series.times[starts[row] - work.window : starts[row] + horizon],
-        )
-        for number, name in enumerate(series.target_names)
-        for row in picked
-    ]
-    legend = {"interval": "80 % interval", "baseline": f"seasonal naive ({season})"}
-    save_forecast_picture(run_dir / "predictions.png", panels, num_columns=len(picked), **legend)
-    write_json(run_dir / "comparison.json", scores)
-    write_json(
-        run_dir / "series.json",
-        {**series.to_json(), "window": work.window, "horizon": horizon, "interval_factors": factors.tolist()},
-    )
-    show_text("\n".join([f"{len(starts)} forecasts of {horizon} steps", *comparison_lines(scores)]))
-    return baselines_of(scores, simple, num_examples=len(starts))
+    fitted = reporting.regression_forecasts(series, starts, **lengths)
+    scores = reporting.score_forecasts(future, quantiles, as_trained, {**fitted, **simple})
+    windows = {"starts": starts, "past": past, "future": future, "quantiles": quantiles}
+    baseline = f"seasonal naive ({season})", naive
+    reporting.save_forecasts(run_dir / "predictions.png", series, **windows, baseline=baseline)
+    reporting.write_json(run_dir / "comparison.json", scores)
+    described = {**series.to_json(), **lengths, "interval_factors": factors.tolist()}
+    reporting.write_json(run_dir / "series.json", described)
+    reporting.show_comparison(scores, heading=[f"{len(starts)} forecasts of {lengths['horizon']} steps"])
+    return reporting.compare_forecasts(scores, simple, num_examples=len(starts))
+
+
+run = workload.run

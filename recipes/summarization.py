@@ -26,205 +26,124 @@ topics to test with):
     0.130 and 0.146 (`tfaccel benchmark settings`): no number stands out. Do not expect to beat lead-1.
 """
 
-import functools
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.text_pairs import (
-    TextPairs,
-    documentation_summaries,
-    encode_pairs_to_copy,
-    read_summaries,
-    unknown_words,
-)
-from tfaccel.data.text_sentences import first_sentence
-from tfaccel.data.text_vocabulary import Vocabulary, split_text
-from tfaccel.data.train_data import train_data_of
-from tfaccel.models.token_compile_args import token_compile_args
-from tfaccel.planning.option_checks import check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.option_defaults import options_with_defaults
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
+import tfaccel
+import tfaccel.layers
+from tfaccel import data, reporting
 
-if TYPE_CHECKING:
-    import keras
-
-EPOCHS = 10
-GLOBAL_BATCH_SIZE = 16
-WIDTH = 64
-NUM_BLOCKS = 1
-LEARNING_RATE = 2e-3
-BEAM_SIZE = 4
-LENGTH_PENALTY = 1.0
-UNREPEATED = 2  # Of two words in a row, a summary has each pair once.
-MOST_TOKENS = 20_000  # of the vocabulary
-MOST_SUMMARY_WORDS = 60
+MAX_SUMMARY_WORDS = 60
 NUM_COPIED = 40  # different words of one document that the vocabulary lacks
-NUM_SHOWN = 3
 
 
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+# ---------- The model: an encoder that reads, a decoder that writes words of its own or copies those of the document
 
 
-@dataclass(frozen=True, kw_only=True)
-class SummaryWorkload(Workload):
-    """A workload with test documents for certain, and with what is needed to use the model."""
-
-    pairs: TextPairs
-    vocabulary: Vocabulary
-    validation_data: Callable[[int], Any]
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    num_words: int = 100,
-    width: int = WIDTH,
-    num_blocks: int = NUM_BLOCKS,
-    dropout: float = 0.3,
-    label_smoothing: float = 0.0,
-    remat: bool = False,
-    document_column: str = "document",
-    summary_column: str = "summary",
-    **training_options: Any,
-) -> SummaryWorkload:
-    """What this recipe trains. The documents are read and checked here.
-
-    Args:
-        data_dir: a CSV file; None for entries of CPython's documentation without their first sentence, which is what is
-            to be written.
-        num_words: words and signs of a document that are read; the rest is cut off.
-        width: of the Transformer's blocks.
-        num_blocks: of the encoder, and of the decoder.
-        dropout: part of the numbers inside the model that is dropped in training.
-        label_smoothing: part of the target that is spread over all words.
-        remat: calculate the inside of each block again in the backward pass: less memory, more time.
-        document_column: the column of the documents.
-        summary_column: the column of their summaries.
-        **training_options: see `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the documents cannot be used; the message names the file and the line.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload().vocabulary.unit
-        'words'
-    """
-    options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
-    check_counts(num_words=num_words, width=width, num_blocks=num_blocks)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
-    pairs = (
-        documentation_summaries()
-        if data_dir is None
-        else read_summaries(data_dir, document_column=document_column, summary_column=summary_column)
-    )
-    texts = [text for pair in pairs.train for text in pair]
-    vocabulary = Vocabulary.of(texts, unit="words", least_count=3, most_tokens=MOST_TOKENS)
-    longest = max(len(split_text(summary, "words")) for _, summary in pairs.train)
-    lengths = (num_words, min(longest, MOST_SUMMARY_WORDS) + 1)  # one more, for the end
-    settings = {
-        "data_dir": data_place(data_dir),
-        "num_words": num_words,
-        "width": width,
-        "num_blocks": num_blocks,
-        "dropout": dropout,
-        "label_smoothing": label_smoothing,
-        "remat": remat,
-        "document_column": document_column,
-        "summary_column": summary_column,
-    }
-
-    @functools.cache
-    def batches() -> Any:
-        from tfaccel.data.text_batches import TextBatches
-
-        parts = (encode_pairs_to_copy(part, vocabulary, lengths, NUM_COPIED) for part in (pairs.train, pairs.test))
-        train, test = (part.examples() for part in parts)
-        return TextBatches(train=train, test=test)
-
-    return SummaryWorkload(
-        name="summarization",
-        build_model=lambda: build_model(
-            vocabulary, lengths, width=width, num_blocks=num_blocks, dropout=dropout, remat=remat
-        ),
-        compile_args=lambda num_steps: token_compile_args(
-            options, num_steps=num_steps, label_smoothing=label_smoothing
-        ),
-        train_data=train_data_of(batches),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=len(pairs.train),
-        bfloat16_on_cpu=True,
-        options={**asdict(options), **settings},
-        pairs=pairs,
-        vocabulary=vocabulary,
-    )
-
-
-# ---------- The model
-
-
-def build_model(vocabulary: Vocabulary, lengths: tuple[int, int], **settings: Any) -> "keras.Model":
-    """The model: words of the document and of the summary in, logarithms of the next word's chances (float32) out.
+def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any:
+    """Words of the document and of the summary so far in, log-probabilities (float32) of the next word out.
 
     There are 40 more than the vocabulary has words, for words of the document that it lacks.
     """
-    from tfaccel.models.sequence_to_sequence import sequence_to_sequence
+    import keras
 
-    return sequence_to_sequence((len(vocabulary),) * 2, lengths, num_copied=NUM_COPIED, **settings)
-
-
-# ---------- The run: trains, and shows summaries of the test documents beside the lead-1 baseline
-
-
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `vocabulary.json` and `summaries.json`.
-
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+    source = keras.Input((lengths[0],), dtype="int32", name="source")
+    written = keras.Input((lengths[1],), dtype="int32", name="written")
+    encoder = tfaccel.layers.TextEncoder(num_tokens, max_length=lengths[0], **blocks, name="encoder")
+    decoder = tfaccel.layers.CopyingDecoder(
+        num_tokens, max_length=lengths[1], num_copied=NUM_COPIED, **blocks, name="decoder"
+    )
+    read = encoder(tfaccel.layers.known_tokens(source, num_tokens))
+    return keras.Model({"source": source, "written": written}, decoder(written, read, source))
 
 
-def show_result(work: SummaryWorkload, result: TrainResult) -> BaselineScores | None:
-    """Writes what is needed to use the model, and shows summaries, and ROUGE-L beside that of sentences."""
-    from tfaccel.reporting.comparison_table import comparison_lines
-    from tfaccel.reporting.result_table import show_text
-    from tfaccel.reporting.text_baselines import central_sentence
+# ---------- The workload: data, model, optimizer and loss
 
-    run_dir = Path(result.run_dir)
-    write_json(run_dir / "vocabulary.json", work.vocabulary.to_json())
-    documents, wanted = (list(texts) for texts in zip(*work.pairs.test, strict=True))
-    baselines = {
-        "lead-1": [first_sentence(text)[0] for text in documents],
-        "TextRank": [central_sentence(text) for text in documents],
+
+@tfaccel.recipe(adamw_learning_rate=2e-3, global_clipnorm=1.0)
+def workload(
+    *,
+    # a CSV file; None for entries of CPython's documentation without their first sentence, which is what is to be
+    # written
+    data_dir: tfaccel.DataPath | None = None,
+    num_words: tfaccel.Count = 100,  # words and signs of a document that are read; the rest is cut off
+    width: tfaccel.Count = 64,  # of the Transformer's blocks
+    num_blocks: tfaccel.Count = 1,  # of the encoder, and of the decoder
+    dropout: tfaccel.Fraction = 0.3,  # dropout rate inside the model
+    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target that is spread over all words
+    remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
+    document_column: str = "document",  # the column of the documents
+    summary_column: str = "summary",  # the column of their summaries
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The documents are read and checked here."""
+    if data_dir is None:
+        pairs = data.documentation_summaries()
+    else:
+        pairs = data.read_summaries(data_dir, document_column=document_column, summary_column=summary_column)
+    texts = [text for pair in pairs.train for text in pair]
+    vocabulary = data.Vocabulary.of(texts, unit="words", least_count=3, most_tokens=20_000)
+    longest = max(len(data.split_text(summary, "words")) for _, summary in pairs.train)
+    lengths = (num_words, min(longest, MAX_SUMMARY_WORDS) + 1)  # one more, for the end
+    blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
+
+    def batches() -> Any:
+        parts = [data.encode_pairs_to_copy(part, vocabulary, lengths, NUM_COPIED) for part in (pairs.train, pairs.test)]
+        return data.TextBatches(*(part.examples() for part in parts))
+
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        import keras
+
+        return {
+            "optimizer": training.make_optimizer(num_steps=num_steps),
+            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),  # padding counts in neither loss nor metric
+            "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+        }
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(len(vocabulary), lengths, **blocks),
+        compile_args=compile_args,
+        data=data.Batches((pairs, vocabulary), batches, num_train_examples=len(pairs.train)),
+        epochs=10,
+        global_batch_size=16,
+        bfloat16_on_cpu=True,
+    )
+
+
+# ---------- What is shown at the end: summaries of the test documents beside the lead-1 baseline
+
+
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores | None:
+    """Writes `vocabulary.json`, and `summaries.json` with ROUGE-L beside that of single sentences."""
+    run_dir, (pairs, vocabulary) = Path(result.run_dir), work.data.source
+    reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
+    documents, wanted = (list(texts) for texts in zip(*pairs.test, strict=True))
+    written = {
+        "this model": summarize(run_dir, documents),
+        "lead-1": [data.first_sentence(text)[0] for text in documents],
+        "TextRank": [reporting.central_sentence(text) for text in documents],
     }
-    written = {"this model": summarize(run_dir, documents), **baselines}
-    scores: dict[str, dict[str, float | None]] = {}
+    scores = {}
     if find_spec("rouge_score") is not None:
         scores = {name: {"ROUGE-L": rouge_l(texts, wanted)} for name, texts in written.items()}
     rows = [list(row) for row in zip(documents, *written.values(), wanted, strict=True)]
-    write_json(run_dir / "summaries.json", {"scores": scores, "document, model, lead-1, TextRank, wanted": rows})
-    for document, summary, *_, reference in rows[:NUM_SHOWN]:
-        show_text(f"document  {document[:200]} ...\nsummary   {summary}\nwanted    {reference}\n")
+    found = {"scores": scores, "document, model, lead-1, TextRank, wanted": rows}
+    reporting.write_json(run_dir / "summaries.json", found)
+    for document, summary, *_, reference in rows[:3]:
+        reporting.show_text(f"document  {document[:200]} ...\nsummary   {summary}\nwanted    {reference}\n")
     if not scores:
-        show_text('For ROUGE-L: pip install "tfaccel[text]"')
+        reporting.show_text('For ROUGE-L: pip install "tfaccel[text]"')
         return None
-    show_text("\n".join([f"{len(documents)} test documents", *comparison_lines(scores)]))
-    found = {name: float(score["ROUGE-L"] or 0.0) for name, score in scores.items()}
-    return BaselineScores(metric="ROUGE-L", score=found.pop("this model"), baselines=found, num_examples=len(documents))
+    reporting.show_comparison(scores, heading=[f"{len(documents)} test documents"])
+    baselines = {name: score["ROUGE-L"] for name, score in scores.items()}
+    score = baselines.pop("this model")
+    return reporting.BaselineScores(metric="ROUGE-L", score=score, baselines=baselines, num_examples=len(documents))
 
 
 def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
@@ -236,31 +155,17 @@ def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
 
 
 def summarize(
-    run_dir: str | os.PathLike[str],
-    texts: Sequence[str],
-    *,
-    beam_size: int = BEAM_SIZE,
-    length_penalty: float = LENGTH_PENALTY,
+    run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
-    """A summary of each text, by the model that a run left, in small letters.
-
-    Args:
-        run_dir: of the run.
-        texts: to be summarized.
-        beam_size: beginnings that the search keeps; 1 takes the likeliest word each time.
-        length_penalty: how much longer summaries are preferred; see `tfaccel.models.beam_search.BeamSearch`.
-
-    Raises:
-        DataError: if the run's files are missing.
-        WorkloadError: for a beam size below 1.
-    """
-    from tfaccel.models.beam_search import BeamSearch
-    from tfaccel.models.text_run import load_text_model
-
-    search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=UNREPEATED)
-    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
+    """A summary of each text, by the model that a run left, in small letters; see `tfaccel.layers.BeamSearch`."""
+    # Of two words in a row, a summary has each pair once.
+    search = tfaccel.layers.BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=2)
+    model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     length = model.get_layer("encoder").get_config()["max_length"]
-    arrays = encode_pairs_to_copy([(text, "") for text in texts], vocabulary, (length, 1), NUM_COPIED)
-    unknown = [unknown_words(text, vocabulary, length, NUM_COPIED) for text in texts]
+    arrays = data.encode_pairs_to_copy([(text, "") for text in texts], vocabulary, (length, 1), NUM_COPIED)
+    unknown = [data.unknown_words(text, vocabulary, length, NUM_COPIED) for text in texts]
     found = search.write(model, arrays.source)
     return [vocabulary.decode(tokens, extra=extra) for tokens, extra in zip(found, unknown, strict=True)]
+
+
+run = workload.run

@@ -22,223 +22,110 @@ Expected result:
     neighbours is better by more than its spread (`tfaccel benchmark settings`; benchmarks/settings.json).
 """
 
-import functools
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.raw_input import TableInput
-from tfaccel.data.table_options import TableOptions
-from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
-from tfaccel.data.tabular_set import TabularSet, make_tabular_set
-from tfaccel.data.train_data import train_data_of
-from tfaccel.models.tabular_network import NUM_LAYERS, WIDTH, TabularNetwork, for_small_tables
-from tfaccel.planning.option_checks import check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
-
-if TYPE_CHECKING:
-    import keras
-
-EPOCHS = 60
-GLOBAL_BATCH_SIZE = 32
-DECAY_PER_RUN = 1.0  # learning rate, weight decay and number of steps multiplied
-DROPOUT = 0.3  # part of the hidden values that is left out in each step
-TARGET_NAME = "prediction"  # of the last layer
-
-
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TabularWorkload(Workload):
-    """A workload with test rows for certain, and the table that they are from."""
-
-    table: TabularSet
-    validation_data: Callable[[int], Any]
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    target: str | None = None,
-    column_kinds: str | dict[str, str] = "",
-    encoding: str = "utf-8",
-    width: int = WIDTH,
-    num_layers: int = NUM_LAYERS,
-    dropout: float = DROPOUT,
-    remat: bool = False,
-    **training_options: Any,
-) -> TabularWorkload:
-    """What this recipe trains. The table is read and checked here.
-
-    Args:
-        data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table.
-        target: the column of the file that is predicted.
-        column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric,
-            categorical, date and ignored; or the same as a dictionary.
-        encoding: of a CSV file.
-        width: of each hidden layer.
-        num_layers: hidden layers.
-        dropout: part of the hidden values that is left out in each step, from 0 to below 1.
-        remat: calculate the inside of each layer again in the backward pass: less memory, more time.
-        **training_options: optimizer, learning_rate, schedule, early_stopping and more; see
-            `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the table cannot be used; the message names the column, and the row where there is one.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload().num_train_examples
-        353
-    """
-    options = TrainingOptions.of(training_options)
-    check_counts(width=width, num_layers=num_layers)
-    check_parts(dropout=dropout)
-    target = EMBEDDED_TARGET if data_dir is None else target
-    table_options = TableOptions(target=target, column_kinds=column_kinds, encoding=encoding)
-    if data_dir is None:
-        table = make_tabular_set(embedded_table("diabetes"), table_options, classification=False)
-    else:
-        table = read_tabular_set(data_dir, table_options, classification=False)
-    num_steps = EPOCHS * max(1, len(table.train.targets) // GLOBAL_BATCH_SIZE)
-    usual = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
-    options = replace(options, learning_rate=usual.learning_rate)
-    shape = {"width": width, "num_layers": num_layers}
-    parts = TabularNetwork(num_outputs=1, dropout=dropout, remat=remat, **shape)
-
-    @functools.cache
-    def batches() -> Any:
-        from tfaccel.data.tabular_batches import TabularBatches
-
-        return TabularBatches(table)
-
-    return TabularWorkload(
-        name="tabular_regression",
-        build_model=lambda: network(table, parts),
-        compile_args=lambda num_steps: compile_args(options, table, num_steps=num_steps),
-        train_data=train_data_of(batches, several_epochs=True),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        raw_input=TableInput.of(table.encoding),
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=len(table.train.targets),
-        options={
-            **asdict(options),
-            "usual_weight_decay": usual.weight_decay,
-            **asdict(table_options),
-            **shape,
-            "data_dir": data_place(data_dir),
-            "dropout": dropout,
-            "remat": remat,
-        },
-        table=table,
-    )
-
+import tfaccel
+from tfaccel import reporting
+from tfaccel.data import TableData
 
 # ---------- The model: hidden layers with a linear path beside them
 
 
-def network(table: TabularSet, parts: TabularNetwork) -> "keras.Model":
-    """The model: raw numbers (NaN where one is missing) and numbers of categories in, the number to predict out.
-
-    Example:
-        >>> network(workload().table, TabularNetwork(num_outputs=1)).output.shape
-        (None, 1)
-    """
+def build_model(table: Any, *, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
+    """Raw numbers (NaN where one is missing) and category ids in, the number to predict (float32) out."""
     import keras
+    from keras import layers
 
-    inputs, in_deviations = parts.build(table.encoding)
-    mean, deviation = mean_and_deviation(table)
-    outputs = keras.layers.Rescaling(deviation, mean, dtype="float32", name=TARGET_NAME)(in_deviations)
-    return keras.Model(inputs, outputs)
+    from tfaccel.layers import rematerialize, table_inputs
 
-
-def mean_and_deviation(table: TabularSet) -> tuple[float, float]:
-    """Mean and standard deviation of the numbers to predict, in the training rows."""
-    return float(table.train.targets.mean()), float(table.train.targets.std())
-
-
-# ---------- Loss, metrics and optimizer
-
-
-def compile_args(options: TrainingOptions, table: TabularSet, *, num_steps: int) -> dict[str, Any]:
-    """What `Model.compile` takes: squared errors as parts of the target's variance."""
-    import keras
-
-    options = for_small_tables(options, num_steps=num_steps, decay_per_run=DECAY_PER_RUN)
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": "mean_squared_error",
-        "loss_weights": [1 / mean_and_deviation(table)[1] ** 2],
-        "metrics": [keras.metrics.R2Score(name="r2"), keras.metrics.MeanAbsoluteError(name="mean_absolute_error")],
-    }
+    inputs, features = table_inputs(table.encoding)
+    x = features
+    for number in range(num_layers):
+        dense = layers.Dense(width, kernel_initializer="he_normal")
+        hidden = [keras.Input(x.shape[1:]), dense, layers.Activation("silu")]
+        block = keras.Sequential(hidden, name=f"hidden_{number}")
+        x = layers.Dropout(dropout)((rematerialize(block) if remat else block)(x))
+    # What comes out stays float32 under mixed precision: 16 bits are too few for the loss.
+    deep = layers.Dense(1, dtype="float32", name="deep")(x)
+    wide = layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float32", name="wide")(features)
+    in_deviations = layers.Add(dtype="float32", name="logits")([deep, wide])
+    mean, deviation = float(table.train.targets.mean()), float(table.train.targets.std())
+    return keras.Model(inputs, layers.Rescaling(deviation, mean, dtype="float32", name="prediction")(in_deviations))
 
 
-# ---------- The run: trains, and leaves the model beside ridge regression
+# ---------- The workload: data, model, optimizer and loss
 
 
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what `show_result` writes.
+@tfaccel.recipe(learning_rate_factor=0.3, decay_per_run=1.0)
+def workload(
+    *,
+    # a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table
+    data_dir: tfaccel.DataPath | None = None,
+    target: str | None = None,  # the column of the file that is predicted
+    # columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
+    # and ignored; or the same as a dictionary
+    column_kinds: str | dict[str, str] = "",
+    encoding: str = "utf-8",  # of a CSV file
+    width: tfaccel.Count = 64,  # of each hidden layer
+    num_layers: tfaccel.Count = 2,  # hidden layers
+    dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
+    remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The table is read and checked here."""
+    reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding}
+    rows = TableData(data_dir, embedded="diabetes", classification=False, **reading)
+    shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
 
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        import keras
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = run(run_dir=folder, epochs=1, verbose=0)  # doctest: +ELLIPSIS
-        diabetes: 353 rows to train on, 89 to test with, 10 numeric and 0 categorical columns.
-        ...
-        >>> sorted(result.final)
-        ['loss', 'mean_absolute_error', 'r2']
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+        return {
+            "optimizer": training.make_optimizer(num_steps=num_steps),
+            "loss": "mean_squared_error",
+            # Squared errors as fractions of the target's variance.
+            "loss_weights": [1 / float(rows.source.train.targets.std()) ** 2],
+            "metrics": [keras.metrics.R2Score(name="r2"), keras.metrics.MeanAbsoluteError(name="mean_absolute_error")],
+        }
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(rows.source, **shape),
+        compile_args=compile_args,
+        data=rows,
+        epochs=60,
+        global_batch_size=32,
+    )
 
 
-def show_result(work: TabularWorkload, result: TrainResult) -> BaselineScores:
-    """Writes and shows what the model predicts for the test rows, beside ridge regression and gradient boosting.
+# ---------- What is shown at the end: the model beside ridge regression and gradient boosting
+
+
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
+    """Writes and shows what the model predicts for the test rows.
 
     `predictions.png` shows predicted numbers over true ones; `comparison.json` has the figures; `data_report.json` says
     what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
     `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))`.
     """
     import keras
-    from sklearn.metrics import mean_absolute_error, r2_score
 
-    from tfaccel.reporting.comparison_table import comparison_lines
-    from tfaccel.reporting.result_table import show_text
-    from tfaccel.reporting.scatter_picture import save_scatter_picture
-    from tfaccel.reporting.table_baselines import predicted_numbers
-
-    run_dir, table = Path(result.run_dir), work.table
-    model = keras.models.load_model(run_dir / "model.keras", compile=False)
+    run_dir, table = Path(result.run_dir), work.data.source
     targets = table.test.targets
+    model = keras.models.load_model(run_dir / "model.keras", compile=False)
     network = model.predict(dict(table.test.inputs), verbose=0)[:, 0]
-    predictions = {"network": network, **predicted_numbers(table)}
-    scores = {
-        name: {
-            "r2": float(r2_score(targets, values)),
-            "mean absolute error": float(mean_absolute_error(targets, values)),
-        }
-        for name, values in predictions.items()
-    }
+    predictions = {"network": network, **reporting.table_predictions(table)}
+    scores = {name: reporting.score_numbers(targets, values) for name, values in predictions.items()}
     predictions.pop("mean")
-    save_scatter_picture(run_dir / "predictions.png", targets, predictions, name=table.encoding.target)
-    write_json(run_dir / "comparison.json", scores)
-    write_json(run_dir / "preprocessing.json", table.encoding.to_json())
-    write_json(run_dir / "data_report.json", table.report.to_json())
-    show_text("\n".join([*table.report.lines(), *comparison_lines(scores)]))
+    reporting.save_scatter_picture(run_dir / "predictions.png", targets, predictions, name=table.encoding.target)
+    reporting.write_json(run_dir / "comparison.json", scores)
+    reporting.write_json(run_dir / "preprocessing.json", table.encoding.to_json())
+    reporting.write_json(run_dir / "data_report.json", table.report.to_json())
+    reporting.show_comparison(scores, heading=table.report.lines())
     r2 = {name: score["r2"] for name, score in scores.items()}
-    return BaselineScores(
+    return reporting.BaselineScores(
         metric="R²",
         score=r2.pop("network"),
         trivial={"mean": r2.pop("mean")},
@@ -246,3 +133,6 @@ def show_result(work: TabularWorkload, result: TrainResult) -> BaselineScores:
         perfect=1.0,
         num_examples=len(targets),
     )
+
+
+run = workload.run

@@ -28,190 +28,41 @@ the embedding), and processor time of a run in float32 there:
     into four parts: 46.5, 46.3, 43.5 and 42.9 % in the order above; other epochs, rates and dropout gained at most 1 %.
 """
 
-import functools
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.raw_input import TextInput
-from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read_labelled_texts
-from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
-from tfaccel.data.train_data import train_data_of
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.classifier_compile_args import classifier_compile_args
-from tfaccel.training.files import write_json
-from tfaccel.training.option_defaults import options_with_defaults
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
+import tfaccel
+from tfaccel import data, reporting
 
-if TYPE_CHECKING:
-    import keras
-
-ModelName = Literal["embedding", "lstm", "transformer"]
-
-EPOCHS = 12
-GLOBAL_BATCH_SIZE = 32
-MODEL: ModelName = "embedding"
-WIDTH = 64  # of the embedding, and of what comes after it
-NUM_BLOCKS = 2  # of the Transformer
-MOST_TOKENS = 10_000
 LEARNING_RATES = {"embedding": 1e-2, "lstm": 3e-3, "transformer": 1e-3}
-
-
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextWorkload(Workload):
-    """A workload with test texts for certain, and with what is needed to use the model."""
-
-    model: str
-    texts: LabelledTexts
-    vocabulary: Vocabulary
-    validation_data: Callable[[int], Any]
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    model: ModelName = MODEL,
-    num_words: int = 100,
-    dropout: float = 0.5,
-    token_dropout: float = 0.4,
-    label_smoothing: float = 0.1,
-    remat: bool = False,
-    text_column: str = "text",
-    label_column: str = "label",
-    **training_options: Any,
-) -> TextWorkload:
-    """What this recipe trains. The texts are read and checked here.
-
-    Args:
-        data_dir: a CSV file, or a folder with a sub-folder of text files for each class; None for passages of CPython's
-            documentation, whose chapter group is to be found.
-        model: what reads the texts.
-        num_words: words and signs of each text that are read.
-        dropout: part of the numbers inside the model that is dropped in training.
-        token_dropout: part of the words that is made unknown in training.
-        label_smoothing: part of the target that is spread over all classes.
-        remat: calculate the inside of each Transformer block again in the backward pass: less memory, more time.
-        text_column: the column of the texts, in a CSV file.
-        label_column: the column of their classes.
-        **training_options: see `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the texts cannot be used; the message names the file and the line.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload(model="lstm").texts.class_names[:2]
-        ('statements', 'expressions')
-    """
-    check_choice("model", model, get_args(ModelName))
-    options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model])
-    check_counts(num_words=num_words)
-    check_parts(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
-    columns = {"text_column": text_column, "label_column": label_column}
-    texts = documentation_passages() if data_dir is None else read_labelled_texts(data_dir, **columns)
-    vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MOST_TOKENS)
-    settings = {
-        "data_dir": data_place(data_dir),
-        "model": model,
-        "num_words": num_words,
-        "dropout": dropout,
-        "token_dropout": token_dropout,
-        "label_smoothing": label_smoothing,
-        "remat": remat,
-        **columns,
-    }
-    num_classes = len(texts.class_names)
-
-    @functools.cache
-    def batches() -> Any:
-        from tfaccel.data.text_batches import TextBatches
-
-        encode = functools.partial(encoded, vocabulary=vocabulary, num_words=num_words)
-        one_hot = np.eye(num_classes, dtype=np.float32)
-        return TextBatches(
-            train=(encode(texts.train_texts), one_hot[list(texts.train_labels)]),
-            test=(encode(texts.test_texts), one_hot[list(texts.test_labels)]),
-            change=functools.partial(without_some_words, part=token_dropout),
-        )
-
-    return TextWorkload(
-        name="text_classification",
-        build_model=lambda: build_model(
-            model, len(vocabulary), num_words, num_classes=num_classes, dropout=dropout, remat=remat
-        ),
-        compile_args=lambda num_steps: classifier_compile_args(
-            options, num_steps=num_steps, label_smoothing=label_smoothing
-        ),
-        train_data=train_data_of(batches, several_epochs=True),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        raw_input=TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=len(texts.train_texts),
-        bfloat16_on_cpu=model != "embedding",
-        options={**asdict(options), **settings},
-        model=model,
-        texts=texts,
-        vocabulary=vocabulary,
-    )
-
-
-def encoded(texts: Sequence[str], *, vocabulary: Vocabulary, num_words: int) -> np.ndarray:
-    """Numbers of words, int32, of shape (num_texts, num_words)."""
-    return padded([vocabulary.encode(text) for text in texts], num_words)
-
-
-def without_some_words(batch: tuple[np.ndarray, np.ndarray], generator: np.random.Generator, *, part: float) -> Any:
-    """Texts with a random part of their words made unknown, and their labels."""
-    tokens, labels = batch
-    lost = (generator.random(tokens.shape) < part) & (tokens >= NUM_SPECIAL_TOKENS)
-    return np.where(lost, np.int32(UNKNOWN), tokens), labels
 
 
 # ---------- The models
 
 
-def build_model(
-    name: str, num_tokens: int, num_words: int, *, num_classes: int, dropout: float, remat: bool
-) -> "keras.Model":
-    """The model: numbers of words in, one logit (float32) for each class out.
-
-    Example:
-        >>> build_model("lstm", 100, 20, num_classes=5, dropout=0.1, remat=False).output.shape
-        (None, 5)
-    """
+def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int, dropout: float, remat: bool) -> Any:
+    """Token ids in, one logit (float32) for each class out."""
     import keras
     from keras import layers
 
-    from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
-    from tfaccel.models.transformer_stack import heads
+    from tfaccel.layers import TokenEmbedding, TransformerBlock
 
     inputs = keras.Input((num_words,), dtype="int32", name="words")
     is_word = keras.ops.not_equal(inputs, 0)
     if name == "transformer":
-        x = TokenEmbedding(num_tokens, max_length=num_words, width=WIDTH, dropout=dropout)(inputs)
+        x = TokenEmbedding(num_tokens, max_length=num_words, width=64, dropout=dropout)(inputs)
         mask = keras.ops.reshape(is_word, (-1, 1, 1, num_words))
-        for _ in range(NUM_BLOCKS):
-            x = TransformerBlock(heads(WIDTH), dropout=dropout, remat=remat)(x, attention_mask=mask)
+        for _ in range(2):
+            x = TransformerBlock(num_heads=2, dropout=dropout, remat=remat)(x, attention_mask=mask)
         x = layers.LayerNormalization(epsilon=1e-5)(x)
     else:
-        x = layers.Embedding(num_tokens, WIDTH)(inputs)
+        x = layers.Embedding(num_tokens, 64)(inputs)
         if name == "lstm":
-            x = layers.Bidirectional(layers.LSTM(WIDTH, return_sequences=True))(
-                layers.Dropout(dropout)(x), mask=is_word
-            )
+            read = layers.Bidirectional(layers.LSTM(64, return_sequences=True))
+            x = read(layers.Dropout(dropout)(x), mask=is_word)
     # The mean over the words that there are.
     x = layers.GlobalAveragePooling1D()(x, mask=is_word)
     x = layers.Dropout(dropout)(x)
@@ -219,54 +70,108 @@ def build_model(
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
 
-# ---------- The run: trains, and shows the model beside scikit-learn's usual one
+# ---------- The workload: data, model, optimizer and loss
 
 
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `vocabulary.json`, `classes.json` and
-    `comparison.json`.
+@tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model])
+def workload(
+    *,
+    # a CSV file, or a folder with a sub-folder of text files for each class; None for passages of CPython's
+    # documentation, whose chapter group is to be found
+    data_dir: tfaccel.DataPath | None = None,
+    model: Literal["embedding", "lstm", "transformer"] = "embedding",  # what reads the texts
+    num_words: tfaccel.Count = 100,  # words and signs of each text that are read
+    dropout: tfaccel.Fraction = 0.5,  # dropout rate inside the model
+    token_dropout: tfaccel.Fraction = 0.4,  # fraction of the words that is made unknown in training
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
+    # recompute the activations of each Transformer block in the backward pass: less memory, more time
+    remat: bool = False,
+    text_column: str = "text",  # the column of the texts, in a CSV file
+    label_column: str = "label",  # the column of their classes
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The texts are read and checked here."""
+    if data_dir is None:
+        texts = data.documentation_passages()
+    else:
+        texts = data.read_labelled_texts(data_dir, text_column=text_column, label_column=label_column)
+    vocabulary = data.Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=10_000)
+    num_classes = len(texts.class_names)
+    sizes = {"num_tokens": len(vocabulary), "num_words": num_words, "num_classes": num_classes}
 
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+    def batches() -> Any:
+        one_hot = np.eye(num_classes, dtype=np.float32)
+        train = vocabulary.encode_all(texts.train_texts, num_words), one_hot[list(texts.train_labels)]
+        test = vocabulary.encode_all(texts.test_texts, num_words), one_hot[list(texts.test_labels)]
+        return data.TextBatches(train, test, change=with_unknown_words)
+
+    def with_unknown_words(examples: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Any:
+        tokens, labels = examples
+        dropped = (generator.random(tokens.shape) < token_dropout) & (tokens > 3)  # 0 to 3 are no words
+        return np.where(dropped, np.int32(1), tokens), labels  # 1 is the unknown word
+
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        import keras
+
+        return {
+            "optimizer": training.make_optimizer(num_steps=num_steps),
+            "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
+            "metrics": ["accuracy"],
+        }
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(model, **sizes, dropout=dropout, remat=remat),
+        compile_args=compile_args,
+        data=data.Batches(
+            texts,
+            batches,
+            num_train_examples=len(texts.train_texts),
+            several_epochs=True,
+            raw_input=data.TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),
+        ),
+        epochs=12,
+        global_batch_size=32,
+        bfloat16_on_cpu=model != "embedding",
+    )
 
 
-def show_result(work: TextWorkload, result: TrainResult) -> BaselineScores:
-    """Writes what is needed to use the model, and shows its test accuracy beside that of linear classifiers."""
-    from tfaccel.reporting.result_table import show_table
-    from tfaccel.reporting.text_baselines import text_class_accuracies
+# ---------- What is shown at the end: the model beside scikit-learn's usual ones
 
-    run_dir = Path(result.run_dir)
-    write_json(run_dir / "vocabulary.json", work.vocabulary.to_json())
-    write_json(run_dir / "classes.json", list(work.texts.class_names))
-    texts = work.texts
-    found = text_class_accuracies((texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels))
-    accuracies = {work.model: result.final["accuracy"], **found}
-    write_json(run_dir / "comparison.json", accuracies)
-    title = f"Accuracy on {len(work.texts.test_texts)} test texts of {len(work.texts.class_names)} classes"
-    show_table(title, ["model", "accuracy"], [[name, f"{value:.3f}"] for name, value in accuracies.items()])
-    trivial = {"most frequent class": found.pop("most frequent class")}
-    return BaselineScores(
+
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
+    """Writes `vocabulary.json` and `classes.json`, and the accuracies that it shows to `comparison.json`."""
+    run_dir, texts = Path(result.run_dir), work.data.source
+    reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
+    reporting.write_json(run_dir / "classes.json", list(texts.class_names))
+    train, test = (texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels)
+    baselines = reporting.text_class_accuracies(train, test)
+    accuracies = {work.options["model"]: result.final["accuracy"], **baselines}
+    reporting.write_json(run_dir / "comparison.json", accuracies)
+    title = f"Accuracy on {len(texts.test_texts)} test texts of {len(texts.class_names)} classes"
+    rows = [[name, f"{value:.3f}"] for name, value in accuracies.items()]
+    reporting.show_table(title, ["model", "accuracy"], rows)
+    return reporting.BaselineScores(
         metric="accuracy",
         score=result.final["accuracy"],
-        baselines=found,
-        trivial=trivial,
+        trivial={"most frequent class": baselines.pop("most frequent class")},
+        baselines=baselines,
         is_fraction=True,
         num_examples=len(texts.test_texts),
     )
 
 
-def classify(run_dir: str | os.PathLike[str], texts: Sequence[str]) -> list[str]:
-    """The class of each text, by the model that a run left.
-
-    Raises:
-        DataError: if the run's files are missing.
-    """
+def classify(run_dir: tfaccel.DataPath, texts: Sequence[str]) -> list[str]:
+    """The class of each text, by the model that a run left; a DataError where its files are missing."""
     import json
 
-    from tfaccel.models.text_run import load_text_model
+    from tfaccel.layers import load_text_model
 
     model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
-    names = json.loads((Path(run_dir) / "classes.json").read_text())
-    tokens = encoded(texts, vocabulary=vocabulary, num_words=model.input_shape[1])
+    names = json.loads(Path(run_dir, "classes.json").read_text())
+    tokens = vocabulary.encode_all(texts, model.input_shape[1])
     return [names[number] for number in model.predict(tokens, verbose=0).argmax(axis=1)]
+
+
+run = workload.run

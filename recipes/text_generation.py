@@ -24,254 +24,137 @@ with), of seed 0, and processor time on two cores of an AMD EPYC, in float32 (bo
     (`tfaccel benchmark settings`, one seed): 24 are better; 12 keep a run below two minutes.
 """
 
-import functools
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.text_documentation import documentation_text
-from tfaccel.data.text_files import read_text
-from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
-from tfaccel.data.train_data import train_data_of
-from tfaccel.errors import DataError
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import whole_file, write_json
-from tfaccel.training.option_defaults import options_with_defaults
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.training_options import TrainingOptions
+import tfaccel
+import tfaccel.layers
+from tfaccel import data, reporting
 
-if TYPE_CHECKING:
-    import keras
-
-ModelName = Literal["lstm", "transformer"]
-
-EPOCHS = 12
-GLOBAL_BATCH_SIZE = 32
-MODEL: ModelName = "lstm"
-NUM_CHARACTERS = 128  # of each training example
-STRIDE = 128  # from the start of one example to that of the next
-SAMPLE_CHARACTERS = 400
-TEST_PART = 0.1
+NUM_CHARACTERS = 128  # of each training example, and from the start of one to that of the next
 LEARNING_RATES = {"lstm": 1e-2, "transformer": 2e-3}
 
 
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
+# ---------- The model: a layer that keeps a state from character to character, with which `generate` goes on
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageWorkload(Workload):
-    """A workload with test text for certain, and with what is needed to use the model."""
+def build_model(name: str, *, num_tokens: int, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
+    """Token ids of characters in, logits (float32) of the character after each one out."""
+    import keras
 
-    train_text: str
-    test_text: str
-    vocabulary: Vocabulary
-    validation_data: Callable[[int], Any]
+    inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
+    if name == "lstm":
+        writer = tfaccel.layers.LstmLanguageModel(
+            num_tokens, width=width, num_layers=num_layers, dropout=dropout, name="writer"
+        )
+    else:
+        blocks = {"num_blocks": num_layers, "dropout": dropout, "remat": remat}
+        writer = tfaccel.layers.TransformerLanguageModel(
+            num_tokens, max_length=NUM_CHARACTERS, width=width, **blocks, name="writer"
+        )
+    return keras.Model(inputs, writer(inputs))
 
 
+# ---------- The workload: data, model, optimizer and loss
+
+
+@tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model], global_clipnorm=1.0)
 def workload(
     *,
-    data_dir: str | os.PathLike[str] | None = None,
-    model: ModelName = MODEL,
-    width: int = 128,
-    num_layers: int = 2,
-    dropout: float = 0.1,
-    label_smoothing: float = 0.0,
+    data_dir: tfaccel.DataPath | None = None,  # a text file; None for CPython's documentation
+    model: Literal["lstm", "transformer"] = "lstm",  # what writes
+    width: tfaccel.Count = 128,  # of the model's layers
+    num_layers: tfaccel.Count = 2,  # LSTM layers or Transformer blocks
+    dropout: tfaccel.Fraction = 0.1,  # dropout rate inside the model
+    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target that is spread over all characters
+    # recompute the activations of each Transformer block in the backward pass: less memory, more time
     remat: bool = False,
-    **training_options: Any,
-) -> LanguageWorkload:
-    """What this recipe trains. The text is read and checked here.
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The text is read and checked here."""
+    if data_dir is None:  # No topic is in both parts.
+        texts = data.documentation_text(held_out=False), data.documentation_text(held_out=True)
+    else:
+        texts = data.read_text_parts(data_dir, min_characters=NUM_CHARACTERS + 1)
+    vocabulary = data.Vocabulary.of(texts[:1], unit="characters")
+    shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
 
-    Args:
-        data_dir: a text file; None for CPython's documentation.
-        model: what writes.
-        width: of the model's layers.
-        num_layers: LSTM layers or Transformer blocks.
-        dropout: part of the numbers inside the model that is dropped in training.
-        label_smoothing: part of the target that is spread over all characters.
-        remat: calculate the inside of each Transformer block again in the backward pass: less memory, more time.
-        **training_options: see `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the text cannot be used.
-        WorkloadError: if another argument cannot be used.
-
-    Example:
-        >>> workload(model="transformer").vocabulary.unit
-        'characters'
-    """
-    check_choice("model", model, get_args(ModelName))
-    options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model], global_clipnorm=1.0)
-    check_counts(width=width, num_layers=num_layers)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
-    train_text, test_text = documentation() if data_dir is None else read_parts(data_dir)
-    vocabulary = Vocabulary.of([train_text], unit="characters")
-    settings = {"data_dir": data_place(data_dir), "model": model, "width": width,
-                "num_layers": num_layers, "dropout": dropout, "label_smoothing": label_smoothing,
-                "remat": remat}  # fmt: skip
-    # An example fewer than there are places for, since each epoch begins at another character.
-    num_examples = (len(train_text) - NUM_CHARACTERS - 1) // STRIDE
-
-    @functools.cache
     def batches() -> Any:
-        from tfaccel.data.text_batches import TextPieces
+        train, test = (np.array(vocabulary.encode(text), np.int32) for text in texts)
+        return data.TextPieces(train, test, length=NUM_CHARACTERS, stride=NUM_CHARACTERS)
 
-        train_tokens, test_tokens = (np.array(vocabulary.encode(text), np.int32) for text in (train_text, test_text))
-        return TextPieces(train_tokens, test_tokens, length=NUM_CHARACTERS, stride=STRIDE)
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        import keras
 
-    return LanguageWorkload(
-        name="text_generation",
-        build_model=lambda: build_model(
-            model, len(vocabulary), width=width, num_layers=num_layers, dropout=dropout, remat=remat
-        ),
-        compile_args=lambda num_steps: compile_args(options, num_steps=num_steps, label_smoothing=label_smoothing),
-        train_data=train_data_of(batches),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=num_examples,
+        return {
+            "optimizer": training.make_optimizer(num_steps=num_steps),
+            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),
+            # The cross-entropy without smoothing.
+            "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats_per_character")],
+        }
+
+    # An example fewer than there are places for, since each epoch begins at another character.
+    num_train_examples = (len(texts[0]) - NUM_CHARACTERS - 1) // NUM_CHARACTERS
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=lambda: build_model(model, num_tokens=len(vocabulary), **shape),
+        compile_args=compile_args,
+        data=data.Batches((*texts, vocabulary), batches, num_train_examples=num_train_examples),
+        epochs=12,
+        global_batch_size=32,
         bfloat16_on_cpu=True,
-        options={**asdict(options), **settings},
-        train_text=train_text,
-        test_text=test_text,
-        vocabulary=vocabulary,
     )
 
 
-def documentation() -> tuple[str, str]:
-    """The text of CPython's documentation, in which no topic is both in the first (training) and the second part."""
-    return documentation_text(held_out=False), documentation_text(held_out=True)
+# ---------- What is shown at the end: bits per character, and a sample
 
 
-def read_parts(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """The first nine tenths of a text, and its last tenth.
-
-    Raises:
-        DataError: if the file cannot be read, or a part is shorter than one example.
-    """
-    text = read_text(path)
-    least = int(np.ceil((2 * NUM_CHARACTERS + 2) / TEST_PART))
-    if len(text) < least:
-        raise DataError(f"{path} has {len(text)} characters; {least} are the least to train and to test with.")
-    cut = len(text) - int(TEST_PART * len(text))
-    return text[:cut], text[cut:]
-
-
-# ---------- The model
-
-
-def build_model(
-    name: str, num_tokens: int, *, width: int, num_layers: int, dropout: float, remat: bool
-) -> "keras.Model":
-    """The model: numbers of characters in, logits (float32) of the character after each one out.
-
-    Example:
-        >>> build_model("lstm", 90, width=32, num_layers=1, dropout=0.0, remat=False).output.shape
-        (None, 128, 90)
-    """
-    import keras
-
-    from tfaccel.models.language_model import LstmLanguageModel, TransformerLanguageModel
-
-    inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
-    layer: keras.layers.Layer
-    if name == "lstm":
-        layer = LstmLanguageModel(num_tokens, width=width, num_layers=num_layers, dropout=dropout, name="writer")
-    else:
-        layer = TransformerLanguageModel(num_tokens, max_length=NUM_CHARACTERS, width=width, num_blocks=num_layers,
-                                         dropout=dropout, remat=remat, name="writer")  # fmt: skip
-    return keras.Model(inputs, layer(inputs))
-
-
-def compile_args(options: TrainingOptions, *, num_steps: int, label_smoothing: float) -> dict[str, Any]:
-    """What `Model.compile` takes; the metric is the cross-entropy without smoothing, in nats."""
-    import keras
-
-    from tfaccel.models.token_loss import TokenCrossentropy
-
-    return {
-        "optimizer": options.make_optimizer(num_steps=num_steps),
-        "loss": TokenCrossentropy(label_smoothing),
-        "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats_per_character")],
-    }
-
-
-# ---------- The run: trains, and shows bits per character and a sample
-
-
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, `vocabulary.json`, `sample.txt` and
-    `bits_per_character.json`.
-
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
-
-
-def show_result(work: LanguageWorkload, result: TrainResult) -> BaselineScores:
-    """Writes what is needed to use the model, and shows bits per character of the test text and a sample."""
-    from tfaccel.reporting.result_table import show_table, show_text
-    from tfaccel.reporting.text_baselines import text_bits
-
-    run_dir = Path(result.run_dir)
-    write_json(run_dir / "vocabulary.json", work.vocabulary.to_json())
-    name, own_bits = str(work.options["model"]), result.final["nats_per_character"] / float(np.log(2))
-    baselines = text_bits(work.train_text, work.test_text)
-    bits = {name: own_bits, **baselines}
-    write_json(run_dir / "bits_per_character.json", bits)
-    prompt = work.test_text[: NUM_CHARACTERS // 2]
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
+    """Writes `bits_per_character.json` and `sample.txt`, which it shows, and `vocabulary.json`."""
+    run_dir, (train_text, test_text, vocabulary) = Path(result.run_dir), work.data.source
+    reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
+    bits = result.final["nats_per_character"] / float(np.log(2))
+    baselines = reporting.text_bits(train_text, test_text)
+    compared = {work.options["model"]: bits, **baselines}
+    reporting.write_json(run_dir / "bits_per_character.json", compared)
+    prompt = test_text[: NUM_CHARACTERS // 2]
     sample = prompt + generate(run_dir, prompt)
-    with whole_file(run_dir / "sample.txt") as path:
-        path.write_text(sample + "\n", encoding="utf-8")
-    show_text(f"A sample; its first {len(prompt)} characters are from the test text:\n\n{sample}\n")
-    rows = [[name, f"{value:.3f}"] for name, value in bits.items()]
-    show_table(f"Bits per character of {len(work.test_text)} characters of test text", ["model", "bits"], rows)
-    trivial = {"frequencies": baselines.pop("frequencies")}
-    return BaselineScores(metric="bits per character", score=own_bits, baselines=baselines, trivial=trivial,
-                          higher_is_better=False, num_examples=len(work.test_text))  # fmt: skip
+    reporting.write_text(run_dir / "sample.txt", sample + "\n")
+    reporting.show_text(f"A sample; its first {len(prompt)} characters are from the test text:\n\n{sample}\n")
+    title = f"Bits per character of {len(test_text)} characters of test text"
+    reporting.show_table(title, ["model", "bits"], [[name, f"{value:.3f}"] for name, value in compared.items()])
+    return reporting.BaselineScores(
+        metric="bits per character",
+        score=bits,
+        trivial={"frequencies": baselines.pop("frequencies")},
+        baselines=baselines,
+        higher_is_better=False,
+        num_examples=len(test_text),
+    )
 
 
 def generate(
-    run_dir: str | os.PathLike[str],
+    run_dir: tfaccel.DataPath,
     prompt: str,
     *,
-    num_characters: int = SAMPLE_CHARACTERS,
-    temperature: float = 0.7,
-    top_k: int | None = None,
-    top_p: float = 0.95,
+    num_characters: int = 400,
+    temperature: float = 0.7,  # 0 for the likeliest character each time; more for more surprising ones
+    top_k: int | None = None,  # draw from that many likeliest characters only; None for all
+    top_p: float = 0.95,  # draw from the likeliest characters that have this probability together
     seed: int = 0,
 ) -> str:
-    """What the model that a run left writes after a prompt.
-
-    Args:
-        run_dir: of the run.
-        prompt: at least one character.
-        num_characters: how many to write.
-        temperature: 0 for the likeliest character each time; more for more surprising ones.
-        top_k: draw from that many likeliest characters only; None for all.
-        top_p: draw from the likeliest characters that have this probability together.
-        seed: decides what is drawn.
-
-    Raises:
-        DataError: if the prompt is empty or the run's files are missing.
-        WorkloadError: for temperature, top_k or top_p out of range.
-    """
-    from tfaccel.models.sampling import Sampling, TokenWriter
-    from tfaccel.models.text_run import load_text_model
-
+    """What the model that a run left writes after a prompt of at least one character."""
     if not prompt:
-        raise DataError("A prompt must have at least one character.")
-    check_counts(num_characters=num_characters)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
-    writer, specials = TokenWriter(model.get_layer("writer")), range(NUM_SPECIAL_TOKENS)
-    tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=specials)
+        raise tfaccel.DataError("A prompt must have at least one character.")
+    sampling = tfaccel.layers.Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
+    writer = tfaccel.layers.TokenWriter(model.get_layer("writer"))
+    no_characters = range(4)  # padding, unknown, start and end
+    tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=no_characters)
     return vocabulary.decode(tokens)
+
+
+run = workload.run

@@ -32,212 +32,24 @@ Expected result on the digits 5 to 9 with 20 training images each, and a network
 To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` before.
 """
 
+import dataclasses
 import json
 import logging
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfaccel.data.data_place import data_place
-from tfaccel.data.few_digits import few_digits
-from tfaccel.data.image_files import read_image_set
-from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.image_set import ImageSet
-from tfaccel.data.raw_input import ImageInput
-from tfaccel.data.train_data import train_data_of
-from tfaccel.errors import WorkloadError
-from tfaccel.models.backbones import DIGITS, Backbone, find_backbone, load_backbone
-from tfaccel.models.low_rank import with_lora
-from tfaccel.planning.option_checks import check_counts, check_parts
-from tfaccel.planning.workload import Workload
-from tfaccel.reporting.comparison_table import comparison_lines
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.train import train
-from tfaccel.training.training_options import TrainingOptions
+import tfaccel
+from tfaccel import data, reporting
+from tfaccel.layers import find_backbone
 
-if TYPE_CHECKING:
-    import keras
-
-logger = logging.getLogger("tfaccel")
-
-EPOCHS = 5
-GLOBAL_BATCH_SIZE = 20
-RATE_PARTS = {True: 0.3, False: 0.15}  # of what suits the optimizer, for pre-trained networks and new ones
-NEW_DIGITS, EXAMPLES_PER_CLASS = range(5, 10), 20
-DEFAULT_IMAGE_SIZE = 96  # of networks that take any size
-MOVES = ImageMoves(rotation=0.2, zoom=0.1, shift=0.1)
-MOST_IMAGES_LOOKED_AT = 1000  # for the picture of predictions
-
-
-# ---------- The workload. TensorFlow is imported inside its functions only, after the runtime has been set up.
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferWorkload(Workload):
-    """A workload with what it takes to train the same network from scratch."""
-
-    class_names: tuple[str, ...]
-    validation_data: Callable[[int], Any]
-    from_scratch: Callable[[], Workload] | None
-    train_images: tuple[Callable[..., Any], int]  # `ImageBatches.train`, and how many there are
-
-
-def workload(
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    image_size: int | None = None,
-    backbone: str = DIGITS,
-    pretrained: bool = True,
-    head_width: int = 0,
-    num_stages: int = 2,
-    lora_rank: int | None = None,
-    baseline: bool = True,
-    dropout: float = 0.2,
-    label_smoothing: float = 0.1,
-    remat: bool = False,
-    **training_options: Any,
-) -> TransferWorkload:
-    """What this recipe trains. The images are checked here, and decoded when they are used.
-
-    Args:
-        data_dir: a folder of images; None for the digits 5 to 9.
-        image_size: height and width to which images are brought, in pixels; None for what suits the backbone.
-        backbone: digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file.
-        pretrained: begin with the weights that the backbone has learned; otherwise with fresh ones, all of which learn
-            from the start.
-        head_width: of a hidden layer in the new head; 0 for none.
-        num_stages: into so many stages the backbone is cut; the one nearest the head begins to learn first, and each
-            deeper one has half of the learning rate before it.
-        lora_rank: the backbone's dense layers and convolutions learn by low-rank updates (LoRA) of this rank in place
-            of all their weights; None for no LoRA.
-        baseline: train the same network from scratch as well, for comparison.
-        dropout: part of the features that is left out in each step, from 0 to below 1.
-        label_smoothing: part of the target that is spread over all classes, from 0 to below 1.
-        remat: calculate the inside of the backbone again in the backward pass: less memory, more time.
-        **training_options: optimizer, learning_rate (of the head), schedule, early_stopping and more; see
-            `tfaccel.training.training_options.TrainingOptions`.
-
-    Raises:
-        DataError: if the images cannot be used; the message names the file.
-        WorkloadError: if there is no such backbone, or another argument cannot be used.
-
-    Example:
-        >>> workload().num_train_examples
-        100
-    """
-    arguments = {name: value for name, value in locals().items() if name != "training_options"} | training_options
-    options = TrainingOptions.of(training_options)
-    if options.learning_rate is None:
-        options = replace(options, learning_rate=RATE_PARTS[pretrained] * options.peak_learning_rate)
-    counts = {} if lora_rank is None else {"lora_rank": lora_rank}
-    check_counts(num_stages=num_stages, **counts)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
-    if type(head_width) is not int or head_width < 0:
-        raise WorkloadError(f"`head_width` must be a whole number of at least 0. Received: head_width={head_width!r}.")
-    network = find_backbone(backbone)
-    images = read_images(data_dir, network, image_size)
-    stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
-
-    @cache
-    def batches() -> Any:
-        from tfaccel.data.image_batches import ImageBatches
-
-        return ImageBatches(images, MOVES)
-
-    def build_model() -> Any:
-        backbone, stages[:] = features(
-            images, network, pretrained=pretrained, lora_rank=lora_rank, num_stages=num_stages, remat=remat
-        )
-        return classifier(images, backbone, head_width=head_width, dropout=dropout)
-
-    def compile_args(num_steps: int) -> dict[str, Any]:
-        import keras
-
-        from tfaccel.training.staged_optimizer import staged_optimizer
-
-        loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing)
-        optimizer = staged_optimizer(options, stages, num_steps=num_steps)
-        return {"optimizer": optimizer, "loss": loss, "metrics": ["accuracy"]}
-
-    names = ("pretrained", "head_width", "num_stages", "lora_rank", "baseline", "dropout", "label_smoothing", "remat")
-    return TransferWorkload(
-        name="transfer_learning",
-        build_model=build_model,
-        compile_args=compile_args,
-        train_data=train_data_of(batches, several_epochs=True),
-        train_images=(lambda *size, **options: batches().train(*size, **options), images.num_train_images),
-        validation_data=lambda batch_size: batches().test(batch_size),
-        callbacks=options.callbacks,
-        raw_input=ImageInput.of(images),
-        global_batch_size=GLOBAL_BATCH_SIZE,
-        epochs=EPOCHS,
-        num_train_examples=images.num_train_images,
-        bfloat16_on_cpu=True,
-        options={
-            **asdict(options),
-            **{name: arguments[name] for name in names},
-            "backbone": network.name,
-            "data_dir": data_place(data_dir),
-            "image_size": images.image_size,
-        },
-        class_names=images.class_names,
-        from_scratch=(lambda: workload(**{**arguments, "pretrained": False, "lora_rank": None, "baseline": False}))
-        if pretrained and baseline
-        else None,
-    )
-
-
-def read_images(data_dir: str | os.PathLike[str] | None, network: Backbone, image_size: int | None) -> ImageSet:
-    """The few digits, or the user's images, in a size that the network takes."""
-    size = network.image_size or image_size or (8 if data_dir is None else DEFAULT_IMAGE_SIZE)
-    size = max(size, network.smallest_size) if image_size is None else size
-    if image_size not in (None, size) or size < network.smallest_size:
-        takes = network.image_size or f"{network.smallest_size} or more"
-        raise WorkloadError(f"The backbone {network.name} takes images of {takes} pixels. Received: {image_size}.")
-    if data_dir is None:
-        images = replace(few_digits(NEW_DIGITS, examples_per_class=EXAMPLES_PER_CLASS), image_size=size)
-    else:
-        images = read_image_set(data_dir, image_size=size)
-    if images.num_channels > network.num_channels:
-        raise WorkloadError(f"The backbone {network.name} takes grey images, but the images in {data_dir} have colors.")
-    return images
+RATE_FACTORS = {True: 0.3, False: 0.15}  # of what suits the optimizer, for pre-trained networks and new ones
 
 
 # ---------- The model: the backbone's features, and a new head
 
 
-def features(
-    images: ImageSet, network: Backbone, *, pretrained: bool, lora_rank: int | None, num_stages: int, remat: bool
-) -> tuple["keras.Model", list[Any]]:
-    """The backbone, and the weights of each of its stages, which begin to learn later.
-
-    A pre-trained backbone's batch normalisations are frozen: a few images say too little of the statistics.
-    """
-    import keras
-
-    from tfaccel.training.private_api import all_layers
-    from tfaccel.training.rematerialize import rematerialize
-    from tfaccel.training.staged_optimizer import layer_stages
-
-    backbone = load_backbone(network, images.image_size, pretrained=pretrained)
-    for layer in all_layers(backbone):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.trainable = not pretrained
-    if lora_rank is not None:
-        with_lora(backbone, lora_rank)
-    if remat:  # Networks of Keras are one layer of the backbone.
-        rematerialize(next((layer for layer in backbone.layers if isinstance(layer, keras.Model)), backbone))
-    return backbone, layer_stages(backbone, num_stages) if pretrained else []
-
-
-def classifier(images: ImageSet, backbone: "keras.Model", *, head_width: int, dropout: float) -> "keras.Model":
-    """The model, from raw pixel values to logits (float32)."""
+def build_model(images: Any, backbone: Any, *, head_width: int, dropout: float) -> Any:
+    """Raw pixel values in, one logit (float32) for each class out. The backbone gives a vector for each image."""
     import keras
     from keras import layers
 
@@ -251,47 +63,123 @@ def classifier(images: ImageSet, backbone: "keras.Model", *, head_width: int, dr
     return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="head_logits")(x))
 
 
-# ---------- The run: trains, trains from scratch, and sets both side by side
+# ---------- The workload: data, model, optimizer and loss
 
 
-def run(*, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-    """Trains, and leaves in `run_dir` what `tfaccel.train` leaves, and what the top of this file says.
+@tfaccel.recipe(learning_rate_factor=lambda pretrained: RATE_FACTORS[pretrained])
+def workload(
+    *,
+    data_dir: tfaccel.DataPath | None = None,  # a folder of images; None for the digits 5 to 9
+    # height and width to which images are brought, in pixels; None for what suits the backbone
+    image_size: int | None = None,
+    # digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file
+    backbone: str = "digits",
+    # begin with the weights that the backbone has learned; otherwise with fresh ones, all of which learn from the
+    # start
+    pretrained: bool = True,
+    head_width: int = 0,  # of a hidden layer in the new head; 0 for none
+    # into so many stages the backbone is cut; the one nearest the head begins to learn first, and each deeper one
+    # has half of the learning rate before it
+    num_stages: tfaccel.Count = 2,
+    # the backbone's dense layers and convolutions learn by low-rank updates (LoRA) of this rank in place of all
+    # their weights; None for no LoRA
+    lora_rank: tfaccel.Count | None = None,
+    baseline: bool = True,  # train the same network from scratch as well, for comparison
+    dropout: tfaccel.Fraction = 0.2,  # dropout rate of the features
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
+    remat: bool = False,  # recompute the activations of the backbone in the backward pass: less memory, more time
+    training: tfaccel.TrainingOptions,
+) -> tfaccel.Workload:
+    """What this recipe trains. The images are checked here, and decoded when they are used."""
+    if head_width < 0:
+        raise tfaccel.WorkloadError(f"`head_width` must be a whole number of at least 0. Received: {head_width=}.")
+    network = find_backbone(backbone)
+    if data_dir is None:
+        size = network.size_of_images(image_size, default=8)
+        images = dataclasses.replace(data.few_digit_images(range(5, 10), examples_per_class=20), image_size=size)
+    else:
+        images = data.read_image_set(data_dir, image_size=network.size_of_images(image_size, default=96))
+        network.check_channels(images.num_channels, data_dir)
+    stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
 
-    Options and errors are those of `tfaccel.train` (`plan`, `seed`, `resume`, ...) and of `workload`.
-    """
-    return run_recipe(workload, show_result, run_dir=run_dir, **options)
+    def built() -> Any:
+        from tfaccel.layers import layer_stages, prepared_backbone
+
+        how = {"pretrained": pretrained, "lora_rank": lora_rank, "remat": remat}
+        features = prepared_backbone(network, images.image_size, **how)
+        stages[:] = layer_stages(features, num_stages) if pretrained else []
+        return build_model(images, features, head_width=head_width, dropout=dropout)
+
+    def compile_args(num_steps: int) -> dict[str, Any]:
+        import keras
+
+        from tfaccel.layers import staged_optimizer
+
+        return {
+            "optimizer": staged_optimizer(training, stages, num_steps=num_steps),
+            "loss": keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing),
+            "metrics": ["accuracy"],
+        }
+
+    return tfaccel.Workload(
+        name=__name__,
+        build_model=built,
+        compile_args=compile_args,
+        data=data.Batches(
+            images,
+            lambda: data.ImageBatches(images, data.ImageMoves()),
+            num_train_examples=images.num_train_images,
+            several_epochs=True,
+            raw_input=data.ImageInput.of(images),
+        ),
+        options={"backbone": network.name},  # a file by its absolute path
+        epochs=5,
+        global_batch_size=20,
+        bfloat16_on_cpu=True,
+    )
 
 
-def show_result(work: TransferWorkload, result: TrainResult) -> BaselineScores:
+# ---------- What is shown at the end: the network beside the same one trained from scratch
+
+
+@workload.show_result
+def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
     """Trains the same network from scratch, and writes both accuracies, their curves and a picture of predictions."""
     import keras
 
-    from tfaccel.reporting.class_baselines import image_class_scores
-    from tfaccel.reporting.curve_picture import save_curve_picture
-    from tfaccel.reporting.prediction_grid import save_prediction_grid
-
-    run_dir = Path(result.run_dir)
+    run_dir, images = Path(result.run_dir), work.data.source
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
-    images, labels = next(work.validation_data(MOST_IMAGES_LOOKED_AT).as_numpy_iterator())
-    shown = {"labels": labels.argmax(axis=1), "predictions": model.predict(images, verbose=0).argmax(axis=1)}
-    save_prediction_grid(run_dir / "predictions.png", images, **shown, class_names=work.class_names)
-    write_json(run_dir / "classes.json", list(work.class_names))
+    pixels, labels = next(work.validation_data(1000).as_numpy_iterator())
+    predictions = model.predict(pixels, verbose=0).argmax(axis=1)
+    shown = {"labels": labels.argmax(axis=1), "predictions": predictions, "class_names": images.class_names}
+    reporting.save_prediction_grid(run_dir / "predictions.png", pixels, **shown)
+    reporting.write_json(run_dir / "classes.json", list(images.class_names))
     ways = {"fine-tuned" if work.options["pretrained"] else "from scratch": result}
-    if work.from_scratch is not None and result.plan.num_workers > 1:
-        logger.warning(
+    if work.options["pretrained"] and work.options["baseline"]:
+        ways |= from_scratch(work, result)
+    compared = {way: {name: one.final[name] for name in ("accuracy", "loss")} for way, one in ways.items()}
+    curves = {way: [value or 0.0 for value in one.history["val_accuracy"]] for way, one in ways.items()}
+    found = {way: {**compared[way], "by_epoch": curves[way]} for way in ways}
+    reporting.write_json(run_dir / "comparison.json", found)
+    reporting.save_curve_picture(run_dir / "curves.png", curves, name="accuracy on the test images")
+    reporting.show_comparison(compared, heading=["On the test images:"])
+    return reporting.image_class_scores(predictions, (pixels, labels), work.data.made().train, images.num_train_images)
+
+
+def from_scratch(work: tfaccel.Workload, result: tfaccel.TrainResult) -> dict[str, tfaccel.TrainResult]:
+    """The result of the same network with fresh weights; none where this process is one of several workers."""
+    if result.plan.num_workers > 1:
+        logging.getLogger("tfaccel").warning(
             "The same network is not trained from scratch for comparison: only one of the %d workers shows results, "
             "and cannot train by itself. Train it in a run of its own: pretrained=False (--nopretrained).",
             result.plan.num_workers,
         )
-    elif work.from_scratch is not None:
-        config = json.loads((run_dir / "config.json").read_text())
-        ways["from scratch"] = train(
-            work.from_scratch(), result.plan, run_dir=run_dir / "from_scratch", epochs=config["epochs"],
-            seed=config["seed"], resume="auto", verbose=0)  # fmt: skip
-    compared = {way: {name: one.final[name] for name in ("accuracy", "loss")} for way, one in ways.items()}
-    curves = {way: [value or 0.0 for value in one.history["val_accuracy"]] for way, one in ways.items()}
-    write_json(run_dir / "comparison.json", {way: {**compared[way], "by_epoch": curves[way]} for way in ways})
-    save_curve_picture(run_dir / "curves.png", curves, name="accuracy on the test images")
-    scores = image_class_scores(shown["predictions"], (images, shown["labels"]), *work.train_images)
-    logger.info("On the test images:\n%s\n%s", "\n".join(comparison_lines(compared)), scores.beside())
-    return scores
+        return {}
+    config = json.loads(Path(result.run_dir, "config.json").read_text())
+    changed = {"pretrained": False, "lora_rank": None, "baseline": False, "learning_rate_factor": RATE_FACTORS[False]}
+    run = {"epochs": config["epochs"], "seed": config["seed"], "resume": "auto", "verbose": 0}
+    fresh = workload(**{**work.options, **changed})
+    return {"from scratch": tfaccel.train(fresh, result.plan, run_dir=Path(result.run_dir, "from_scratch"), **run)}
+
+
+run = workload.run

@@ -17,7 +17,6 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
@@ -115,13 +113,9 @@ def _train(workload: Workload, plan: Plan, directory: str) -> TrainResult:
         checkpoint_interval=run_option("checkpoint_interval"),
         verbose=0 if flags.FLAGS["quiet"].value else 1,
     )
-    if flags.FLAGS["recipe"].value is not None:
-        show_result = getattr(import_module(f"{RECIPES_PACKAGE}.{workload.name}"), "show_result", None)
-        if show_result is not None:
-            from tfaccel.training.run_recipe import show_on_chief
+    from tfaccel.training.run_recipe import show_on_chief
 
-            return show_on_chief(show_result, workload, result)
-    return result
+    return show_on_chief(workload, result)
 
 
 def _print_plan(workload: Workload, plan: Plan) -> None:

@@ -30,7 +30,8 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
     """Defines a flag for each parameter of the workload that --recipe or --workload in `argv` names.
 
     Parameters that are flags already (--data_dir, --epochs ...) are passed over, and so are those of a kind that cannot
-    be written as text. The help is what the function's docstring says of the parameter.
+    be written as text. The help is what the function's docstring says of the parameter, or the comment
+    beside or above it.
     """
     for name in _own_kinds:
         flags.FLAGS.__delattr__(name)
@@ -40,7 +41,8 @@ def define_parameter_flags(argv: Sequence[str]) -> None:
     if function is None:
         return
     _functions.append(function)
-    hints, texts = get_type_hints(function), _argument_texts(inspect.getdoc(function) or "")
+    hints = get_type_hints(function)
+    texts = _comment_texts(function) | _argument_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
         kind = _kind(hints.get(name, type(parameter.default)))
         if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
@@ -151,3 +153,24 @@ def _argument_texts(docstring: str) -> dict[str, str]:
         return {}
     entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section[1], re.MULTILINE)
     return {name: " ".join(text.split()).rstrip(".") for name, text in entries}
+
+
+def _comment_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Parameter -> the comment beside it, or above it, in the source of a function with a line for each parameter."""
+    try:
+        lines = inspect.getsource(inspect.unwrap(function)).splitlines()
+    except (OSError, TypeError):
+        return {}
+    first = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def ")), len(lines))
+    texts: dict[str, str] = {}
+    comments: list[str] = []
+    for line in lines[first + 1 :]:
+        parameter, comment = re.match(r"\s*(\w+)\s*:", line), re.search(r"(?:^|\s)#\s*(.*)$", line)
+        comments += [comment[1].strip()] if comment else []
+        if parameter:
+            if comments:
+                texts[parameter[1]] = " ".join(comments)
+            comments = []
+        elif line.startswith(")"):
+            break
+    return texts

@@ -25,6 +25,13 @@ _PUBLIC_NAMES = {
     "search": "tfaccel.tuning.search",
     "compress": "tfaccel.compressing.compress",
     "TrainResult": "tfaccel.training.result",
+    "TrainingOptions": "tfaccel.training.training_options",
+    "recipe": "tfaccel.training.recipe",
+    "Count": "tfaccel.training.recipe_options",
+    "DataPath": "tfaccel.training.recipe_options",
+    "Fraction": "tfaccel.training.recipe_options",
+    "DataError": "tfaccel.errors",
+    "WorkloadError": "tfaccel.errors",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]

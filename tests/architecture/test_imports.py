@@ -16,6 +16,7 @@ LAYERS = {
     "planning": 2,
     "measuring": 3,
     "models": 3,
+    "layers": 4,
     "training": 3,
     "ops": 4,
     "tuning": 4,

@@ -3,11 +3,17 @@
 import tfaccel
 
 PUBLIC_NAMES = [
+    "Count",
+    "DataError",
+    "DataPath",
+    "Fraction",
     "Hardware",
     "Plan",
     "Runtime",
     "TrainResult",
+    "TrainingOptions",
     "Workload",
+    "WorkloadError",
     "__version__",
     "candidate_plans",
     "compress",
@@ -17,6 +23,7 @@ PUBLIC_NAMES = [
     "export",
     "fit",
     "predict",
+    "recipe",
     "search",
     "train",
 ]

@@ -44,7 +44,7 @@ def site_hooks():
     return module
 
 
-@pytest.mark.parametrize("package", ["tfaccel", "tfaccel.data", "tfaccel.ops"])
+@pytest.mark.parametrize("package", ["tfaccel", "tfaccel.data", "tfaccel.layers", "tfaccel.ops", "tfaccel.reporting"])
 def test_the_reference_has_every_public_name(package, site_hooks):
     listed = [name for page in pages() for name in re.findall(r"^::: (tfaccel[\w.]*)$", pages()[page], re.MULTILINE)]
     public = [f"{package}.{name}" for name in site_hooks.public_names(package)]

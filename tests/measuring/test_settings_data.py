@@ -12,6 +12,7 @@ from tfaccel.data.image_arrays import read_image_arrays
 from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tabular_files import embedded_table
 from tfaccel.data.text_documentation import documentation_text
+from tfaccel.data.text_files import read_text_parts
 from tfaccel.data.text_pairs import dates_in_words, documentation_summaries
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.measuring import recipe_settings, settings_data, settings_suite
@@ -23,7 +24,6 @@ from tfaccel.recipes import (
     summarization,
     tabular_classification,
     tabular_regression,
-    text_generation,
     transfer_learning,
     translation,
 )
@@ -63,7 +63,7 @@ def test_digits_are_the_training_digits_and_each_is_kept_aside_once(tmp_path, re
 )
 def test_tables_have_the_training_rows(tmp_path, recipe, name):
     arguments, _ = write_validation(recipe.__name__.rpartition(".")[2], tmp_path, seed=1)
-    table, whole = recipe.workload(**arguments).table, recipe.workload().table
+    table, whole = recipe.workload(**arguments).data.source, recipe.workload().data.source
     parts = [np.stack([*map(np.asarray, part.inputs.values())]) for part in (table.train, table.test, whole.train)]
     rows = [part.transpose(1, 0, 2).reshape(part.shape[1], -1) for part in parts]
     assert rows_of(rows[0], rows[1]) == rows_of(rows[2])
@@ -73,7 +73,7 @@ def test_tables_have_the_training_rows(tmp_path, recipe, name):
 
 def test_series_ends_where_the_test_part_begins(tmp_path):
     arguments, _ = write_validation("sequence_forecasting", tmp_path, seed=3)
-    series, whole = sequence_forecasting.workload(**arguments).series, pendulum_series()
+    series, whole = sequence_forecasting.workload(**arguments).data.source, pendulum_series()
     np.testing.assert_array_equal(series.values, whole.values[: whole.num_train])
     assert series.num_train == round(0.8 * whole.num_train)
 
@@ -90,7 +90,7 @@ def test_few_digits_are_tested_with_unused_training_digits(tmp_path):
 @pytest.mark.parametrize("seed", range(NUM_FOLDS))
 def test_texts_are_of_training_topics_and_cut_between_topics(tmp_path, seed):
     write_validation("text_generation", tmp_path, seed=seed)
-    train, kept = text_generation.read_parts(tmp_path / "text.txt")
+    train, kept = read_text_parts(tmp_path / "text.txt", min_characters=1)
     topics, kept_topics = topics_of(seed)
     assert not {topic.name for topic in topics} & {topic.name for topic in kept_topics}
     assert train.endswith("\n".join(topics[-1].paragraphs[-1].splitlines()) + "\n")
@@ -102,7 +102,7 @@ def test_texts_are_of_training_topics_and_cut_between_topics(tmp_path, seed):
 
 def test_summaries_are_of_training_topics_and_tested_with_other_topics(tmp_path):
     arguments, _ = write_validation("summarization", tmp_path, seed=0)
-    pairs = summarization.workload(**arguments).pairs
+    pairs = summarization.workload(**arguments).data.source[0]
     of_topics = {document for topic in topics_of(0)[1] for document, _ in (*topic.entries(), *topic.prose())}
     assert len(pairs.test) == pytest.approx(len(pairs.train) / 9, abs=1)
     assert {document for document, _ in pairs.test} <= {document.strip() for document in of_topics}
@@ -113,7 +113,7 @@ def test_summaries_are_of_training_topics_and_tested_with_other_topics(tmp_path)
 
 def test_dates_are_the_training_dates(tmp_path):
     arguments, _ = write_validation("translation", tmp_path, seed=2)
-    pairs = translation.workload(**arguments).pairs
+    pairs = translation.workload(**arguments).data.source[0]
     assert sorted(pairs.train + pairs.test) == sorted(dates_in_words().train)
     assert len(pairs.test) == 1000
 

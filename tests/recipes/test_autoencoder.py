@@ -29,8 +29,12 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
 
 @pytest.mark.parametrize("image_size", [8, 13, 64])
 def test_images_of_every_size_come_back(logical_devices, image_size):
-    model = recipe.autoencoder(UnlabelledImages(digits(image_size)), 3, 32, dropout=0.1, remat=True)
+    model = build(UnlabelledImages(digits(image_size)), latent_size=3, dropout=0.1, remat=True)
     assert model.output["reconstruction"].shape == (None, image_size, image_size, 1)
+
+
+def build(examples, *, latent_size, dropout=0.0, remat=False):
+    return recipe.build_model(examples, latent_size=latent_size, width=32, dropout=dropout, remat=remat)
 
 
 def rows_of(num_rows, num_columns):
@@ -38,14 +42,16 @@ def rows_of(num_rows, num_columns):
     return NumberRows(tuple(map(str, range(num_columns))), values, np.arange(4, num_rows), np.arange(4))
 
 
-def test_loss_is_the_negative_bound(logical_devices):
+def test_loss_is_the_negative_bound(logical_devices, tmp_path):
     from tfaccel.models.variational import bounds
 
-    examples = UnlabelledRows(rows_of(20, 3))
-    model = recipe.autoencoder(examples, 2, 32, dropout=0.0, remat=False)
-    values, noise = examples._rows.values, np.random.default_rng(0).standard_normal((20, 2), np.float32)
-    model.compile(**recipe.compile_args(recipe.TrainingOptions(), examples, num_steps=5))
-    x, y = recipe.with_targets(values, noise)
+    values = rows_of(20, 3).values
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,c", *(",".join(map(str, row)) for row in values)]))
+    work = recipe.workload(data_dir=tmp_path / "rows.csv", latent_size=2)
+    model = work.build_model()
+    noise = np.random.default_rng(0).standard_normal((20, 2), np.float32)
+    model.compile(**work.compile_args(num_steps=5))
+    x, y = {"values": values, "noise": noise}, {"reconstruction": values, "divergence": 0 * noise[:, :1]}
     losses = model.evaluate(x, y, verbose=0, return_dict=True)
     assert losses["loss"] == pytest.approx(-bounds(model, values, is_image=False, num_samples=1).mean(), rel=1e-4)
     assert losses["loss"] == pytest.approx(losses["divergence_loss"] + losses["reconstruction_loss"], rel=1e-4)
@@ -53,7 +59,7 @@ def test_loss_is_the_negative_bound(logical_devices):
 
 def test_divergence_of_the_prior_from_itself_is_zero(logical_devices):
     examples = UnlabelledRows(rows_of(20, 3))
-    model = recipe.autoencoder(examples, 2, 32, dropout=0.0, remat=False)
+    model = build(examples, latent_size=2)
     for name in ("mean", "log_variance"):
         model.get_layer(name).set_weights([0 * weight for weight in model.get_layer(name).get_weights()])
     made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)

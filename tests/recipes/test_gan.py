@@ -27,12 +27,12 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
 @pytest.mark.parametrize("image_size", [8, 13, 28, 64])
 def test_both_models_take_images_of_every_size(logical_devices, image_size):
     images = digits(image_size)
-    generator = recipe.generator(images, 5, 16, remat=False)
+    generator = recipe.generator(images, latent_size=5, width=16, remat=False)
     assert generator.output.shape == (None, image_size, image_size, 1)
-    assert recipe.discriminator(images, 16, dropout=0.1).output.shape == (None, 1)
+    assert recipe.discriminator(images, width=16, dropout=0.1).output.shape == (None, 1)
     noise, labels = np.full((2, 5), 100, np.float32), np.eye(10, dtype=np.float32)[:2]
     made = np.asarray(generator([noise, labels]))
-    assert (made.dtype, np.abs(made).max() <= recipe.LARGEST_VALUE) == (np.float32, True)
+    assert (made.dtype, np.abs(made).max() <= recipe.MAX_PIXEL) == (np.float32, True)
 
 
 def test_noise_follows_from_seed_and_epoch(logical_devices):

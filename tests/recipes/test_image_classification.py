@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -40,8 +41,22 @@ def test_workload_says_what_rules_need():
     work = recipe.workload()
     assert (work.name, work.global_batch_size, work.epochs) == ("image_classification", 64, 24)
     assert work.num_train_examples == 1437
-    assert work.class_names == tuple("0123456789")
+    assert work.raw_input.class_names == tuple("0123456789")
     assert default_plan(Hardware(), work).global_batch_size == 64
+
+
+def build(shape, *, width=32, num_blocks=1, remat=False):
+    return recipe.build_model(image_set(*shape), width=width, num_blocks=num_blocks, remat=remat)
+
+
+@pytest.mark.parametrize(("shape", "filters"), [(SIZES[0], [32, 64]), (SIZES[1], [32, 64, 128, 256])])
+def test_blocks_halve_the_image_and_double_the_filters(logical_devices, shape, filters):
+    blocks = [layer for layer in build(shape).layers if "block" in layer.name]
+    assert [block.output.shape[-1] for block in blocks] == filters
+    deeper = [layer.output.shape[1:] for layer in build(shape, **DEEPER).layers if "block" in layer.name]
+    size = shape[0]
+    assert deeper[:4] == [(size, size, 12)] * 3 + [(size // 2, size // 2, 24)]
+    assert len(deeper) == 3 * len(filters)
 
 
 @pytest.mark.parametrize("shape", SIZES)
@@ -51,7 +66,7 @@ def test_model_takes_raw_pixels_and_gives_float32_logits(logical_devices, shape)
     policy = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")
-        model = recipe.residual_network(image_set(*shape), recipe.residual_blocks(shape[0]), remat=True)
+        model = build(shape, remat=True)
     finally:
         keras.config.set_dtype_policy(policy)
     logits = model(np.full((2, shape[0], shape[0], shape[1]), 255, np.uint8))
@@ -105,13 +120,13 @@ def test_options_that_cannot_be_are_refused(options, error, message):
         recipe.workload(**options)
 
 
-def test_data_of_your_own_decides_the_model(tmp_path):
+def test_data_of_your_own_decides_the_model(logical_devices, tmp_path):
     x = np.zeros((4, 40, 30, 3), np.uint8)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(4), x_test=x, y_test=np.arange(4))
     work = recipe.workload(data_dir=tmp_path / "data.npz")
-    assert (work.num_train_examples, work.class_names) == (4, ("0", "1", "2", "3"))
-    assert work.options["image_size"] == 40
-    assert recipe.workload(data_dir=tmp_path / "data.npz", image_size=8).options["image_size"] == 8
+    assert (work.num_train_examples, work.raw_input.class_names) == (4, ("0", "1", "2", "3"))
+    smaller = recipe.workload(data_dir=tmp_path / "data.npz", image_size=8)
+    assert smaller.build_model().count_params() < work.build_model().count_params()
 
 
 def test_augmentation_changes_batches_but_not_their_order(logical_devices):
@@ -171,7 +186,7 @@ def test_an_epoch_can_be_entered_anywhere_and_shared(logical_devices, augmentati
             assert np.array_equal(expected, np.concatenate(found))
 
 
-@pytest.mark.parametrize("augmentation", recipe.AUGMENTATIONS)
+@pytest.mark.parametrize("augmentation", get_args(get_type_hints(recipe.workload)["augmentation"]))
 def test_batches_can_be_augmented_wherever_training_runs(logical_devices, augmentation):
     import tensorflow as tf
 
@@ -196,7 +211,7 @@ def test_places_of_data_are_told_the_same_in_every_folder(tmp_path):
         [{"image/encoded": png_bytes(number), "image/class/label": number % 2} for number in range(8)], tmp_path
     )
     work = recipe.workload(data_dir=tmp_path, cache="none")
-    assert (work.num_train_examples, work.class_names) == (6, ("0", "1"))
+    assert (work.num_train_examples, work.raw_input.class_names) == (6, ("0", "1"))
     assert work.options["data_dir"] == str(tmp_path)
     assert "cache" not in work.options  # it decides nothing about the outcome
     with pytest.raises(WorkloadError, match="cache"):

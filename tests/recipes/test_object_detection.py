@@ -6,6 +6,7 @@ import re
 import pytest
 from PIL import Image
 
+from tfaccel.data import scenes_of_digits
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import object_detection as recipe
 
@@ -29,7 +30,7 @@ def test_maps_have_a_quarter_of_the_size_and_are_float32(logical_devices, remat)
     policy = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")
-        model = recipe.detector(recipe.digit_scenes(), recipe.WIDTH, dropout=0.1, remat=remat)
+        model = recipe.build_model(scenes_of_digits(), width=32, dropout=0.1, remat=remat)
     finally:
         keras.config.set_dtype_policy(policy)
     assert (model.output.shape, model.output.dtype) == ((None, 16, 16, 14), "float32")

@@ -7,13 +7,17 @@ import pytest
 
 MODULES = (
     "tfaccel.data.digits",
+    "tfaccel.data.batches",
     "tfaccel.data.image_arrays",
     "tfaccel.data.image_batches",
+    "tfaccel.data.image_data",
     "tfaccel.data.image_files",
     "tfaccel.data.image_moves",
     "tfaccel.data.image_set",
-    "tfaccel.recipes.image_classification",
     "tfaccel.reporting.prediction_grid",
+    "tfaccel.reporting.comparison_table",
+    "tfaccel.training.recipe",
+    "tfaccel.training.recipe_options",
     "tfaccel.training.schedules",
     "tfaccel.training.training_options",
     "tfaccel.training.rematerialize",

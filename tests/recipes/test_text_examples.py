@@ -20,18 +20,11 @@ MODULES = (
     "tfaccel.models.language_model",
     "tfaccel.models.sampling",
     "tfaccel.models.sequence_to_sequence",
-    "tfaccel.models.token_compile_args",
     "tfaccel.models.token_loss",
     "tfaccel.models.transformer",
     "tfaccel.models.transformer_stack",
     "tfaccel.planning.option_checks",
-    "tfaccel.recipes.summarization",
-    "tfaccel.recipes.text_classification",
-    "tfaccel.recipes.text_generation",
-    "tfaccel.recipes.translation",
     "tfaccel.reporting.result_table",
-    "tfaccel.training.classifier_compile_args",
-    "tfaccel.training.option_defaults",
 )
 
 

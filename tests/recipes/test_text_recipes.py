@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from own_texts import write_own_texts
 
+from tfaccel.data import documentation_passages, documentation_text
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import summarization, text_classification, text_generation, translation
 from tfaccel.reporting.text_baselines import text_bits, text_class_accuracies
@@ -154,7 +155,7 @@ def test_their_other_models_learn_as_well(trained):
 
 
 def test_options_of_an_optimizer_leave_the_recipe_s_own_out():
-    assert translation.workload().options["learning_rate"] == translation.LEARNING_RATE
+    assert translation.workload().options["learning_rate"] == 3e-3
     options = summarization.workload(optimizer="SGD", clipnorm=0.5).options
     assert (options["learning_rate"], options["clipnorm"], options["global_clipnorm"]) == (None, 0.5, None)
     assert text_generation.workload(learning_rate=1.0).options["learning_rate"] == 1.0
@@ -208,10 +209,10 @@ def test_folder_without_a_run_is_refused(logical_devices, tmp_path, use):
 
 @pytest.mark.slow
 def test_baseline_and_frequencies_are_what_they_should_be():
-    texts = text_classification.documentation_passages()
+    texts = documentation_passages()
     accuracies = text_class_accuracies((texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels))
     assert list(accuracies.values()) == pytest.approx([0.489, 0.467, 0.228], abs=0.03)
-    bits = text_bits(*text_generation.documentation())
+    bits = text_bits(documentation_text(held_out=False), documentation_text(held_out=True))
     assert next(iter(bits.items())) == ("5-gram", pytest.approx(2.13, abs=0.02))
     assert list(bits.values())[1:] == pytest.approx([1.96, 4.65], abs=0.02)
     assert summarization.rouge_l(["the red cat"], ["the cat"]) == pytest.approx(0.8)

@@ -63,6 +63,27 @@ def test_help_is_the_docstring_s():
     assert "sizes" not in flags.FLAGS
 
 
+def test_help_is_the_comment_s_where_the_docstring_says_nothing(tmp_path):
+    signature = """def workload(
+    *,
+    # how much, in
+    # all
+    much: float = 0.5,
+    many: int = 3,  # how many # of them
+    none: str = "#",
+):
+    '''Makes it.'''
+"""
+    (tmp_path / "commented_parameters.py").write_text(signature)
+    define_parameter_flags(["train", "--workload=commented_parameters:workload"])
+    texts = {name: flags.FLAGS[name].help for name in ("much", "many", "none")}
+    assert texts == {
+        "much": "how much, in all",
+        "many": "how many # of them",
+        "none": "an option of commented_parameters",
+    }
+
+
 def test_flags_go_with_their_workload():
     define_parameter_flags(["train", "--recipe", "image_classification"])
     assert "image_size" in flags.FLAGS

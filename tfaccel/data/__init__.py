@@ -6,13 +6,47 @@ The names below load their module when first used, since some of these import Te
 from importlib import import_module
 from typing import Any
 
-# Public name -> the module that defines it.
+# Public name -> the module that defines it, with the name that it has there where that is another one.
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
+    "Batches": "tfaccel.data.batches",
+    "BoxData": "tfaccel.data.box_data",
     "CacheOptions": "tfaccel.data.cache_choice",
+    "ExampleData": "tfaccel.data.example_data",
+    "GanData": "tfaccel.data.gan_data",
+    "ImageBatches": "tfaccel.data.image_batches",
+    "ImageData": "tfaccel.data.image_data",
+    "ImageInput": "tfaccel.data.raw_input",
+    "ImageMoves": "tfaccel.data.image_moves",
     "Pipeline": "tfaccel.data.pipeline",
+    "SeriesData": "tfaccel.data.series_data",
+    "TableData": "tfaccel.data.table_data",
+    "TextBatches": "tfaccel.data.text_batches",
+    "TextInput": "tfaccel.data.raw_input",
+    "TextPieces": "tfaccel.data.text_batches",
+    "Vocabulary": "tfaccel.data.text_vocabulary",
+    "dates_in_words": "tfaccel.data.text_pairs",
+    "digit_images": "tfaccel.data.digits:digits",
+    "documentation_passages": "tfaccel.data.text_labels",
+    "documentation_summaries": "tfaccel.data.text_pairs",
+    "documentation_text": "tfaccel.data.text_documentation",
+    "encode_pairs": "tfaccel.data.text_pairs",
+    "encode_pairs_to_copy": "tfaccel.data.text_pairs",
+    "few_digit_images": "tfaccel.data.few_digits:few_digits",
+    "first_sentence": "tfaccel.data.text_sentences",
+    "pendulum_series": "tfaccel.data.series_set",
+    "read_coco": "tfaccel.data.coco_files",
     "read_image_set": "tfaccel.data.image_files",
     "read_labelled_texts": "tfaccel.data.text_labels",
+    "read_series": "tfaccel.data.series_set",
+    "read_summaries": "tfaccel.data.text_pairs",
+    "read_text_parts": "tfaccel.data.text_files",
+    "read_translations": "tfaccel.data.text_pairs",
+    "scenes_of_digits": "tfaccel.data.digit_scenes:digit_scenes",
+    "season_length": "tfaccel.data.seasons",
+    "seasonal_naive": "tfaccel.data.seasons",
+    "split_text": "tfaccel.data.text_vocabulary",
+    "unknown_words": "tfaccel.data.text_pairs",
     "write_tfrecords": "tfaccel.data.tfrecord_files",
 }
 
@@ -21,7 +55,8 @@ __all__ = sorted(_PUBLIC_NAMES)
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
-        return getattr(import_module(_PUBLIC_NAMES[name]), name)
+        module, _, original = _PUBLIC_NAMES[name].partition(":")
+        return getattr(import_module(module), original or name)
     raise AttributeError(f"module 'tfaccel.data' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
 
 

@@ -4,8 +4,12 @@ import csv
 import os
 from pathlib import Path
 
+import numpy as np
+
 from tfaccel.errors import DataError
 from tfaccel.planning.near_name import near_name
+
+_TEST_FRACTION = 0.1
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -42,6 +46,32 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise DataError(f"{path} holds no text.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tuple[str, str]:
+    """The first nine tenths of the text of a file, to train on, and its last tenth, to test with.
+
+    Args:
+        path: of the file.
+        min_characters: what each part must have at least.
+
+    Raises:
+        DataError: if the file cannot be read, or is too short.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.txt")
+        ...     _ = path.write_text("one two three four five.")
+        ...     read_text_parts(path, min_characters=1)
+        ('one two three four fiv', 'e.')
+    """
+    text = read_text(path)
+    least = int(np.ceil(2 * min_characters / _TEST_FRACTION))
+    if len(text) < least:
+        raise DataError(f"{path} has {len(text)} characters; {least} are the least to train and to test with.")
+    cut = len(text) - int(_TEST_FRACTION * len(text))
+    return text[:cut], text[cut:]
 
 
 def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tuple[list[str], list[str]]:

@@ -79,6 +79,10 @@ class Vocabulary:
         """The number of each token of a text."""
         return [self._numbers.get(token, UNKNOWN) for token in split_text(text, self.unit)]
 
+    def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """The numbers of texts, int32, of shape (num_texts, length): cut off, or filled up with padding."""
+        return padded([self.encode(text) for text in texts], length)
+
     def decode(self, numbers: Iterable[int], *, extra: Sequence[str] = ()) -> str:
         """The text of numbers, up to the first END; padding and starts are left out.
 

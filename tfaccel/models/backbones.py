@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.models.low_rank import with_lora
 from tfaccel.planning.near_name import near_name
 
 if TYPE_CHECKING:
@@ -50,6 +51,28 @@ class Backbone:
     image_size: int | None
     num_channels: int
     smallest_size: int = 8
+
+    def size_of_images(self, image_size: int | None, *, default: int) -> int:
+        """The height and width to which images are brought, in pixels.
+
+        Args:
+            image_size: what the user wants; None for what suits the network.
+            default: for a network that takes any size, at least its smallest one.
+
+        Raises:
+            WorkloadError: if the network does not take images of that size.
+        """
+        size = self.image_size or image_size or default
+        size = max(size, self.smallest_size) if image_size is None else size
+        if image_size not in (None, size) or size < self.smallest_size:
+            takes = self.image_size or f"{self.smallest_size} or more"
+            raise WorkloadError(f"The backbone {self.name} takes images of {takes} pixels. Received: {image_size}.")
+        return size
+
+    def check_channels(self, num_channels: int, source: str | os.PathLike[str]) -> None:
+        """Raises WorkloadError for images with colors, where the network takes grey ones."""
+        if num_channels > self.num_channels:
+            raise WorkloadError(f"The backbone {self.name} takes grey images, but the images in {source} have colors.")
 
 
 def find_backbone(name: str | os.PathLike[str]) -> Backbone:
@@ -130,6 +153,39 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
             f"The backbone {path} must end in maps or vectors of features. Received: shape {tuple(features.shape)}."
         )
     return keras.Model(model.inputs, features, name="backbone")
+
+
+def prepared_backbone(
+    backbone: Backbone, image_size: int, *, pretrained: bool, lora_rank: int | None = None, remat: bool = False
+) -> keras.Model:
+    """The network of `load_backbone`, made ready to be trained.
+
+    A pre-trained network's batch normalisations are frozen: a few images say too little of the statistics.
+
+    Args:
+        backbone: from `find_backbone`.
+        image_size: height and width of the images in pixels.
+        pretrained: with the weights that were learned; otherwise with fresh ones.
+        lora_rank: of low-rank updates (LoRA) that dense layers and convolutions learn by; None for no LoRA.
+        remat: recompute activations in the backward pass: less memory, more time.
+
+    Raises:
+        WorkloadError: as `load_backbone`; or if there is no layer for LoRA.
+    """
+    import keras
+
+    from tfaccel.training.private_api import all_layers
+    from tfaccel.training.rematerialize import rematerialize
+
+    model = load_backbone(backbone, image_size, pretrained=pretrained)
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = not pretrained
+    if lora_rank is not None:
+        with_lora(model, lora_rank)
+    if remat:  # Networks of Keras are one layer of the backbone.
+        rematerialize(next((layer for layer in model.layers if isinstance(layer, keras.Model)), model))
+    return model
 
 
 def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model:

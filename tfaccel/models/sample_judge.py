@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,14 +29,19 @@ class SampleJudge:
     """A support vector machine that has seen real images, none of which the GAN is trained on.
 
     Args:
-        images: standardised pixels, of shape (num_images, height, width, channels).
-        labels: the class of each, a number from 0.
+        real_images: `real_images()` returns standardised pixels, of shape (num_images, height, width, channels), and
+            the class of each image, a number from 0. It is called when there is a GAN to judge.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, real_images: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
+        self._real_images = real_images
+
+    @functools.cached_property
+    def _classifier(self) -> Any:
         from sklearn.svm import SVC
 
-        self._classifier = SVC().fit(images.reshape(len(images), -1), labels)
+        images, labels = self._real_images()
+        return SVC().fit(images.reshape(len(images), -1), labels)
 
     def __call__(self, model: ConditionalGan) -> dict[str, float]:
         """The part of samples taken for the class that they were drawn for, with the weights that training would leave.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.option_checks import check_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class TokenWriter:
         forbidden: Sequence[int] = (),
     ) -> list[int]:
         """The tokens after a prompt of at least one token; those that are forbidden are never drawn."""
+        check_counts(num_tokens=num_tokens)
         generator, text = np.random.default_rng(seed), list(prompt)
         logits, position, state = self._read(text)
         for _ in range(num_tokens):

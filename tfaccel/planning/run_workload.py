@@ -77,8 +77,14 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
 
 
 def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
-    """The workload, made with those options of the run that are not its own choice anyway."""
-    parameters, options = _parameters(import_path), dict(config.get("options", {}))
+    """The workload, made with the run's options, all of which a recipe takes back as they were recorded.
+
+    Of those of another function, whose workload says itself what it records, with those that are not its own choice.
+    """
+    options = dict(config.get("options", {}))
+    if _recorded_names(import_path) == options.keys():
+        return load_workload(import_path, **options)
+    parameters = _parameters(import_path)
     needed = {name: options[name] for name, one in parameters.items() if one.default is one.empty and name in options}
     own = load_workload(import_path, **needed)
     takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -103,6 +109,15 @@ _TRAINING = (
     "warm_up",
     "early_stopping",
 )
+
+
+def _recorded_names(import_path: str) -> Any:
+    """The options that a `tfaccel.recipe` records; None for another function."""
+    module, _, function = import_path.partition(":")
+    try:
+        return getattr(getattr(import_module(module), function), "recorded_names", None)
+    except (ImportError, AttributeError):
+        return None
 
 
 def _parameters(import_path: str) -> Mapping[str, inspect.Parameter]:

@@ -9,7 +9,8 @@ from typing import Any
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.workload_calls import check_parameters
 
-_OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge")
+_OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
+_FROM_DATA = ("train_data", "validation_data", "augment", "augment_mixes_rows", "raw_input", "num_train_examples")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Workload:
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
         judge: `judge(model)` of a compiled model in training returns names with numbers, which a search takes for
             metrics after each epoch, where losses do not tell how good a model is (a GAN's). None where they do.
+        show_result: `show_result(workload, result)` of a finished run writes into `result.run_dir` what people want to
+            see, and returns the `tfaccel.reporting.BaselineScores` that the verdict takes, or None; `tfaccel train`
+            calls it. None where nothing more is shown.
         raw_input: what the model's tensors are made of (image files, texts, rows of a table), and the names of its
             classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
             takes raw inputs. None where only tensors are taken.
@@ -54,6 +58,8 @@ class Workload:
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays where a
             step multiplies large matrices: from about 1e8 floating-point operations on, which
             `tfaccel.measuring.step_costs.step_costs` counts.
+        data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input` and
+            `num_train_examples`, such as `tfaccel.data.Batches`; these then need not be given. None where they are.
         options: name -> JSON value of whatever else decides the outcome (learning rate, place of the data ...). A run
             goes on (`resume="auto"`) with the same options only.
 
@@ -68,22 +74,27 @@ class Workload:
     name: str
     build_model: Callable[[], Any]
     compile_args: Callable[..., dict[str, Any]]
-    train_data: Callable[..., Any]
+    train_data: Callable[..., Any] = None  # type: ignore[assignment]  # `data` may have it
     validation_data: Callable[..., Any] | None = None
     _: KW_ONLY
     callbacks: Callable[[], Sequence[Any]] | None = None
     augment: Callable[[Any], Any] | None = None
     augment_mixes_rows: bool = False
     judge: Callable[[Any], Mapping[str, float]] | None = None
+    show_result: Callable[[Any, Any], Any] | None = None
     raw_input: Any = None
     global_batch_size: int
     min_replica_batch_size: int | None = None
     epochs: int | None = None
     num_train_examples: int | None = None
     bfloat16_on_cpu: bool = False
+    data: Any = field(default=None, hash=False, compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        for name in _FROM_DATA:
+            if not getattr(self, name) and (value := getattr(self.data, name, None)) is not None:
+                object.__setattr__(self, name, value)
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
         for name in ("build_model", "compile_args", "train_data", *_OPTIONAL_FUNCTIONS):

@@ -18,6 +18,7 @@ _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "callbacks": ("callbacks()", (), {}),
     "augment": ("augment(batch)", (None,), {}),
     "judge": ("judge(model)", (None,), {}),
+    "show_result": ("show_result(workload, result)", (None, None), {}),
 }
 
 

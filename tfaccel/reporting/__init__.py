@@ -1,1 +1,61 @@
-"""Tables and JSON for people and programs."""
+"""Tables, pictures and JSON for people and programs, and the simple predictors that a model is compared with.
+
+The names below load their module when first used, since some of these import matplotlib or TensorFlow.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Public name -> the module that defines it, with the name that it has there where that is another one.
+_PUBLIC_NAMES = {
+    "BaselineScores": "tfaccel.training.baseline_scores",
+    "box_rows": "tfaccel.reporting.coco_scores",
+    "central_sentence": "tfaccel.reporting.text_baselines",
+    "check_coco_library": "tfaccel.reporting.coco_scores",
+    "compare_bounds": "tfaccel.reporting.density_baselines",
+    "compare_forecasts": "tfaccel.reporting.forecast_scores:baselines_of",
+    "exact_matches": "tfaccel.reporting.translation_baselines",
+    "image_class_scores": "tfaccel.reporting.class_baselines",
+    "interval_factors": "tfaccel.reporting.interval_calibration",
+    "recognised_beside_gaussians": "tfaccel.reporting.recognised_samples",
+    "regression_forecasts": "tfaccel.reporting.forecast_baselines",
+    "save_anomalies": "tfaccel.reporting.anomalies",
+    "save_box_picture": "tfaccel.reporting.box_picture",
+    "save_confusions": "tfaccel.reporting.confusion_picture",
+    "save_curve_picture": "tfaccel.reporting.curve_picture",
+    "save_forecasts": "tfaccel.reporting.forecast_picture",
+    "save_image_grid": "tfaccel.reporting.image_grid",
+    "save_latent_map": "tfaccel.reporting.latent_map",
+    "save_prediction_grid": "tfaccel.reporting.prediction_grid",
+    "save_scatter_picture": "tfaccel.reporting.scatter_picture",
+    "score_boxes": "tfaccel.reporting.coco_scores:coco_scores",
+    "score_classes": "tfaccel.reporting.class_scores:class_scores",
+    "score_forecasts": "tfaccel.reporting.forecast_scores:forecast_scores",
+    "score_numbers": "tfaccel.reporting.class_scores",
+    "show_comparison": "tfaccel.reporting.comparison_table",
+    "show_table": "tfaccel.reporting.result_table",
+    "show_text": "tfaccel.reporting.result_table",
+    "softmax": "tfaccel.reporting.class_scores",
+    "table_class_probabilities": "tfaccel.reporting.table_baselines:class_probabilities",
+    "table_predictions": "tfaccel.reporting.table_baselines:predicted_numbers",
+    "text_bits": "tfaccel.reporting.text_baselines",
+    "text_class_accuracies": "tfaccel.reporting.text_baselines",
+    "two_main_directions": "tfaccel.reporting.latent_map",
+    "window_scores": "tfaccel.reporting.detection_baselines",
+    "with_factors": "tfaccel.reporting.interval_calibration",
+    "write_json": "tfaccel.training.files",
+    "write_text": "tfaccel.training.files",
+}
+
+__all__ = sorted(_PUBLIC_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_NAMES:
+        module, _, original = _PUBLIC_NAMES[name].partition(":")
+        return getattr(import_module(module), original or name)
+    raise AttributeError(f"module 'tfaccel.reporting' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -33,3 +33,20 @@ def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, fl
         "balanced accuracy": float(balanced),
         "log loss": float(-np.log(of_true).mean()),
     }
+
+
+def score_numbers(targets: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+    """R² and mean absolute error of predicted numbers.
+
+    Args:
+        targets: the true numbers, of shape (num_rows,).
+        predictions: of the same shape.
+
+    Example:
+        >>> score_numbers(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))
+        {'r2': 1.0, 'mean absolute error': 0.0}
+    """
+    from sklearn.metrics import mean_absolute_error, r2_score
+
+    errors = float(mean_absolute_error(targets, predictions))
+    return {"r2": float(r2_score(targets, predictions)), "mean absolute error": errors}

@@ -79,6 +79,25 @@ def coco_scores(
     return {"map_50": means[0], "map": means[1], "ap_50_by_class": dict(zip(class_names, by_class[0], strict=True))}
 
 
+def box_rows(detections: Sequence[Any], *, class_names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Detections as JSON values: the image's number, the category, left, top, width and height, and the score.
+
+    Args:
+        detections: for each image an object with `boxes` (num_found, 4), `labels` and `scores`.
+        class_names: a name for each class.
+    """
+    return [
+        {
+            "image_id": image,
+            "category": class_names[label],
+            "bbox": [*map(float, (*box[:2], *(box[2:] - box[:2])))],
+            "score": float(score),
+        }
+        for image, one in enumerate(detections)
+        for box, label, score in zip(one.boxes, one.labels, one.scores, strict=True)
+    ]
+
+
 def _entry(image: int, box: np.ndarray, label: int) -> dict[str, Any]:
     left, top, right, bottom = (float(edge) for edge in box)
     size = [left, top, right - left, bottom - top]

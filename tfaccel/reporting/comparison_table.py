@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from tfaccel.reporting.result_table import show_text
 
 
 def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digits: int = 4) -> list[str]:
@@ -29,3 +31,22 @@ def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digit
         columns.append([f"{cell:>{max(map(len, cells))}}" for cell in cells])
     names = ["", *results]
     return ["  ".join([f"{name:<{first}}", *(column[row] for column in columns)]) for row, name in enumerate(names)]
+
+
+def show_comparison(
+    results: Mapping[str, Mapping[str, float | None]], *, heading: Sequence[str] = (), digits: int = 4
+) -> None:
+    """Shows on standard output a table with a row for each model and a column for each metric.
+
+    Args:
+        results: model -> metric -> value; a metric that a model lacks, or that is None, is shown as a dash.
+        heading: lines above the table.
+        digits: digits behind the point.
+
+    Example:
+        >>> show_comparison({"network": {"accuracy": 0.98}}, heading=["114 rows"], digits=2)
+        114 rows
+                 accuracy
+        network      0.98
+    """
+    show_text("\n".join([*heading, *comparison_lines(results, digits=digits)]))

@@ -11,6 +11,8 @@ from tfaccel.errors import DataError
 from tfaccel.reporting.picture_files import BLACK, SMALL, new_figure, saved, shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
 MAX_CLASSES = 20  # that have a row and a column of their own; the others are taken together
@@ -66,6 +68,26 @@ def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[s
 
 
 save_confusion_picture = saved(confusion_figure)
+
+
+def save_confusions(
+    path: Path, labels: np.ndarray, probabilities: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]
+) -> None:
+    """Saves the picture of `confusion_figure` for models that give probabilities.
+
+    Args:
+        path: of the PNG file.
+        labels: the true class of each example, a number from 0.
+        probabilities: model -> the probability of each class, of shape (num_examples, num_classes).
+        class_names: a name for each class.
+    """
+    from sklearn.metrics import confusion_matrix
+
+    numbers = range(len(class_names))
+    matrices = {
+        name: confusion_matrix(labels, values.argmax(axis=1), labels=numbers) for name, values in probabilities.items()
+    }
+    save_confusion_picture(path, matrices, class_names=class_names)
 
 
 def joined(matrix: np.ndarray, class_names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -12,8 +12,12 @@ from tfaccel.errors import DataError
 from tfaccel.reporting.picture_files import BLACK, BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from tfaccel.data.series_set import SeriesSet
 
 _MAX_ROWS, _MAX_COLUMNS = 4, 2
 _PAST_SHOWN = 4  # times the horizon, of the past
@@ -111,3 +115,41 @@ def _draw_panel(axes: Axes, forecast: Forecast, interval: str, baseline: str) ->
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     else:
         axes.set_xlabel("time" if forecast.times is not None else "steps from the start of the forecast")
+
+
+def save_forecasts(
+    path: Path,
+    series: SeriesSet,
+    *,
+    starts: np.ndarray,
+    past: np.ndarray,
+    future: np.ndarray,
+    quantiles: np.ndarray,
+    baseline: tuple[str, np.ndarray],
+) -> None:
+    """Saves a picture of two test forecasts of each target, a third and two thirds into the test part.
+
+    Args:
+        path: of the PNG file.
+        series: what was forecast.
+        starts: the first row that each forecast is of.
+        past: values up to it, of shape (num_forecasts, window, num_columns).
+        future: what came, of shape (num_forecasts, horizon, num_targets).
+        quantiles: what was foretold, of shape (num_forecasts, horizon, num_targets, 3); an 80 % interval.
+        baseline: its name, and what it foretold, of the shape of `future`.
+    """
+    picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
+    window, horizon = past.shape[1], future.shape[1]
+    panels = [
+        Forecast(
+            f"{name}, from row {starts[row] + 1}",
+            past[row, :, series.targets[number]],
+            future[row, :, number],
+            quantiles[row, :, number],
+            baseline[1][row, :, number],
+            None if series.times is None else series.times[starts[row] - window : starts[row] + horizon],
+        )
+        for number, name in enumerate(series.target_names)
+        for row in picked
+    ]
+    save_forecast_picture(path, panels, num_columns=len(picked), interval="80 % interval", baseline=baseline[0])

@@ -33,6 +33,12 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(finite(value), indent=2) + "\n")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text in UTF-8."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes one JSON object a line."""
     with whole_file(path) as temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,14 +21,13 @@ from tfaccel.training.files import write_json
 from tfaccel.training.result import TrainResult
 from tfaccel.training.train import train
 
-ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
+logger = logging.getLogger("tfaccel")
 
 _OF_TRAIN = ("epochs", "seed", "resume", "checkpoint_interval", "callbacks", "verbose")
 
 
 def run_recipe(
     make_workload: Callable[..., Workload],
-    show_result: ShowResult,
     *,
     run_dir: str | os.PathLike[str],
     plan: Plan | None = None,
@@ -37,8 +37,6 @@ def run_recipe(
 
     Args:
         make_workload: the recipe's `workload`.
-        show_result: the recipe's `show_result(workload, result)`, which writes into `result.run_dir`, and returns the
-            `BaselineScores` that the verdict takes; None where it compares nothing.
         run_dir, plan: as in `tfaccel.train`.
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`;
             `global_batch_size`, where there is no plan; the others are the workload's.
@@ -60,21 +58,24 @@ def run_recipe(
         plan = default_plan(detect_hardware(), workload)
     check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
     result = train(workload, plan, run_dir=run_dir, **of_train)
-    return show_on_chief(show_result, workload, result)
+    return show_on_chief(workload, result)
 
 
-def show_on_chief(show_result: ShowResult, workload: Workload, result: TrainResult) -> TrainResult:
-    """Calls `show_result(workload, result)` in the process that writes files, where several workers train.
+def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
+    """Has the workload show its result, if it can, in the process that writes files where several workers train.
 
     Returns:
-        The result with the baselines that `show_result` returned; `result.json` holds them too.
+        The result with the baselines that `workload.show_result` returned; `result.json` holds them too.
     """
+    if workload.show_result is None:
+        return result
     cluster = result.hardware["cluster"]
     if result.plan.num_workers > 1 and cluster is not None and not Cluster.from_json(cluster).is_chief:
         return result
-    baselines = show_result(workload, result)
+    baselines: BaselineScores | None = workload.show_result(workload, result)
     if baselines is None:
         return result
     result = replace(result, baselines=baselines)
     write_json(Path(result.run_dir) / "result.json", result.to_json())
+    logger.info("%s", baselines.beside())
     return result

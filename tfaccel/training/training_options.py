@@ -34,9 +34,6 @@ _OPTIMIZERS: dict[str, tuple[str, float]] = {
 }
 OPTIMIZER_NAMES = tuple(_OPTIMIZERS)
 
-# Keras multiplies weight decay by the learning rate. If that stayed at its peak, all steps of a run together would take
-# away this part of a weight; over a rise and a cosine's fall it is half of it.
-_DECAY_PER_RUN = 0.5
 SCHEDULES = ("cosine", "linear", "exponential", "constant")
 _NO_DECAY = ("bias", "gamma", "beta")
 _EMA_MOMENTUM = 0.98
@@ -51,7 +48,11 @@ class TrainingOptions:
             `OPTIMIZER_NAMES`.
         learning_rate: the highest learning rate; None for one that suits the optimizer.
         weight_decay: as in Keras, multiplied by the learning rate at each step; biases and the scales and offsets of
-            normalisations are left out. None for so much that a weight without gradient loses a quarter in a run.
+            normalisations are left out. None for what `decay_per_run` says.
+        learning_rate_factor: where `learning_rate` is None: what the one that suits the optimizer is multiplied by.
+        decay_per_run: where `weight_decay` is None: learning rate, weight decay and number of steps multiplied. Keras
+            multiplies weight decay by the learning rate; if that stayed at its peak, all steps of a run together would
+            take away this fraction of a weight, and over a rise and a cosine's fall half of it.
         clipnorm: the largest norm of each weight's gradient; None for no clipping.
         global_clipnorm: the largest norm of all gradients together; None for no clipping.
         ema: keep a moving average of the weights and end with it.
@@ -77,6 +78,8 @@ class TrainingOptions:
     schedule: str = "cosine"
     warm_up: float = 0.1
     early_stopping: int | None = None
+    decay_per_run: float = 0.5
+    learning_rate_factor: float = 1.0
 
     def __post_init__(self) -> None:
         name = str(self.optimizer).lower()
@@ -84,6 +87,10 @@ class TrainingOptions:
             hint = near_name(name, _OPTIMIZERS) or f" Optimizers: {', '.join(_OPTIMIZERS)}."
             raise WorkloadError(f"Keras has no optimizer {self.optimizer!r}.{hint}")
         object.__setattr__(self, "optimizer", name)
+        for name in ("decay_per_run", "learning_rate_factor"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < float("inf"):
+                raise WorkloadError(f"`{name}` must be a number above 0. Received: {name}={value!r}.")
         for name in ("learning_rate", "weight_decay", "clipnorm", "global_clipnorm"):
             value, may_be_zero = getattr(self, name), name == "weight_decay"
             is_number = type(value) in (int, float) and 0 <= value < float("inf")
@@ -121,7 +128,9 @@ class TrainingOptions:
     @property
     def peak_learning_rate(self) -> float:
         """The highest learning rate of the run."""
-        return _OPTIMIZERS[self.optimizer][1] if self.learning_rate is None else self.learning_rate
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return self.learning_rate_factor * _OPTIMIZERS[self.optimizer][1]
 
     def callbacks(self) -> list[Any]:
         """Fresh Keras callbacks that stop training early, as `Workload.callbacks` returns them."""
@@ -143,7 +152,7 @@ class TrainingOptions:
 
         decay = self.weight_decay
         if decay is None:
-            decay = _DECAY_PER_RUN / (num_steps * self.peak_learning_rate)
+            decay = self.decay_per_run / (num_steps * self.peak_learning_rate)
         arguments: dict[str, Any] = {
             "learning_rate": make_schedule(
                 self.schedule, peak=self.peak_learning_rate, num_steps=num_steps, warm_up=self.warm_up

@@ -104,14 +104,29 @@ def _training_options(names: Collection[str], workload: Workload) -> list[_Maker
     if "optimizer" in own:
         makers.append(_choice("optimizer", sorted({*_OPTIMIZERS, usual}), usual))
     if "learning_rate" in own:
-        rate = own["learning_rate"] or TrainingOptions(optimizer=usual).peak_learning_rate
-        makers.append(_around("learning_rate", rate))
+        makers.append(_around("learning_rate", own["learning_rate"] or _usual_rate(workload)))
     if "schedule" in own:
         makers.append(_choice("schedule", list(SCHEDULES), own["schedule"] or SCHEDULES[0]))
     if "weight_decay" in own:
-        usual_decay = workload.options.get("usual_weight_decay") or _USUAL_DECAY
-        makers.append(_around("weight_decay", own["weight_decay"] or usual_decay))
+        makers.append(_around("weight_decay", own["weight_decay"] or _usual_decay(workload)))
     return makers
+
+
+def _usual_rate(workload: Workload) -> float:
+    """The learning rate that a workload trains with where none is given."""
+    names = ("optimizer", "learning_rate_factor")
+    options = {name: workload.options[name] for name in names if workload.options.get(name)}
+    return TrainingOptions(**options).peak_learning_rate
+
+
+def _usual_decay(workload: Workload) -> float:
+    """The weight decay of a recipe that has one of its own, over the run that it recommends; or the usual one."""
+    per_run = workload.options.get("decay_per_run")
+    if per_run in (None, TrainingOptions.decay_per_run) or workload.epochs is None:
+        return _USUAL_DECAY
+    rate = workload.options.get("learning_rate") or _usual_rate(workload)
+    steps_per_epoch = max(1, (workload.num_train_examples or 0) // workload.global_batch_size)
+    return float(per_run / (workload.epochs * steps_per_epoch * rate))
 
 
 def _around(name: str, default: float) -> _Maker:

@@ -1,0 +1,42 @@
+"""The data of a workload of images with boxes: batches of images and the maps that a detector is trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfaccel.data.batches import Batches
+from tfaccel.data.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.image_moves import ImageMoves
+
+_MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)
+
+
+class BoxData(Batches):
+    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.box_batches.target_maps`.
+
+    Args:
+        images: what to batch, a `BoxedImages`.
+        augmented: zoom and shift training images at random.
+
+    Example:
+        >>> from tfaccel.data import scenes_of_digits
+        >>> images, maps = next(iter(BoxData(scenes_of_digits()).train_data(32, seed=0, epoch=0)))
+        >>> images.shape, maps.shape
+        (TensorShape([32, 64, 64, 1]), TensorShape([32, 16, 16, 15]))
+    """
+
+    source: BoxedImages
+
+    def __init__(self, images: BoxedImages, *, augmented: bool = False) -> None:
+        self._moves = _MOVES if augmented else None
+        super().__init__(images, self._batches, num_train_examples=images.num_train_images)
+
+    def test_split(self) -> BoxedSplit:
+        """The test images with their boxes, as arrays."""
+        split: BoxedSplit = self.made().test_split()
+        return split
+
+    def _batches(self) -> Any:
+        from tfaccel.data.box_batches import BoxBatches
+
+        return BoxBatches(self.source, self._moves)

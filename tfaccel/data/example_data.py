@@ -1,0 +1,88 @@
+"""The data of a workload of examples without classes: each with noise, and with itself as the target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.batches import Batches
+from tfaccel.data.digits import digits
+from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.image_files import read_image_set
+from tfaccel.data.number_rows import read_number_rows
+from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
+from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
+
+_ROWS_AT_ONCE = 512
+
+
+class ExampleData(Batches):
+    """Batches of {"values", "noise"} and {"reconstruction", "divergence"}, as a variational autoencoder takes them.
+
+    The examples are `source`, an `Unlabelled`: of images, values from 0 to 1; of a table, standardised numbers. A
+    reconstruction's target is the values, that of the divergence 0.
+
+    Args:
+        data_dir: a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits.
+        latent_size: noise values (standard normal) for each example.
+        image_size: height and width to which images are brought, in pixels; None for what suits the data.
+        encoding: of a CSV file.
+
+    Raises:
+        DataError: if the data cannot be used; the message names the file, or row and column.
+
+    Example:
+        >>> inputs, targets = next(iter(ExampleData(latent_size=3).train_data(64, seed=0, epoch=0)))
+        >>> inputs["noise"].shape, targets["reconstruction"].shape
+        (TensorShape([64, 3]), TensorShape([64, 8, 8, 1]))
+    """
+
+    source: Unlabelled
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        latent_size: int,
+        image_size: int | None = None,
+        encoding: str = "utf-8",
+    ) -> None:
+        examples: Unlabelled
+        if data_dir is None:
+            examples = UnlabelledImages(digits(image_size))
+        elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
+            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding))
+        else:
+            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size))
+        super().__init__(examples, lambda: self, num_train_examples=examples.num_examples[TRAIN])
+        self._latent_size = latent_size
+        self.train_data = self._train_data
+
+    def values(self, part: str) -> np.ndarray:
+        """All examples of a part, "train" or "test", in order."""
+        return np.concatenate([*self.source.in_order(part, _ROWS_AT_ONCE).as_numpy_iterator()])
+
+    def validation_data(self, global_batch_size: int) -> Any:
+        """The test examples in their order, always with the same noise."""
+        return self._with_noise(
+            self.source.in_order(TEST, global_batch_size), global_batch_size=global_batch_size, seed=0, epoch=0
+        )
+
+    def _train_data(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> Any:
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        shuffled = self.source.shuffled(global_batch_size, **part)
+        return self._with_noise(shuffled, global_batch_size=global_batch_size, **part)
+
+    def _with_noise(self, values: Any, **part: Any) -> Any:
+        from tfaccel.data.noise_batches import with_noise
+
+        return with_noise(values, self._latent_size, **part).map(_with_targets)
+
+
+def _with_targets(values: Any, noise: Any) -> Any:
+    return {"values": values, "noise": noise}, {"reconstruction": values, "divergence": noise[:, :1] * 0.0}

@@ -1,0 +1,85 @@
+"""The data of a workload of images: augmented training batches, and test batches as they are."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tfaccel.data.batches import Batches
+from tfaccel.data.cache_choice import CacheOptions, Place
+from tfaccel.data.epoch_positions import Shard, only_shard
+from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.image_set import ImageSet
+from tfaccel.data.raw_input import ImageInput
+
+_STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
+_OF_IMAGES = ("moves", "none")  # the others augment whole batches, whose images they may mix
+
+
+class ImageData(Batches):
+    """Batches of images (float32, raw pixel values) and one-hot labels (float32).
+
+    Args:
+        images: what to batch, an `ImageSet`.
+        augmentation: how training images are changed at random: turned, zoomed and shifted a little ("moves"), not at
+            all ("none"), or moved and then augmented by batches: "flip", "crop", "randaugment", "mixup", "cutmix" or
+            "cutout"; see `tfaccel.data.image_augmentation`.
+        moves: how far images are moved.
+        cache: where decoded images are kept: "memory", "disk", "none", or "auto" for the first that has room.
+
+    Example:
+        >>> from tfaccel.data import digit_images
+        >>> data = ImageData(digit_images())
+        >>> images, labels = next(iter(data.train_data(64, seed=0, epoch=0)))
+        >>> images.shape, labels.shape
+        (TensorShape([64, 8, 8, 1]), TensorShape([64, 10]))
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        *,
+        augmentation: str = "moves",
+        moves: ImageMoves = ImageMoves(),  # noqa: B008 (it cannot be changed)
+        cache: Place = "auto",
+    ) -> None:
+        num_images, raw_input = images.num_train_images, ImageInput.of(images)
+        super().__init__(images, self._batches, num_train_examples=num_images, raw_input=raw_input)
+        self._moves = _STILL if augmentation == "none" else moves
+        self._cache = CacheOptions(place=cache)
+        self._kind = augmentation
+        self.train_data = self._train_data
+        self.augment = None if augmentation == "none" else self._augment
+        self.augment_mixes_rows = augmentation not in _OF_IMAGES
+
+    def _batches(self) -> Any:
+        from tfaccel.data.image_batches import ImageBatches
+
+        return ImageBatches(self.source, self._moves, cache=self._cache)
+
+    @functools.cached_property
+    def _layers(self) -> Any:
+        from tfaccel.data.image_augmentation import ImageAugmentation
+
+        return ImageAugmentation(self._kind, self.source)
+
+    def _train_data(
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        augmented: bool = True,
+    ) -> Any:
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "augmented": augmented}
+        if not self.augment_mixes_rows:
+            return self.made().train(global_batch_size, shard=shard, **part)
+        # The images of a batch are mixed with each other, so that all of them are needed before some are taken.
+        whole = self._layers.apply(self.made().train(global_batch_size, **part), **part)
+        return only_shard(whole, global_batch_size, shard) if augmented else whole
+
+    def _augment(self, batch: tuple[Any, Any]) -> Any:
+        moved = self.made().augment(batch[0] if self.augment_mixes_rows else batch)
+        return self._layers.augment(*moved, batch[1]) if self.augment_mixes_rows else moved

@@ -1,0 +1,61 @@
+"""The data of a workload of series: windows of the past, and what came behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.batches import Batches
+from tfaccel.data.series_augmentation import series_augmentation
+from tfaccel.data.series_set import SeriesSet
+
+
+class SeriesData(Batches):
+    """Batches of windows of a series; see `tfaccel.data.series_batches`. The series is `source`.
+
+    Args:
+        series: what to cut windows from, a `SeriesSet`.
+        window: rows of the past that the model sees.
+        horizon: rows that it forecasts.
+        augmentation: "none", or "jitter": a little random jitter and scale of the past.
+
+    Raises:
+        DataError: if the series is too short for them.
+
+    Example:
+        >>> from tfaccel.data import pendulum_series
+        >>> past, future = SeriesData(pendulum_series(), window=64, horizon=24).windows("test")[1:]
+        >>> past.shape, future.shape
+        ((33, 64, 2), (33, 24, 2))
+    """
+
+    source: SeriesSet
+
+    def __init__(self, series: SeriesSet, *, window: int, horizon: int, augmentation: str = "none") -> None:
+        self._window, self._horizon = window, horizon
+        self._augmentation = series_augmentation(augmentation)
+        super().__init__(series, self._batches, num_train_examples=series.num_windows(window, horizon))
+
+    def windows(self, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The windows of a part, in order of time.
+
+        Args:
+            part: "test", or "calibration": the end of the training part, which the model is not fitted to.
+
+        Returns:
+            The first row that is forecast, of shape (num_windows,); the past, of shape (num_windows, window,
+            num_columns); and the future of the targets, of shape (num_windows, horizon, num_targets).
+        """
+        starts = getattr(self.made(), f"{part}_starts")
+        past, future = (
+            self.source.values[starts[:, np.newaxis] + np.arange(*rows)]
+            for rows in ((-self._window, 0), (0, self._horizon))
+        )
+        return starts, past, future[..., list(self.source.targets)]
+
+    def _batches(self) -> Any:
+        from tfaccel.data.series_batches import SeriesBatches
+
+        options = {"window": self._window, "horizon": self._horizon, "augmentation": self._augmentation}
+        return SeriesBatches(self.source, **options)  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""The data of a workload of table rows: batches of raw numbers and categories, with their targets."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tfaccel.data.batches import Batches
+from tfaccel.data.raw_input import TableInput
+from tfaccel.data.table_options import TableOptions
+from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
+from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+
+
+class TableData(Batches):
+    """Batches of rows: a dictionary of inputs, targets and, where classes have weights, a weight for each row.
+
+    Classes are one-hot rows, other targets numbers, of shape (num_rows, 1). The table is `source`, a `TabularSet`.
+
+    Args:
+        data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for an embedded table.
+        embedded: the name of a table that comes with scikit-learn: "breast_cancer", "wine" or "diabetes".
+        classification: whether the target is a class; otherwise it is a number.
+        target: the column that is predicted.
+        **options: further fields of `tfaccel.data.table_options.TableOptions`: how the table is read.
+
+    Raises:
+        DataError: if the table cannot be used; the message names the column, and the row where there is one.
+
+    Example:
+        >>> inputs, labels = next(iter(TableData(embedded="wine", classification=True).train_data(32, seed=0, epoch=0)))
+        >>> inputs["numbers"].shape, labels.shape
+        (TensorShape([32, 13]), TensorShape([32, 3]))
+    """
+
+    source: TabularSet
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        embedded: str,
+        classification: bool,
+        target: str | None = None,
+        **options: Any,
+    ) -> None:
+        if data_dir is None:
+            how = TableOptions(target=EMBEDDED_TARGET, **options)
+            table = make_tabular_set(embedded_table(embedded), how, classification=classification)
+        else:
+            how = TableOptions(target=target, **options)
+            table = read_tabular_set(data_dir, how, classification=classification)
+        self._one_hot = classification
+        num_rows, raw_input = len(table.train.targets), TableInput.of(table.encoding)
+        super().__init__(table, self._batches, num_train_examples=num_rows, several_epochs=True, raw_input=raw_input)
+
+    def _batches(self) -> Any:
+        from tfaccel.data.tabular_batches import TabularBatches
+
+        return TabularBatches(self.source, one_hot=self._one_hot)

@@ -1,0 +1,56 @@
+"""Layers, models and losses for the ready recipes and for models of your own.
+
+The names below load their module when first used, since these import TensorFlow.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Public name -> the module that defines it, with the name that it has there where that is another one.
+_PUBLIC_NAMES = {
+    "BeamSearch": "tfaccel.models.beam_search",
+    "ConditionalGan": "tfaccel.models.conditional_gan",
+    "CopyingDecoder": "tfaccel.models.sequence_to_sequence",
+    "GeneratorAverage": "tfaccel.models.conditional_gan",
+    "LstmLanguageModel": "tfaccel.models.language_model",
+    "QuantileLoss": "tfaccel.models.quantile_loss",
+    "SampleJudge": "tfaccel.models.sample_judge",
+    "Sampling": "tfaccel.models.sampling",
+    "TextDecoder": "tfaccel.models.sequence_to_sequence",
+    "TextEncoder": "tfaccel.models.sequence_to_sequence",
+    "TokenCrossentropy": "tfaccel.models.token_loss",
+    "TokenEmbedding": "tfaccel.models.transformer",
+    "TokenWriter": "tfaccel.models.sampling",
+    "TransformerBlock": "tfaccel.models.transformer",
+    "TransformerLanguageModel": "tfaccel.models.language_model",
+    "bernoulli_cost": "tfaccel.models.variational",
+    "bounds": "tfaccel.models.variational",
+    "detection_loss": "tfaccel.models.centre_detector",
+    "divergence_cost": "tfaccel.models.variational",
+    "find_backbone": "tfaccel.models.backbones",
+    "known_tokens": "tfaccel.models.sequence_to_sequence",
+    "layer_stages": "tfaccel.training.staged_optimizer",
+    "load_text_model": "tfaccel.models.text_run",
+    "median_absolute_error": "tfaccel.models.quantile_loss",
+    "normal_cost": "tfaccel.models.variational",
+    "prepared_backbone": "tfaccel.models.backbones",
+    "read_detections": "tfaccel.models.centre_detector",
+    "rematerialize": "tfaccel.training.rematerialize",
+    "sample_inputs": "tfaccel.models.sample_judge",
+    "spliced": "tfaccel.models.variational",
+    "staged_optimizer": "tfaccel.training.staged_optimizer",
+    "table_inputs": "tfaccel.data.table_layers",
+}
+
+__all__ = sorted(_PUBLIC_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_NAMES:
+        module, _, original = _PUBLIC_NAMES[name].partition(":")
+        return getattr(import_module(module), original or name)
+    raise AttributeError(f"module 'tfaccel.layers' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

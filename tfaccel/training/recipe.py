@@ -1,0 +1,139 @@
+"""The decorator `recipe`: what all recipes do alike, for a function that makes a workload."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tfaccel.planning.workload import Workload
+from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.recipe_options import bound_options, recorded_options
+from tfaccel.training.result import TrainResult
+from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.training_options import TrainingOptions
+
+_ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
+
+_TRAINING = "training"  # the parameter that takes the training options
+
+
+def recipe(
+    *, not_recorded: tuple[str, ...] = (), **training_defaults: Any
+) -> Callable[[Callable[..., Workload]], Recipe]:
+    """Makes a recipe of a function that returns a `tfaccel.Workload`.
+
+    Each of the function's parameters, which are keyword-only, is an option. It is a flag of `tfaccel train`, whose help
+    is the comment beside or above the parameter, or what the section `Args` of the docstring says. Its annotation says
+    what it may be: `bool`, `int`, `float`, `str`, a `Literal`, `tfaccel.Count`, `tfaccel.Fraction`, or one of these or
+    None. And it is recorded, a `tfaccel.DataPath` as an absolute path: a run is resumed with the same options only.
+
+    A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields are options as well (`optimizer`,
+    `learning_rate`, ...). The workload takes early stopping from them unless it has `callbacks` of its own. Its name is
+    the last part of what the function gives, so that `name=__name__` names it after its file.
+
+    Args:
+        not_recorded: options that change no result, such as where examples are cached.
+        **training_defaults: the recipe's own defaults for fields of `TrainingOptions`; or `adamw_learning_rate`, a
+            learning rate for AdamW alone. A function of options, by their names, may stand for a value.
+
+    Returns:
+        A `Recipe`: call it for the workload, or its `run`.
+
+    Example:
+        >>> @recipe(adamw_learning_rate=1e-3)
+        ... def workload(*, width: int = 8, training: TrainingOptions) -> Workload:
+        ...     return Workload(__name__, object, dict, lambda *args, **kwargs: None, global_batch_size=32)
+        >>> workload(width=16, optimizer="sgd").options["optimizer"], workload().options["learning_rate"]
+        ('sgd', 0.001)
+    """
+    return lambda function: Recipe(function, not_recorded=not_recorded, training_defaults=training_defaults)
+
+
+class Recipe:
+    """A function that makes a workload from options, and what a run of it shows. See `recipe`, which makes it."""
+
+    def __init__(
+        self, function: Callable[..., Workload], *, not_recorded: tuple[str, ...], training_defaults: Mapping[str, Any]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._not_recorded = not_recorded
+        self._training_defaults = training_defaults
+        self._shows: _ShowResult | None = None
+        parameters = dict(inspect.signature(function).parameters)
+        self._takes_training = parameters.pop(_TRAINING, None) is not None
+        self._own = tuple(parameters)
+        if self._takes_training:
+            rest = inspect.Parameter("training_options", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+            parameters[rest.name] = rest
+        self.__signature__ = inspect.signature(function).replace(parameters=list(parameters.values()))
+
+    def __call__(self, **options: Any) -> Workload:
+        """The workload of these options.
+
+        Raises:
+            WorkloadError: for an option that does not exist or a value that it does not allow.
+        """
+        own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
+        given = {name: value for name, value in options.items() if name not in own}
+        bound = bound_options(self._function, own, beside=(_TRAINING,))
+        training = self._training(bound, given) if self._takes_training else None
+        work = self._function(**bound, **({} if training is None else {_TRAINING: training}))
+        kept = {name: value for name, value in bound.items() if name not in self._not_recorded}
+        name = work.name.rpartition(".")[2]
+        return replace(
+            work,
+            name=Path(self._function.__code__.co_filename).stem if name == "__main__" else name,
+            show_result=self._shows if work.show_result is None else work.show_result,
+            callbacks=training.callbacks if work.callbacks is None and training is not None else work.callbacks,
+            options={
+                **({} if training is None else asdict(training)),
+                **recorded_options(self._function, kept),
+                **work.options,
+            },
+        )
+
+    @property
+    def recorded_names(self) -> frozenset[str]:
+        """The names of the options that a run records: called with these, the recipe gives the run's workload."""
+        training = [field.name for field in fields(TrainingOptions)] if self._takes_training else []
+        return frozenset([*self._own, *training]) - frozenset(self._not_recorded)
+
+    def run(self, *, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
+        """Trains the workload, and leaves in `run_dir` what `tfaccel.train` leaves, and what the recipe shows.
+
+        Args:
+            run_dir: as in `tfaccel.train`.
+            **options: those of the recipe and of `tfaccel.train` (`plan`, `epochs`, `seed`, `resume`, ...), and
+                `global_batch_size` where there is no plan.
+        """
+        return run_recipe(self, run_dir=run_dir, **options)
+
+    def show_result(self, function: _ShowResult) -> _ShowResult:
+        """A decorator for the function that shows what a run of this recipe has reached.
+
+        `function(workload, result)` writes into `result.run_dir`, and returns the `tfaccel.reporting.BaselineScores`
+        that the verdict takes, or None. Where several workers train, the chief alone calls it.
+        """
+        self._shows = function
+        return function
+
+    def _training(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> TrainingOptions:
+        """The training options: what is given, and the recipe's own defaults where that leaves room for them."""
+        defaults = {name: _called(value, options) for name, value in self._training_defaults.items()}
+        of_adamw = defaults.pop("adamw_learning_rate", None)
+        if of_adamw is not None and str(given.get("optimizer", "adamw")).lower() == "adamw":
+            defaults["learning_rate"] = of_adamw
+        if given.get("clipnorm") is not None:
+            defaults.pop("global_clipnorm", None)
+        return TrainingOptions.of({**defaults, **given})
+
+
+def _called(value: Any, options: Mapping[str, Any]) -> Any:
+    """A value, or what a function of some of the options gives."""
+    return value(**{name: options[name] for name in inspect.signature(value).parameters}) if callable(value) else value

@@ -1,0 +1,102 @@
+"""The options of a recipe: what the annotations of its parameters allow, and how a run records them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from tfaccel.data.data_place import data_place
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.near_name import check_names
+from tfaccel.planning.option_checks import check_choice, check_counts, check_parts, shortened
+
+_COUNT, _FRACTION = "a count", "a fraction"
+
+Count = Annotated[int, _COUNT]
+"""The type of an option that counts something: a whole number of at least 1."""
+
+Fraction = Annotated[float, _FRACTION]
+"""The type of an option that is a fraction: a number from 0 to below 1."""
+
+DataPath = str | os.PathLike[str]
+"""The type of an option that is a file, a folder, or the name of a data set ("tfds:mnist")."""
+
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+}
+
+
+def bound_options(
+    function: Callable[..., Any], given: Mapping[str, Any], *, beside: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The value of each option of a recipe: those that are given, and the defaults of the others.
+
+    Args:
+        function: the recipe's function; its parameters are the options.
+        given: option -> value.
+        beside: parameters that are no options.
+
+    Raises:
+        WorkloadError: if there is no such option, one without a default is missing, or a value is none that the
+            option's annotation allows.
+
+    Example:
+        >>> def workload(*, width: Count = 8, dropout: Fraction = 0.5): ...
+        >>> bound_options(workload, {"width": 3})
+        {'width': 3, 'dropout': 0.5}
+        >>> bound_options(workload, {"width": 0})
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `width` must be a whole number of at least 1. Received: width=0.
+    """
+    signature = inspect.signature(function).parameters
+    parameters = {name: one for name, one in signature.items() if name not in beside}
+    check_names(given, list(parameters), WorkloadError, "There is no option {!r}.")
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
+    if missing:
+        raise WorkloadError(f"`{missing[0]}` has no default. Give {missing[0]}=VALUE.")
+    hints = get_type_hints(function, include_extras=True)
+    options = {name: given.get(name, one.default) for name, one in parameters.items()}
+    for name, value in options.items():
+        _check(name, value, hints.get(name))
+    return options
+
+
+def recorded_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as JSON values; the path of a file or folder says the same in every working folder.
+
+    An option is a path where its annotation has `os.PathLike`; the names of data sets ("tfds:mnist") stay as they are.
+
+    Example:
+        >>> def workload(*, data_dir: str | os.PathLike[str] | None = None): ...
+        >>> recorded_options(workload, {"data_dir": "/data/../images"})
+        {'data_dir': '/images'}
+    """
+    hints = get_type_hints(function)
+    return {name: data_place(value) if _is_path(hints.get(name)) else value for name, value in options.items()}
+
+
+def _is_path(hint: Any) -> bool:
+    return any(get_origin(part) is os.PathLike or part is os.PathLike for part in (hint, *get_args(hint)))
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raises WorkloadError for a value that the annotation does not allow; others than those below allow all."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if type(None) in get_args(hint) and len(parts) == 1:
+        if value is None:
+            return
+        hint = parts[0]
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif _COUNT in getattr(hint, "__metadata__", ()):
+        check_counts(**{name: value})
+    elif _FRACTION in getattr(hint, "__metadata__", ()):
+        check_parts(**{name: value})
+    elif hint in _PLAIN and type(value) not in _PLAIN[hint][0]:
+        raise WorkloadError(f"`{name}` must be {_PLAIN[hint][1]}. Received: {name}={shortened(value)}.")
