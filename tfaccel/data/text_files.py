@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
