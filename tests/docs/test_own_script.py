@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from pages import blocks
 
+from tfaccel import load_run
+
 PAGE = "docs/guides/your_model.md"
 NUM_EPOCHS = 8
 
@@ -98,4 +100,7 @@ def test_the_run_is_planned_and_reported(outcomes):
     assert json.loads((run / "plan.json").read_text())["reasons"]
     result = json.loads((run / "result.json").read_text())
     assert result["recipe"] == "digits"
+    loaded = load_run(run)
+    assert loaded.config["epochs"] == NUM_EPOCHS
+    assert loaded.result.history == outcomes["digits"][0]
     assert {"config.json", "model.keras", "metrics.jsonl", "checkpoints"} <= {path.name for path in run.iterdir()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.litert_schema import check_litert
 from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
 from tfaccel.compressing.outcome_folder import OutcomeFolder
@@ -28,7 +28,7 @@ def compress(
     representative_data: Any = None,
     validation_data: Any = None,
     **options: Any,
-) -> GateResult:
+) -> CompressResult:
     """Makes smaller forms of a model, measures them, and says which of them may take its place.
 
     Each form is judged by the task's metric on held-out data, its size, its latency and memory in its own runtime on
