@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
 from tfaccel.errors import RunDirError
 from tfaccel.planning.run_workload import check_finished_run
@@ -61,7 +61,7 @@ def _main() -> int:
     return TOO_FEW_EXAMPLES if result.is_undecided else 1
 
 
-def print_result(result: GateResult) -> None:
+def print_result(result: CompressResult) -> None:
     """The table of all forms, what each layer costs, and the verdict."""
     console = table_console()
     better = "lower" if result.lower_is_better else "higher"

@@ -91,9 +91,9 @@ def with_teacher(workload: Workload) -> Workload:
             raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
         return workload
     quiet_tensorflow()
-    from tfaccel.compressing.distillation import distilled
+    from tfaccel.compressing.distillation import distill
 
-    return distilled(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})
+    return distill(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})
 
 
 def run_option(name: str) -> int | None:

@@ -9,8 +9,9 @@ MAX_FILE_LINES = 300
 MAX_BODY_LINES = 60
 MAX_PARAMETERS = 7
 
-# fit, evaluate and predict take what Keras takes; train takes what a run may be asked for, by keyword only.
+# fit, evaluate, predict and Workload.of take what Keras takes; train takes what a run may be asked for, by keyword.
 LONG_SIGNATURES = {f"tfaccel/training/{name}.py" for name in ("fit", "evaluate", "predict", "train")}
+LONG_SIGNATURES |= {"tfaccel/planning/workload.py"}
 
 
 def long_files(source: Source) -> list[str]:

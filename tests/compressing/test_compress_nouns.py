@@ -6,15 +6,16 @@ import math
 import numpy as np
 import pytest
 
+from tfaccel.compressing.compress import known_workload
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of
 from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.methods import checked_methods, parts_of
 from tfaccel.compressing.sensitivity import Sensitivity
 from tfaccel.compressing.variant import Variant
 from tfaccel.compressing.variant_result import Latency, VariantResult
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, WorkloadError
 
 
 def result(name="int8", *, accuracy=0.9, size=100, seconds=(1e-3,), suffix=".tflite", **fields):
@@ -37,7 +38,7 @@ def result(name="int8", *, accuracy=0.9, size=100, seconds=(1e-3,), suffix=".tfl
 
 def gate(*results, **fields):
     of_float = result("float32", accuracy=0.92, size=400, seconds=(2e-3, 1.5e-3), float_operations={"CONV_2D": 4})
-    return GateResult(metric="accuracy", results=(of_float, *results), held_out="10 examples", **fields)
+    return CompressResult(metric="accuracy", results=(of_float, *results), held_out="10 examples", **fields)
 
 
 def test_smallest_form_within_the_limit_wins():
@@ -197,7 +198,7 @@ def test_result_survives_json():
         representative="5 examples",
     )
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert GateResult.from_json(data).to_json() == found.to_json()
+    assert CompressResult.from_json(data).to_json() == found.to_json()
     assert (data["winner"], data["results"][1]["size_ratio"], data["results"][2]["drop"]) == (None, 0.25, None)
 
 
@@ -257,3 +258,10 @@ def test_variant_is_a_file_of_litert_or_keras():
         Variant(name="a", method="int8", path="a.h5")
     with pytest.raises(CompressionError, match="A variant's name must be a text"):
         Variant(name="", method="int8", path="a.tflite")
+
+
+def test_a_workload_that_takes_its_length_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "with_epochs.py").write_text("def workload(epochs=3): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WorkloadError, match="with_epochs:workload has a parameter `epochs`, which the run decides"):
+        known_workload(str(tmp_path), "with_epochs:workload")

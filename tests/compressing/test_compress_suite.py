@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tfaccel.compressing import qat_suite
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.variant import Variant
 from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError, TfaccelError
@@ -47,9 +47,9 @@ def test_without_a_loss_there_is_nothing_to_win_back():
 def test_form_that_failed_is_named():
     forms = result("float32", 0.9), result("int8", 0.8), result("qat", 0.0, "no such operation")
     with pytest.raises(CompressionError, match=r"could not be compressed by qat: no such operation"):
-        qat_suite.accuracies(GateResult(metric="accuracy", results=forms, held_out="rows"))
+        qat_suite.accuracies(CompressResult(metric="accuracy", results=forms, held_out="rows"))
     forms = *forms[:2], result("qat", 0.85)
-    assert qat_suite.accuracies(GateResult(metric="accuracy", results=forms, held_out="rows")) == (0.9, 0.8, 0.85)
+    assert qat_suite.accuracies(CompressResult(metric="accuracy", results=forms, held_out="rows")) == (0.9, 0.8, 0.85)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfaccel import Plan, train
-from tfaccel.compressing.distillation import distilled
+from tfaccel.compressing.distillation import distill
 from tfmot_workload import BATCH, rows, workload
 
 tf.config.set_logical_device_configuration(
@@ -34,7 +34,7 @@ small = workload(build=lambda: network(3))
 
 STRATEGIES = """
 teacher_run = train(workload(build=lambda: network(64)), ON_ONE, run_dir=folder / "teacher", epochs=6, verbose=0)
-taught = distilled(small, folder / "teacher", temperature=3.0, alpha=0.7)
+taught = distill(small, folder / "teacher", temperature=3.0, alpha=0.7)
 one = train(taught, ON_ONE, run_dir=folder / "one", epochs=3, verbose=0)
 two = train(taught, ON_TWO, run_dir=folder / "two", epochs=3, verbose=0)
 xla = train(taught, replace(ON_ONE, jit_compile=True), run_dir=folder / "xla", epochs=3, verbose=0)
@@ -63,7 +63,7 @@ RESUMED = """
 import keras
 keras.utils.set_random_seed(3)
 network(16, activation="softmax").save(folder / "teacher.keras")
-taught = distilled(small, folder / "teacher.keras")
+taught = distill(small, folder / "teacher.keras")
 
 class Stop(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
@@ -81,7 +81,7 @@ weights = [keras.models.load_model(folder / name / "model.keras").get_weights() 
 def refusal(*arguments, **options):
     from tfaccel.errors import TfaccelError
     try:
-        train(distilled(*arguments, **options), ON_ONE, run_dir=folder / "refused", epochs=1, verbose=0)
+        train(distill(*arguments, **options), ON_ONE, run_dir=folder / "refused", epochs=1, verbose=0)
     except TfaccelError as error:
         return str(error)
     return "none"
@@ -90,7 +90,7 @@ network(16).save(folder / "other.keras")
 keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(7)]).save(folder / "seven.keras")
 (folder / "broken.keras").write_text("no model")
 try:
-    train(distilled(small, folder / "other.keras"), ON_ONE, run_dir=folder / "parts", epochs=2, checkpoint_interval=3,
+    train(distill(small, folder / "other.keras"), ON_ONE, run_dir=folder / "parts", epochs=2, checkpoint_interval=3,
           resume="auto", verbose=0)
     other = "none"
 except Exception as error:

@@ -13,7 +13,7 @@ from tfaccel import compress
 from tfaccel.compressing.drop_interval import DropInterval, jackknife_interval, paired_interval
 from tfaccel.compressing.drop_judge import DropLimit
 from tfaccel.compressing.examples import batches_of
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.gate_table import cells
 from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.compressing.variant import Variant
@@ -140,7 +140,7 @@ def result(name, accuracy, size, interval=None, agreement=1.0):
 
 
 def gate(*results, confidence=0.95):
-    return GateResult(
+    return CompressResult(
         metric="accuracy",
         held_out="32 examples",
         confidence=confidence,
@@ -170,7 +170,7 @@ def test_a_form_that_wins_by_one_of_few_examples_does_not_win():
         "num_examples": 32,
         "num_needed": 252,
     }
-    assert GateResult.from_json(data).to_json() == found.to_json()
+    assert CompressResult.from_json(data).to_json() == found.to_json()
     assert gate(*found.results[1:], confidence=0.0).winner.variant.name == "int8"
 
 

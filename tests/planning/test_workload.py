@@ -84,6 +84,27 @@ def test_load_workload(modules):
     assert load_workload("my_package.digits:workload", global_batch_size=16).global_batch_size == 16
 
 
+OWN = """
+import numpy as np
+from tfaccel import Workload
+
+x, y = np.zeros((6, 2)), np.zeros(6)
+value = Workload.of(object, x, y, loss="mse", name="value")
+
+def parts(scale=1.0):
+    return object, x * scale, y
+"""
+
+
+def test_a_workload_may_be_a_value_or_a_model_with_data(modules):
+    (modules / "my_package" / "own.py").write_text(OWN)
+    assert load_workload("my_package.own:value").name == "value"
+    made = load_workload("my_package.own:parts", scale=2.0)
+    assert (made.name, made.num_train_examples, made.global_batch_size) == ("own", 6, 32)
+    with pytest.raises(WorkloadError, match=r"my_package.own:value is a Workload, which takes no options. .*: scale"):
+        load_workload("my_package.own:value", scale=2.0)
+
+
 @pytest.mark.parametrize(
     ("import_path", "message"),
     [
@@ -103,8 +124,8 @@ def test_load_workload(modules):
         ),
         ("my_package.broken:workload", "Importing my_package.broken failed: ZeroDivisionError"),
         ("my_package.digits:wrkload", "Module 'my_package.digits' has no 'wrkload'. Did you mean 'workload'"),
-        ("my_package.digits:number", "must be a function that returns a tfaccel.Workload. Received: int"),
-        ("my_package.digits:other_thing", "must return a tfaccel.Workload. Received: int"),
+        ("my_package.digits:number", "must be a tfaccel.Workload or a function that returns one. Received: int"),
+        ("my_package.digits:other_thing", r"must return a tfaccel.Workload, or \(model, x, y\), or .*Received: int"),
     ],
 )
 def test_load_workload_refused(modules, import_path, message):

@@ -45,6 +45,9 @@ def test_workload_says_what_rules_need():
     assert default_plan(Hardware(), work).global_batch_size == 64
 
 
+DEEPER = {"width": 12, "num_blocks": 3}
+
+
 def build(shape, *, width=32, num_blocks=1, remat=False):
     return recipe.build_model(image_set(*shape), width=width, num_blocks=num_blocks, remat=remat)
 

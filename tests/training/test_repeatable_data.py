@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tfaccel.data.dataset_source import DatasetSource
+from tfaccel.data.private_adapters import passes_are_alike
 from tfaccel.data.sources import IteratorSource
 from tfaccel.training.inputs import source_of
-from tfaccel.training.private_tensorflow import passes_are_alike
 from tfaccel.training.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.litert_schema import check_litert
 from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
 from tfaccel.compressing.outcome_folder import OutcomeFolder
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, WorkloadError
+from tfaccel.planning.load_workload import check_function, import_named, is_import_path, load_workload
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_workload import check_finished_run, workload_of_run
 from tfaccel.planning.workload import Workload
@@ -27,7 +28,7 @@ def compress(
     representative_data: Any = None,
     validation_data: Any = None,
     **options: Any,
-) -> GateResult:
+) -> CompressResult:
     """Makes smaller forms of a model, measures them, and says which of them may take its place.
 
     Each form is judged by the task's metric on held-out data, its size, its latency and memory in its own runtime on
@@ -103,13 +104,13 @@ def known_workload(run_or_model: Any, workload: Workload | str | None) -> Worklo
             f"compress takes a run directory or a Keras 3 model. Received: {type(run_or_model).__name__}."
         )
     if isinstance(workload, str):
-        from tfaccel.planning.load_workload import load_workload
-
         return load_workload(workload)
     return workload
 
 
 def _check_workload(workload: Any) -> None:
+    if isinstance(workload, str) and is_import_path(workload):
+        check_function(workload, import_named(workload, error_type=WorkloadError))
     if workload is not None and not isinstance(workload, Workload | str):
         raise CompressionError(
             f"`workload` must be a Workload, or its import path (package.module:function). Received: "

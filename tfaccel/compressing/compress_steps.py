@@ -14,7 +14,7 @@ from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource, calculating_in_float32
 from tfaccel.compressing.drop_interval import DropInterval
 from tfaccel.compressing.drop_judge import DropLimit
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.methods import parts_of
 from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
 from tfaccel.compressing.runtime_measures import default_num_threads, latencies, peak_memory_bytes
@@ -38,7 +38,7 @@ def compress_source(
     *,
     max_metric_drop: float,
     options: CompressOptions,
-) -> GateResult:
+) -> CompressResult:
     """Makes and measures the forms of a model that methods give, and leaves them in a folder.
 
     Raises:
@@ -75,7 +75,7 @@ class _Steps:
     def close(self) -> None:
         self._maker.close()
 
-    def run(self, methods: Sequence[str]) -> GateResult:
+    def run(self, methods: Sequence[str]) -> CompressResult:
         """All forms, and the verdict."""
         self._maker.check(methods)
         in_keras = [parts_of(name)[0].kind == "keras" for name in methods]
@@ -85,7 +85,7 @@ class _Steps:
             results.append(self._made_and_judged(KERAS_FLOAT, lambda: self._maker.make_float(in_keras=True)))
         results += [self._made_and_judged(name, functools.partial(self._maker.make, name)) for name in methods]
         wanted = self._options.sensitivity or "mixed" in methods
-        return GateResult(
+        return CompressResult(
             metric=self._metric,
             lower_is_better=self._lower_is_better,
             max_metric_drop=self._max_drop,
@@ -180,14 +180,14 @@ class _Steps:
         return replace(result, peak_memory_bytes=memory)
 
 
-def _save_picture(folder: Path, found: GateResult) -> None:
+def _save_picture(folder: Path, found: CompressResult) -> None:
     forms = [SizedForm(one.variant.name, one.size_bytes, found.value(one), _state(found, one)) for one in found.results]
     change = found.max_metric_drop if found.lower_is_better else -found.max_metric_drop
     limit = found.value(found.results[0]) + change
     save_size_metric_picture(folder / PICTURE, forms, metric=found.metric, limit=limit)
 
 
-def _state(found: GateResult, result: VariantResult) -> str:
+def _state(found: CompressResult, result: VariantResult) -> str:
     """How the picture shows a form."""
     if found.is_float(result) and not result.failure:
         return "float"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.qat_suite import qat_figures
 from tfaccel.compressing.runtime_measures import default_num_threads, latencies
 from tfaccel.compressing.variant_result import VariantResult
@@ -73,7 +73,7 @@ def _recipe_figures(
 
 
 def _int8_figures(
-    found: GateResult, work: Workload, options: SuiteOptions
+    found: CompressResult, work: Workload, options: SuiteOptions
 ) -> tuple[list[Figure], tuple[Measurement, ...]]:
     """Size, drop, and latency, which is measured anew for each repetition."""
     result, of_float = _result(found, "int8"), found.results[0]
@@ -103,7 +103,7 @@ def _int8_figures(
     return figures, tuple(times)
 
 
-def _pruning_figures(found: GateResult) -> list[Figure]:
+def _pruning_figures(found: CompressResult) -> list[Figure]:
     result, of_float = _result(found, "prune"), found.results[0]
     zipped = result.zipped_bytes / of_float.zipped_bytes
     return [
@@ -122,7 +122,7 @@ def _pruning_figures(found: GateResult) -> list[Figure]:
     ]
 
 
-def _result(found: GateResult, method: str) -> VariantResult:
+def _result(found: CompressResult, method: str) -> VariantResult:
     """The form that a method gave.
 
     Raises:

@@ -31,7 +31,7 @@ TEMPERATURE, ALPHA = 4.0, 0.5
 _LEAST_PROBABILITY = 1e-7
 
 
-def distilled(
+def distill(
     workload: Workload,
     teacher: str | os.PathLike[str],
     *,
@@ -61,7 +61,7 @@ def distilled(
 
     Example:
         >>> from tfaccel.recipes import image_classification
-        >>> distilled(image_classification.workload(), "runs/nothing_here")
+        >>> distill(image_classification.workload(), "runs/nothing_here")
         Traceback (most recent call last):
         ...
         tfaccel.errors.WorkloadError: There is no teacher runs/nothing_here. Give a run directory or a .keras file.
@@ -96,7 +96,7 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
     Args:
         student: not compiled yet; its own loss is to be weighted by `loss_weights=1 - alpha`.
         teacher: is not trained.
-        temperature, alpha: see `distilled`.
+        temperature, alpha: see `distill`.
 
     Raises:
         WorkloadError: if the outputs are not one tensor of the same shape each.

@@ -1,4 +1,4 @@
-"""The noun `GateResult`: all forms of a model in one table, and which of them may take its place."""
+"""The noun `CompressResult`: all forms of a model in one table, and which of them may take its place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateResult:
+class CompressResult:
     """Every form of a model beside the float model, and the verdict.
 
     The smallest form whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
@@ -44,7 +44,7 @@ class GateResult:
         sensitivity: what each layer costs, the costliest first; empty where it was not asked for.
 
     Example:
-        >>> GateResult(metric="accuracy", results=(), held_out="").winner is None
+        >>> CompressResult(metric="accuracy", results=(), held_out="").winner is None
         True
     """
 

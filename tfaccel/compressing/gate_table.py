@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.variant_result import VariantResult
 
@@ -25,7 +25,7 @@ HEADINGS = (
 )
 
 
-def cells(found: GateResult, result: VariantResult) -> list[str]:
+def cells(found: CompressResult, result: VariantResult) -> list[str]:
     """The cells of one form's row, in the order of the headings."""
     if result.failure:
         return [result.variant.name, *[""] * (len(HEADINGS) - 2), found.verdict(result)]
@@ -51,7 +51,7 @@ def cells(found: GateResult, result: VariantResult) -> list[str]:
     ]
 
 
-def notes_of(found: GateResult, result: VariantResult) -> list[str]:
+def notes_of(found: CompressResult, result: VariantResult) -> list[str]:
     """What is to be known of a form beside its row: how it was made, and which operations are left in float."""
     lines = [f"{result.variant.name}: {note}." for note in result.variant.notes]
     left = result.float_operations
@@ -67,7 +67,7 @@ def sensitivity_cells(cost: LayerCost) -> list[str]:
     return [cost.layer, signed(cost.drop), f"{cost.output_error:.1%}", operations]
 
 
-def _interval_text(found: GateResult, result: VariantResult) -> str:
+def _interval_text(found: CompressResult, result: VariantResult) -> str:
     """Where the change may lie, on a line of its own; "" where that is not known."""
     interval = result.drop_interval
     if interval is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.litert_archive import archive_of
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
@@ -61,7 +61,7 @@ class OutcomeFolder:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep(self, folder: Path, result: GateResult, *, raw_input: RawInput | None = None) -> GateResult:
+    def keep(self, folder: Path, result: CompressResult, *, raw_input: RawInput | None = None) -> CompressResult:
         """Writes the report and the winner into the working folder, and puts it in place.
 
         Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import GateResult
+from tfaccel.compressing.gate import CompressResult
 from tfaccel.errors import CompressionError
 from tfaccel.measuring import qat_task
 from tfaccel.measuring.figure import Figure
@@ -44,7 +44,7 @@ def qat_figures(options: SuiteOptions) -> list[Figure]:
     return figures_of(found)
 
 
-def accuracies(found: GateResult) -> tuple[float, float, float]:
+def accuracies(found: CompressResult) -> tuple[float, float, float]:
     """Of float32, int8 and qat.
 
     Raises:
@@ -84,7 +84,9 @@ def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
     return figures
 
 
-def _compressed(model: keras.Model, work: Workload, folder: Path, options: SuiteOptions, *, place: str) -> GateResult:
+def _compressed(
+    model: keras.Model, work: Workload, folder: Path, options: SuiteOptions, *, place: str
+) -> CompressResult:
     training = dict(qat_task.QAT_OPTIONS)
     training["epochs"] = max(1, round(training["epochs"] * options.scale))
     return compress(

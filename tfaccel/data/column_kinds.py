@@ -9,7 +9,7 @@ import numpy as np
 from tfaccel.data.table import Column, Table
 from tfaccel.data.table_dates import date_order, date_parts
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 NUMERIC, CATEGORICAL, DATE, IGNORED = KINDS = ("numeric", "categorical", "date", "ignored")
 # A column of which this part can be read as numbers is meant to hold numbers.

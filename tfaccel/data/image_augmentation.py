@@ -13,7 +13,7 @@ from keras import layers
 
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 _STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
 _HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 
 @dataclass(frozen=True)

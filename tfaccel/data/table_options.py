@@ -8,7 +8,7 @@ from typing import Any
 
 from tfaccel.data.column_kinds import kinds_from_text
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 CLASS_WEIGHTS = ("auto", "balanced", "none")
 

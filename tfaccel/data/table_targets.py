@@ -7,7 +7,7 @@ import numpy as np
 from tfaccel.data.column_kinds import as_numbers, numbers_of
 from tfaccel.data.table import Column
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 # A target with more classes than this, and with few rows for each, is taken for a number to predict.
 _MOST_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10

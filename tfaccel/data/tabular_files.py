@@ -12,7 +12,7 @@ from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 EMBEDDED_TARGET = "target"
 _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 
 _TEST_FRACTION = 0.1
 

@@ -33,14 +33,14 @@ class ParityModel:
         build: from the case, and whether the model is the one-device reference, to an uncompiled model.
         compile_arguments: loss and metrics, made anew for each model.
         fault: what plain Keras does wrong with it; its reference then is another model, which does right.
-        fit_arguments: what `tfaccel.fit` gets besides what `Model.fit` takes.
+        plan_fields: fields of the plan that `tfaccel.fit` gets; none for no plan.
         optimizers: attributes of the model that hold its optimizers.
     """
 
     build: Callable[[ParityCase, bool], keras.Model]
     compile_arguments: Callable[[ParityCase], dict[str, Any]]
     fault: str = ""
-    fit_arguments: tuple[tuple[str, Any], ...] = ()
+    plan_fields: tuple[tuple[str, Any], ...] = ()
     optimizers: tuple[str, ...] = ("optimizer",)
 
 
@@ -236,7 +236,7 @@ MODELS: dict[str, ParityModel] = {
     "attention": ParityModel(_attention, _label_loss),
     "embedding": ParityModel(lambda case, reference: _embedding(case, False), _label_loss),
     "embedding_summed": ParityModel(
-        _embedding, _label_loss, _EMBEDDING_FAULT, fit_arguments=(("sum_duplicate_indices", True),)
+        _embedding, _label_loss, _EMBEDDING_FAULT, plan_fields=(("sum_duplicate_indices", True),)
     ),
     "two_outputs": ParityModel(_two_outputs, _two_losses),
     "own_train_step": ParityModel(_own_train_step, _label_loss),

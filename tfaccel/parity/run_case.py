@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -13,9 +14,11 @@ import tensorflow as tf
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow
 from tfaccel.parity.checks import CHECKS
 from tfaccel.parity.compare import largest_difference
+from tfaccel.parity.datasets import global_batch_size
 from tfaccel.parity.models import MODELS
 from tfaccel.parity.references import Reference, reference
 from tfaccel.parity.training_run import TFACCEL, Trainer, compiled_model, training_run
+from tfaccel.training.fit_plan import plan_of_model
 
 
 def run_case(
@@ -46,7 +49,10 @@ def run_case(
         fault = MODELS[case.model].fault
         expected, allowed = reference_of(case)
         model = make(lambda: compiled_model(case, reference=False, jit_compile=case.xla))
-        extra = dict(MODELS[case.model].fit_arguments) if trainer is TFACCEL else {}
+        extra: dict[str, Any] = {}
+        if trainer is TFACCEL and MODELS[case.model].plan_fields:
+            size = global_batch_size(case.placement.num_replicas)
+            extra["plan"] = plan_of_model(model, batch_size=size, **dict(MODELS[case.model].plan_fields))
         distance, where = largest_difference(training_run(case, trainer, model, **extra), expected)
     return ParityRow(
         case=case.name,

@@ -1,4 +1,4 @@
-"""Workloads from their import path: `package.module:function`, the function returning the workload."""
+"""Workloads from their import path, `package.module:name`: a workload, or a function that returns one or a model."""
 
 import inspect
 from collections.abc import Callable
@@ -6,22 +6,24 @@ from importlib import import_module
 from typing import Any
 
 from tfaccel.errors import TfaccelError, WorkloadError
-from tfaccel.planning.near_name import near_name
+from tfaccel.near_name import near_name
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 
 
 def load_workload(import_path: str, **kwargs: Any) -> Workload:
-    """Imports a module, calls its function with the keyword arguments, and returns the workload.
+    """The workload that an import path names.
 
     Args:
-        import_path: module and function, such as "my_project.digits:workload".
+        import_path: module and name, such as "my_project.digits:workload": of a `Workload`; of a function that returns
+            one; or of a function that returns (model, x, y) or (build_model, x, y), as `Workload.of` takes them, or a
+            data set in place of x and y.
         **kwargs: arguments of the function.
 
     Raises:
-        WorkloadError: if the path is malformed, the module cannot be imported, the function is missing, does not take
-            these arguments, returns something else, or raises an error that is none of tfaccel's.
+        WorkloadError: if the path is malformed, the module cannot be imported, the name is missing, the function does
+            not take these arguments, returns something else, or raises an error that is none of tfaccel's.
 
     Example:
         >>> load_workload("my_project.digits")
@@ -32,18 +34,32 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
     if not is_import_path(import_path):
         raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
     function = import_named(import_path, error_type=WorkloadError)
+    if isinstance(function, Workload):
+        if kwargs:
+            raise WorkloadError(
+                f"{import_path} is a Workload, which takes no options. Received: {', '.join(kwargs)}. Write a function "
+                "with these parameters that returns it."
+            )
+        return function
     if not callable(function):
         raise WorkloadError(
-            f"{import_path} must be a function that returns a tfaccel.Workload. Received: {type(function).__name__}."
+            f"{import_path} must be a tfaccel.Workload or a function that returns one. "
+            f"Received: {type(function).__name__}."
         )
     _check_arguments(import_path, function, kwargs)
-    workload = call_own(import_path, function, **kwargs)
-    if not isinstance(workload, Workload):
-        raise WorkloadError(
-            f"{import_path} must return a tfaccel.Workload. Received: {type(workload).__name__}. "
-            "Return Workload(name, build_model, compile_args, train_data, global_batch_size=...)."
-        )
-    return workload
+    return _as_workload(import_path, call_own(import_path, function, **kwargs))
+
+
+def _as_workload(import_path: str, made: Any) -> Workload:
+    """The workload that a function returned; or made from a model, or the function that builds it, with data."""
+    if isinstance(made, Workload):
+        return made
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        return Workload.of(*made, name=import_path.partition(":")[0].rpartition(".")[2])
+    raise WorkloadError(
+        f"{import_path} must return a tfaccel.Workload, or (model, x, y), or (build_model, x, y). "
+        f"Received: {type(made).__name__}. Return tfaccel.Workload.of(build_model, x, y)."
+    )
 
 
 def load_recipe(name: str, **kwargs: Any) -> Workload:

@@ -4,9 +4,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.own_model import CompiledByModel, FreshArguments, checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
@@ -130,3 +132,91 @@ class Workload:
             raise WorkloadError(
                 f"A workload's options must be names with JSON values. Received: {self.options!r:.200} ({error})."
             ) from error
+
+    @classmethod
+    def of(
+        cls,
+        build_model: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        shuffle: bool | str = True,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        name: str | None = None,
+        callbacks: Callable[[], Sequence[Any]] | None = None,
+        raw_input: Any = None,
+        **compile_args: Any,
+    ) -> Self:
+        """A workload from a model, or the function that builds it, and data as `Model.fit` takes them.
+
+        Arrays are shuffled anew in each epoch, in an order that seed and epoch decide, so that an epoch can be resumed;
+        `Model.fit` repeats one order after `keras.utils.set_random_seed`. With `shuffle=False`, and for a
+        `tf.data.Dataset`, whose order is its own, the batches are those of `Model.fit`.
+
+        Args:
+            build_model: `build_model()` returns a Keras model, compiled, or not where the arguments of `compile` are
+                given. It is called inside the scope of the strategy. Or a compiled model, which is made anew there
+                from its config, with its weights.
+            x, y: arrays, dictionaries or lists of arrays, data frames; or x a `tf.data.Dataset` of batches or a
+                `keras.utils.PyDataset`, which yields the targets itself.
+            sample_weight, class_weight, shuffle: as in `Model.fit`.
+            validation_data: (x, y) or (x, y, sample_weight), a `tf.data.Dataset` or a `PyDataset`.
+            validation_split: the fraction of the arrays, from their end, to validate on.
+            batch_size: examples of a batch over all replicas; None: that of the data set, or 32 for arrays.
+            epochs: the recommended number of epochs.
+            name: of the workload; None: of the file that defines `build_model`.
+            callbacks: returns fresh callbacks at every call.
+            raw_input: as in `Workload`.
+            **compile_args: `optimizer`, `loss`, `metrics` and the like, as for `Model.compile`. Optimizers and metrics
+                are made anew from their config for each use; a function that makes one may be given, too, which gets
+                the number of optimizer steps where it has the parameter `num_steps`.
+
+        Raises:
+            WorkloadError: for a model that is not compiled, and for compile arguments that do not exist.
+            DataError: for data of another kind, such as a generator, or arrays that do not go together.
+
+        Example:
+            >>> import numpy as np
+            >>> work = Workload.of(object, np.zeros((10, 3)), np.zeros(10), validation_split=0.2, loss="mse")
+            >>> work.num_train_examples, work.global_batch_size
+            (8, 32)
+        """
+        name = name or name_of(build_model)
+        build_model, compile_args = checked_build_model(build_model, compile_args)
+        data = given_data(x, y, sample_weight, shuffle=shuffle, class_weight=class_weight)
+        held_out = None
+        if validation_data is not None:
+            parts = validation_data if isinstance(validation_data, tuple | list) else (validation_data,)
+            held_out = given_data(*parts)
+        elif validation_split:
+            if not hasattr(data, "split"):
+                raise WorkloadError(f"`validation_split` is for arrays. Give validation_data beside a {data.what}.")
+            data, held_out = data.split(validation_split)
+        if batch_size is not None and data.batch_size not in (None, batch_size):
+            raise WorkloadError(
+                f"The {data.what} has batches of {data.batch_size} rows. Received: batch_size={batch_size}."
+            )
+        size = batch_size or data.batch_size or (32 if data.num_examples else None)
+        if size is None:
+            raise WorkloadError("The batch size of the data set is not known. Give batch_size.")
+        compiled = FreshArguments(compile_args)
+        options = {f"train_{key}": value for key, value in data.identity.items()}
+        options |= {} if held_out is None else {"validation_data": held_out.identity["data"]}
+        return cls(
+            name,
+            build_model,
+            compiled if compile_args else CompiledByModel(build_model),
+            data,
+            None if held_out is None else held_out.validation,
+            callbacks=callbacks,
+            raw_input=raw_input,
+            global_batch_size=size,
+            epochs=epochs,
+            num_train_examples=data.num_examples,
+            options={**options, **compiled.identity},
+        )

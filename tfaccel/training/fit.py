@@ -9,12 +9,15 @@ from typing import Any
 
 import keras
 
+from tfaccel.data import private_adapters
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
+from tfaccel.planning.plan import Plan
 from tfaccel.training import private_api, private_models
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.engine import Engine, EngineOptions, engine_of
 from tfaccel.training.evaluate import engine_evaluate
+from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import Source, prepared_model, source_of
 from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
@@ -22,6 +25,8 @@ from tfaccel.training.predict import engine_predict
 from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
 from tfaccel.training.validation import Validation, validation_of_fit
 from tfaccel.training.windows import WindowLength, epoch_windows
+
+_NOT_OF_KERAS = ("model", "options", "check_rows", "replicas")
 
 
 @names_lost_workers
@@ -44,8 +49,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | list[int] = 1,
     *,
-    sum_duplicate_indices: bool = False,
-    bytes_per_pack: int = 0,
+    plan: Plan | None = None,
     check_rows: bool = True,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; every argument means what it means to `Model.fit`.
@@ -79,9 +83,7 @@ def fit(
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
             see https://keras.io/api/models/model_training_apis/#fit-method.
-        sum_duplicate_indices: sum the gradients of repeated embedding rows before clipping and the optimizer, so that
-            they see the true gradient; plain Keras does not.
-        bytes_per_pack: size in bytes of the packs in which gradients travel between replicas; 0: TensorFlow decides.
+        plan: for XLA, steps in a call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
         check_rows: with several replicas, look once, on a few rows before the first step, for losses, layers and
             metrics that couple the rows of a batch, since every replica sees its own rows only. False: this call does
             not look.
@@ -91,7 +93,8 @@ def fit(
 
     Raises:
         ClusterError: if another worker is gone; the message names it.
-        PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy.
+        PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy, and for a plan for another
+            strategy, dtype policy or batch than the model's; the message names what differs.
         CoupledRowsError: for a model under several replicas that would give other numbers than on one device; the
             message names what couples the rows, and what can be done (`tfaccel.ops.all_gather_rows`).
         ValueError: for a model that is not compiled, and for what `Model.fit` refuses.
@@ -105,8 +108,11 @@ def fit(
     >>> sorted(history.history)
     ['loss']
     """
-    arguments = given_arguments(fit, locals())
-    options = EngineOptions(sum_duplicate_indices=sum_duplicate_indices, bytes_per_pack=bytes_per_pack)
+    arguments, options = given_arguments(fit, locals()), EngineOptions()
+    if plan is not None:
+        prepared_model(model, "fit")
+        options, size = apply_plan(model, plan, x, batch_size)
+        arguments |= {} if size is None else {"batch_size": size}
     run = partial(_fit, options=options, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
         methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
@@ -141,14 +147,11 @@ def _fit(
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
     if needs_keras_loop(model, "fit"):
-        given = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("model", "options", "check_rows", "replicas")
-        }
-        return keras.Model.fit(model, **given)
+        return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = private_api.validation_split((x, y, sample_weight), validation_split)
+        (x, y, sample_weight), validation_data = private_adapters.validation_split(
+            (x, y, sample_weight), validation_split
+        )
     epochs = _capped_epochs(epochs)
     source = source_of(
         x,
@@ -242,8 +245,7 @@ def run_epochs(
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
     container.on_train_end(logs=logs)
-    history: keras.callbacks.History = model.history
-    return history
+    return model.history
 
 
 def _run_epoch(

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data import private_adapters
 from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.row_orders import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, IteratorSource
@@ -51,7 +52,7 @@ def source_of(
         )
     steps = _capped(steps) or None  # Keras takes 0 for None
     shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
-    adapter = private_api.data_adapter(
+    adapter = private_adapters.data_adapter(
         x,
         y,
         sample_weight,
@@ -60,11 +61,11 @@ def source_of(
         shuffle=shuffle,
         class_weight=others.get("class_weight"),
     )
-    arrays = private_api.dense_arrays(adapter)
+    arrays = private_adapters.dense_arrays(adapter)
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
         dataset = adapter.get_tf_dataset()
-        if private_tensorflow.passes_are_alike(dataset):  # then the next epoch starts at once
+        if private_adapters.passes_are_alike(dataset):  # then the next epoch starts at once
             return IteratorSource(
                 dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
             )

@@ -23,62 +23,6 @@ def check_versions() -> None:
     warn_if_untested("tensorflow", tf.__version__)
 
 
-# --- Data: what `Model.fit` accepts -------------------------------------------------------------------------------
-
-
-def data_adapter(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    batch_size: int | None,
-    steps: int | None,
-    shuffle: Any,
-    class_weight: dict[int, float] | None,
-) -> Any:
-    """Keras's own adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders (checks included)."""
-    from keras.src.trainers import data_adapters
-
-    return private_part(data_adapters, "get_data_adapter")(
-        x=x,
-        y=y,
-        sample_weight=sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=class_weight,
-    )
-
-
-def dense_arrays(adapter: Any) -> Any | None:
-    """The inputs of an array adapter as a nest of dense tensors, or None (another adapter, sparse or ragged data)."""
-    from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
-
-    if not isinstance(adapter, private_part(array_data_adapter, "ArrayDataAdapter")):
-        return None
-    inputs = private_part(adapter, "_inputs")
-    if any(_is_sparse_or_ragged(leaf) for leaf in keras.tree.flatten(inputs)):
-        return None
-    arrays = private_part(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
-    arrays = keras.tree.lists_to_tuples(arrays)
-    with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
-        return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
-
-
-def _is_sparse_or_ragged(value: Any) -> bool:
-    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        return True
-    return "sparse" in type(value).__module__.lower() or "Sparse" in type(value).__name__
-
-
-def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
-    """The first part for training and the last `fraction` for validation, as `Model.fit` cuts them."""
-    from keras.src.trainers.data_adapters import array_slicing
-
-    train, validation = private_part(array_slicing, "train_validation_split")(arrays, validation_split=fraction)
-    return train, validation
-
-
 # --- Model --------------------------------------------------------------------------------------------------------
 
 

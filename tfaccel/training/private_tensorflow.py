@@ -18,25 +18,6 @@ import tensorflow as tf
 from tfaccel.tested_versions import private_part
 
 GROUPS_OF_A_STRATEGY = 1000
-_REPEATABLE = frozenset(
-    f"_{name}Dataset"
-    for name in (
-        "Batch",
-        "Concatenate",
-        "Filter",
-        "Map",
-        "Options",
-        "ParallelBatch",
-        "ParallelMap",
-        "Prefetch",
-        "Range",
-        "Skip",
-        "Take",
-        "Tensor",
-        "TensorSlice",
-        "Zip",
-    )
-)
 
 
 def global_seed() -> int | None:
@@ -72,28 +53,6 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))
                 launcher._group_key = own
-
-
-def passes_are_alike(dataset: tf.data.Dataset) -> bool:
-    """Whether it cannot matter if a data set is gone through by iterators of its own or by one that repeats it.
-
-    That is so of arrays, batches and functions without state, and of a shuffle without a seed, of which no order can be
-    expected. False where it is not known: of Python code, files, caches, random numbers, variables, and where private
-    parts are gone.
-    """
-    try:
-        known = type(dataset).__name__ in _REPEATABLE
-        if type(dataset).__name__ == "_ShuffleDataset":
-            known = int(dataset._seed) == int(dataset._seed2) == 0
-        graphs = [function.function.graph for function in dataset._functions()]
-        outer = [tensor.dtype for graph in graphs for tensor, _ in graph.captures]
-        stateful = [
-            operation for graph in graphs for operation in graph.get_operations() if operation.op_def.is_stateful
-        ]
-        known = known and not stateful and tf.resource not in outer and tf.variant not in outer
-        return known and all(passes_are_alike(one) for one in dataset._inputs())
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return False
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import numpy as np
 from tfaccel.errors import PlanError
 from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
+from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.training.quiet_start import without_notes
 
@@ -48,12 +49,11 @@ class Runtime:
         ClusterError: when entered, if a worker does not come, or comes with another plan, cluster or version.
 
     Example:
-
-    >>> import keras
-    >>> from tfaccel import Plan, Runtime
-    >>> with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)) as runtime:
-    ...     with runtime.strategy.scope():
-    ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> import keras
+        >>> from tfaccel import Plan, Runtime
+        >>> with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)) as runtime:
+        ...     with runtime.strategy.scope():
+        ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     """
 
     strategy: tf.distribute.Strategy
@@ -189,9 +189,10 @@ class Runtime:
             )
         else:
             growth = self.plan.gpu_memory_growth
+            by_rule = dict(self.plan.reasons).get("gpu_memory_growth", SET_BY_YOU) != SET_BY_YOU
             self._before_start(
                 lambda: tf.config.experimental.set_memory_growth(gpu, growth),
-                lambda: tf.config.experimental.get_memory_growth(gpu) == growth,
+                lambda: by_rule or tf.config.experimental.get_memory_growth(gpu) == growth,
                 f"memory growth {'on' if growth else 'off'} for {gpu.name}",
             )
 

@@ -6,14 +6,16 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.option_checks import check_counts, check_seed
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
@@ -31,27 +33,36 @@ _GO_ON = (
 
 
 def train(
-    workload: Workload,
-    plan: Plan | None = None,
+    workload: Workload | Callable[[], Any] | Any,
+    x: Any = None,
+    y: Any = None,
     *,
     run_dir: str | os.PathLike[str],
+    plan: Plan | None = None,
     epochs: int | None = None,
     seed: int = 0,
     resume: str = "never",
     checkpoint_interval: int | None = None,
     callbacks: Sequence[Any] = (),
     verbose: int = 1,
+    **of: Any,
 ) -> TrainResult:
-    """Trains a workload as a plan says, and leaves a run directory.
+    """Trains a model of your own, or a workload, as a plan says, and leaves a run directory.
+
+    `tfaccel.train(build_model, x, y, batch_size=32, epochs=5, run_dir="runs/mine")` takes the arguments of `Model.fit`
+    and `Model.compile`. The run is planned for this machine, kept in a directory, and resumed exactly.
 
     The directory holds `config.json`, `plan.json`, `metrics.jsonl` (one line an epoch), `checkpoints/`, `tensorboard/`,
     `model.keras` and `result.json`; `raw_input.json` too, where the workload says what raw inputs are. Files are
     written by the chief only, each whole or not at all.
 
     Args:
-        workload: what to train.
-        plan: how; None: `default_plan` for this machine.
+        workload: what to train: a function that builds a Keras model, compiled or not; a compiled Keras model, which
+            has the trained weights afterwards; or a `Workload`.
+        x, y: data for the model, as `Workload.of` takes them. With a `Workload` the second argument may be
+            the plan.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
+        plan: how; None: `default_plan` for this machine.
         epochs: epochs in all; None for as many as the workload recommends.
         seed: decides initial weights, dropout and the order of the data.
         resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop. A
@@ -60,6 +71,9 @@ def train(
             epochs are so short that saving would take more than 2 % of the time.
         callbacks: more Keras callbacks; their numbers and best weights are part of the checkpoints.
         verbose: 1 shows progress on standard error, 0 nothing.
+        **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
+            `class_weight`, `shuffle`, `name`, and `optimizer`, `loss`, `metrics` and the like where the function's
+            model is not compiled.
 
     Returns:
         The `TrainResult`, which is also in `result.json`.
@@ -68,25 +82,31 @@ def train(
         RunDirError: if the run directory holds another run, or another run is going on in it.
         ClusterError: if another worker does not come or is gone; the message names it.
         WorkloadError: for epochs, a seed or an interval that cannot be, or a model that is too large for this machine.
+        DataError: for data that cannot be trained on, such as a generator.
         PlanError: if the plan cannot run here.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
 
     Example:
-        >>> import tempfile, tfaccel
-        >>> from tfaccel.recipes import image_classification
+        >>> import tempfile, keras, numpy as np, tfaccel
+        >>> def build_model():
+        ...     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> x = np.ones((64, 4))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = tfaccel.train(image_classification.workload(), run_dir=folder, epochs=1, verbose=0)
-        >>> sorted(result.step_seconds)
-        ['median', 'p95']
+        ...     result = tfaccel.train(build_model, x, x[:, :1], optimizer="sgd", loss="mse", epochs=2, run_dir=folder,
+        ...                            verbose=0)
+        >>> len(result.history["loss"])
+        2
     """
     started = time.perf_counter()
+    workload, plan = _what_to_train(workload, x, y, plan, of)
     epochs = run_epochs_of(workload, epochs)
     check_counts(epochs=epochs)
     check_seed(seed)
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
     hardware = detect_hardware()
-    plan = plan or default_plan(hardware, workload)
+    own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    plan = plan or default_plan(hardware, workload, **({"dtype_policy": own.dtype_policy} if own else {}))
     config = {
         "recipe": workload.name,
         "options": dict(workload.options),
@@ -102,7 +122,9 @@ def train(
     complete = directory.result()
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
+        _give_back(own, directory)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
+    _check_resumable(workload, directory)
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
@@ -123,7 +145,50 @@ def train(
         result = replace(result, baselines=baselines)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
+    _give_back(own, directory)
     return result
+
+
+def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any]) -> tuple[Workload, Plan | None]:
+    """The workload, made from a model's function and data where it is none yet, and the plan."""
+    if isinstance(given, Workload):
+        if isinstance(x, Plan) and plan is None:
+            x, plan = None, x
+        odd = [name for name, value in (("x", x), ("y", y), *of.items()) if value is not None]
+        if odd:
+            raise WorkloadError(
+                f"A Workload has its own data, batch size and compile arguments. Received as well: {', '.join(odd)}."
+            )
+        return given, plan
+    if x is None:
+        raise WorkloadError(
+            "tfaccel.train takes a tfaccel.Workload; or a Keras model, or the function that builds it, together with "
+            f"its data: train(build_model, x, y, run_dir=...). Received: {given!r:.200} without data."
+        )
+    size = of.get("batch_size")
+    if plan is not None and size not in (None, plan.global_batch_size):
+        raise WorkloadError(
+            f"batch_size and the plan's global_batch_size differ. Received: batch_size={size}, "
+            f"global_batch_size={plan.global_batch_size}. Leave out batch_size."
+        )
+    return Workload.of(given, x, y, **of), plan
+
+
+def _give_back(own: RebuiltModel | None, directory: RunDir) -> None:
+    """Gives the model that `train` was called with the weights that it has learned."""
+    if own is not None and directory.model_file.exists():
+        own.take_weights(directory.model_file)
+
+
+def _check_resumable(workload: Workload, directory: RunDir) -> None:
+    """Says, or refuses to go on, where the order of the data is not the same in every process."""
+    reason = getattr(workload.train_data, "not_resumable", "")
+    if reason and directory.resumes and any(directory.checkpoints.glob("step_*")):
+        raise RunDirError(
+            f"The run in {directory.path} cannot be resumed exactly. {reason}, and begin anew in another directory."
+        )
+    if reason:
+        logger.warning(f"This run cannot be resumed if it is stopped. {reason}.")
 
 
 def _result(

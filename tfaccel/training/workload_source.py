@@ -34,7 +34,8 @@ class WorkloadSource(IteratorSource):
 
     Where it takes `num_epochs`, one worker asks it for several small epochs, one behind the other, at once.
 
-    While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch.
+    While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch; not where
+    `train_data.prepares_ahead` is False, because an epoch changes what the next one holds.
 
     Args:
         workload, plan, seed: what is trained, how, and with which seed.
@@ -66,6 +67,7 @@ class WorkloadSource(IteratorSource):
         self._epochs_in_feed = 0
         self._start_step = start_step
         self._shares_reading = replicas.num_workers > 1
+        self._prepares_ahead = getattr(workload.train_data, "prepares_ahead", True)
         self._taken = inspect.signature(workload.train_data).parameters
         self.batch_size = plan.global_batch_size // plan.accumulation_steps
         self._batches = IteratorBatches()
@@ -97,7 +99,8 @@ class WorkloadSource(IteratorSource):
             super().close()
             self._feed, self._epochs_in_feed = self._next.result() if self._next else self._feed_from(self._epoch)
             self._first, behind = None, self._epoch + self._epochs_in_feed
-            self._next = self._thread.submit(self._feed_from, behind) if behind < self._epochs else None
+            ahead = self._prepares_ahead and behind < self._epochs
+            self._next = self._thread.submit(self._feed_from, behind) if ahead else None
         self._epoch += 1
         self._epochs_in_feed -= 1
         return self._feed

@@ -17,8 +17,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.training.accumulation import accumulate
-from tfaccel.training.compiled_model import compiled_model
+from tfaccel.training.compiled_model import compiled_model, with_plan
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.own_arguments import OwnArguments
 from tfaccel.tuning.own_tuner import check_tuner
@@ -189,12 +188,7 @@ class TrialMaker:
         made = self._compiled(made)
         if not made.compiled:  # a fit of one's own has its own loop
             return made
-        if plan.accumulation_steps > 1:
-            accumulate(made.optimizer, plan.accumulation_steps)
-        made.jit_compile = plan.jit_compile
-        if plan.steps_per_execution is not None:
-            made.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
-        return made
+        return with_plan(made, plan)
 
     def _compiled(self, model: keras.Model) -> keras.Model:
         """The model, compiled again where the search was given an optimizer, a loss or metrics."""

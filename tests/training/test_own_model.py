@@ -1,0 +1,51 @@
+"""`train` with a model of the user's: the losses of `Model.fit` where the batches are the same, and exact resuming."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "own_model_program.py"
+REFUSED = {
+    "other rows": ("RunDirError", "holds another run: options.train_data is"),
+    "no seed": ("RunDirError", "cannot be resumed exactly. The data set is shuffled without a seed"),
+    "used before": ("DataError", "has been gone through before in this process.*Make a new data set for each run"),
+    "never ends": ("DataError", r"The data set never ends. Give one epoch, without `.repeat\(\)`"),
+    "other batches": ("WorkloadError", "has batches of 16 rows. Received: batch_size=32"),
+    "batches of the plan": ("DataError", "has batches of 16 rows, but 8 are asked for"),
+    "batch size and plan": ("WorkloadError", "batch_size and the plan's global_batch_size differ"),
+    "data set and y": ("DataError", "yields the targets and sample weights itself.*Leave out y"),
+    "split of a data set": ("WorkloadError", "`validation_split` is for arrays. Give validation_data"),
+    "workload and data": ("WorkloadError", "A Workload has its own data.*Received as well: x, y"),
+    "no data": ("WorkloadError", r"together with its data: train\(build_model, x, y, run_dir=...\)"),
+    "not compiled": ("WorkloadError", "returns a model that is not compiled. Call `model.compile"),
+    "policy": ("PlanError", "built with the dtype policy float32, which the plan cannot change"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_python, tmp_path_factory):
+    child = run_python(PROGRAM.read_text(), tmp_path_factory.mktemp("runs"), timeout_seconds=900)
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(1000)
+def test_losses_are_those_of_keras_and_of_runs_without_a_stop(outcomes):
+    pairs = outcomes[0]
+    assert len(pairs) == 10
+    for name, (ours, wanted) in pairs.items():
+        if name.endswith("resumed"):
+            assert ours == wanted, name
+            continue
+        assert sorted(ours) == sorted(wanted), name
+        for metric, values in wanted.items():
+            assert ours[metric] == pytest.approx(values, rel=1e-5), name
+
+
+def test_what_cannot_be_trained_or_resumed_exactly_is_refused(outcomes):
+    found = outcomes[1]
+    assert sorted(found) == sorted(REFUSED)
+    for name, (kind, message) in REFUSED.items():
+        assert found[name][0] == kind, found[name]
+        assert re.search(message, found[name][1]), found[name]

@@ -1,0 +1,227 @@
+"""Data as users give them to `Model.fit`, told apart, checked and identified without TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfaccel.errors import DataError
+
+ACCEPTED = "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, or a keras.utils.PyDataset"
+
+
+def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+    """What makes batches of data that `Model.fit` takes.
+
+    Args:
+        x, y, sample_weight: as in `Model.fit`.
+        **options: `shuffle` and `class_weight`, as in `Model.fit`.
+
+    Returns:
+        A `GivenArrays`, `GivenDataset` or `GivenPyDataset`: called as a workload's `train_data`; its method
+        `validation` is called as a workload's `validation_data`.
+
+    Raises:
+        DataError: for anything else, and for arrays that do not go together.
+
+    Example:
+        >>> given_data(np.zeros((6, 2)), np.zeros(6)).num_examples
+        6
+    """
+    kind: Any = None
+    if _is_a("tensorflow", "data.Dataset", x):
+        from tfaccel.data.given_datasets import GivenDataset
+
+        kind = GivenDataset
+    elif _is_a("keras", "utils.PyDataset", x):
+        from tfaccel.data.given_datasets import GivenPyDataset
+
+        kind = GivenPyDataset
+    elif inspect.isgenerator(x) or hasattr(x, "__next__"):
+        raise DataError(
+            f"x is a generator or an iterator ({type(x).__name__}), which can be gone through once: no epoch of it can "
+            "be repeated or resumed. Give a keras.utils.PyDataset, tf.data.Dataset.from_generator(...), or arrays."
+        )
+    if kind is None:
+        return GivenArrays(x, y, sample_weight, **options)
+    if y is not None or sample_weight is not None:
+        raise DataError(
+            f"A {kind.what} yields the targets and sample weights itself, as (x, y) or (x, y, sample_weight). "
+            f"Leave out {'y' if y is not None else 'sample_weight'}."
+        )
+    return kind(x, **options)
+
+
+class GivenArrays:
+    """Arrays in memory, in batches of which the last may have fewer rows, as `Model.fit` makes them.
+
+    Seed and epoch decide the order, another one in each epoch. Data frames and float64 numbers become what Keras makes
+    of them.
+
+    Args:
+        x, y, sample_weight: arrays with one row for each example; y and sample_weight may be None.
+        shuffle: True; False for the order of the arrays; "batch" for an order that is random inside each batch only.
+        class_weight: class -> its weight in the loss.
+
+    Raises:
+        DataError: for what is no array, and for arrays with different numbers of rows.
+    """
+
+    what = "array"
+    prepares_ahead = True
+    not_resumable = ""
+    batch_size: int | None = None  # any
+
+    def __init__(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, shuffle: bool | str = True, class_weight: Any = None
+    ) -> None:
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        self._parts = {name: _mapped(part, functools.partial(_as_array, name)) for name, part in given.items()}
+        self._shuffle = shuffle
+        self._class_weight = class_weight
+        rows = {f"{name} {leaf.shape}": len(leaf) for name, part in self._parts.items() for leaf in leaves(part)}
+        if len(set(rows.values())) > 1:
+            raise DataError(f"All arrays must have the same number of rows. Received: {', '.join(rows)}.")
+        if not rows or 0 in rows.values():
+            raise DataError(f"There is no example to train on. Received: {', '.join(rows) or 'no array'}.")
+        self.num_examples = next(iter(rows.values()))
+
+    def split(self, fraction: float) -> tuple[GivenArrays, GivenArrays]:
+        """The first rows for training and the last `fraction` for validation, as `validation_split` of `Model.fit`.
+
+        Raises:
+            DataError: if one of both would be empty.
+        """
+        if not isinstance(fraction, float) or not 0 < fraction < 1:
+            raise DataError(f"`validation_split` must be a number between 0 and 1. Received: {fraction!r}.")
+        stop = math.floor(self.num_examples * (1.0 - fraction))
+        if not 0 < stop < self.num_examples:
+            raise DataError(f"validation_split={fraction} of {self.num_examples} examples leaves none for one of both.")
+        train, held_out = (
+            [_mapped(part, operator.itemgetter(rows)) for part in self._parts.values()]
+            for rows in (slice(stop), slice(stop, None))
+        )
+        return GivenArrays(*train, shuffle=self._shuffle, class_weight=self._class_weight), GivenArrays(*held_out)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must have the same: a checksum of all rows, and what else makes the batches."""
+        checksum = hashlib.blake2b(digest_size=16)
+        for name, part in self._parts.items():
+            for leaf in leaves(part):
+                checksum.update(f"{name} {leaf.dtype} {leaf.shape} ".encode())
+                plain = leaf if leaf.dtype != object else np.array("\0".join(map(str, leaf.ravel())).encode())
+                checksum.update(np.ascontiguousarray(plain).view(np.uint8).data if plain.size else b"")
+        weights = self._class_weight and {str(name): float(weight) for name, weight in self._class_weight.items()}
+        return {"data": checksum.hexdigest(), "shuffle": self._shuffle, "class_weight": weights}
+
+    def __call__(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
+    ) -> Any:
+        """The batches of an epoch, or of several; see `tfaccel.Workload`."""
+        passes = [self._order(global_batch_size, seed, number) for number in range(epoch, epoch + num_epochs)]
+        passes[0] = passes[0][start_step * global_batch_size :]
+        return self._batches(passes, global_batch_size, static=self.num_examples % global_batch_size == 0)
+
+    def validation(self, global_batch_size: int) -> Any:
+        """All batches, in the order of the arrays."""
+        return self._batches([np.arange(self.num_examples)], global_batch_size, static=False)
+
+    def _order(self, global_batch_size: int, seed: int, epoch: int) -> np.ndarray:
+        from tfaccel.data.row_orders import random_order
+
+        if not self._shuffle:
+            return np.arange(self.num_examples)
+        return random_order(self.num_examples, global_batch_size, shuffle=self._shuffle, seed=seed)(epoch)
+
+    def _batches(self, passes: list[np.ndarray], global_batch_size: int, *, static: bool) -> Any:
+        import keras
+        import tensorflow as tf
+
+        arrays = self._tensors
+
+        def gathered(rows: Any) -> Any:
+            return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), arrays)
+
+        with tf.device("/CPU:0"):
+            parts = [tf.data.Dataset.from_tensor_slices(rows) for rows in passes]
+            batches = [part.batch(global_batch_size, drop_remainder=static) for part in parts]
+            joined = functools.reduce(lambda some, others: some.concatenate(others), batches)
+            return joined.map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
+
+    @functools.cached_property
+    def _tensors(self) -> Any:
+        """The arrays as tensors, as Keras's own adapter makes them."""
+        from tfaccel.data.private_adapters import data_adapter, dense_arrays
+
+        try:
+            adapter = data_adapter(
+                *self._parts.values(),
+                batch_size=1,
+                steps=None,
+                shuffle=False,
+                class_weight=self._class_weight,
+            )
+        except ValueError as error:
+            raise DataError(f"Keras does not take these data: {error}") from error
+        return dense_arrays(adapter)
+
+
+def leaves(nest: Any) -> Iterator[Any]:
+    """The arrays in dictionaries, lists and tuples; None is none.
+
+    Example:
+        >>> list(leaves({"a": [1, None], "b": 2}))
+        [1, 2]
+    """
+    if isinstance(nest, Mapping):
+        nest = list(nest.values())
+    if isinstance(nest, list | tuple):
+        for part in nest:
+            yield from leaves(part)
+    elif nest is not None:
+        yield nest
+
+
+def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(nest, Mapping):
+        return {name: _mapped(part, function) for name, part in nest.items()}
+    if isinstance(nest, list | tuple):
+        return tuple(_mapped(part, function) for part in nest)
+    return None if nest is None else function(nest)
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    """An array, a tensor or a data frame as a numpy array."""
+    is_frame = type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
+    if not is_frame and not (hasattr(value, "shape") and hasattr(value, "__array__")):
+        kind = type(value).__name__
+        hint = f" Write np.array({name})." if isinstance(value, int | float | bool | str) else ""
+        raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if hint else ''}.{hint}")
+    array = value.to_numpy() if is_frame else np.asarray(value)
+    if is_frame and array.ndim == 1:
+        array = array[:, np.newaxis]  # as Keras has a column
+    if array.ndim == 0:
+        raise DataError(f"{name} must have a first axis of examples. Received a single value: {value!r:.100}.")
+    if array.dtype == object and not all(isinstance(one, str) for one in array.ravel()):
+        columns = value.columns if hasattr(value, "columns") else ()
+        odd = [column for column in columns if value[column].to_numpy().dtype == object]
+        what = f"Column {odd[0]!r} of {name}" if odd else name
+        raise DataError(f"{what} holds objects that are no numbers. Encode them as numbers first.")
+    return array
+
+
+def _is_a(package: str, path: str, value: Any) -> bool:
+    """Whether a value is of a class of a package; one that is not imported has made no value."""
+    found: Any = sys.modules.get(package)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, type) and isinstance(value, found)

@@ -1,0 +1,205 @@
+"""A `tf.data.Dataset` or a `PyDataset` that a user gives, as the training data of a workload."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike, shuffles_without_seed
+from tfaccel.errors import DataError
+
+# Data set -> how often it was gone through in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
+_times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class GivenDataset:
+    """A `tf.data.Dataset` of batches, gone through once in each epoch, in the order that `Model.fit` goes.
+
+    Its order is its own. That of a shuffle with a seed depends on how many iterators were made of it before: as many
+    are made as `Model.fit` makes, so that an epoch has the same batches there and here, and after a stop.
+
+    Args:
+        dataset: yields (x, y) or (x, y, sample_weight).
+        shuffle: has no effect, as in `Model.fit`.
+        class_weight: as in `Model.fit`.
+
+    Raises:
+        DataError: for one that never ends, or holds no batch.
+    """
+
+    what = "tf.data.Dataset"
+    num_examples: int | None = None
+
+    def __init__(self, dataset: tf.data.Dataset, *, shuffle: Any = True, class_weight: Any = None) -> None:
+        del shuffle
+        self._class_weight = class_weight
+        self._source = dataset
+        self._dataset = _weighted(dataset, class_weight)
+        self._is_alike = passes_are_alike(dataset)
+        self.num_batches = int(dataset.cardinality())
+        if self.num_batches == tf.data.INFINITE_CARDINALITY:
+            raise DataError(
+                "The data set never ends. Give one epoch, without `.repeat()`, or as many batches as an epoch has: "
+                "`.take(NUMBER)`."
+            )
+        if self.num_batches == 0:
+            raise DataError("The data set holds no batch.")
+        self.batch_size = batch_size_of(dataset)
+        self.not_resumable = ""
+        if shuffles_without_seed(dataset):
+            self.not_resumable = "The data set is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether the next epoch may be prepared while one trains."""
+        return self._is_alike
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must have the same, as far as it can be told without reading the data."""
+        text = f"{self._dataset.element_spec} x {self.num_batches}"
+        return {"data": text, "class_weight": _named(self._class_weight)}
+
+    def __call__(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
+        """The batches of an epoch; see `tfaccel.Workload`."""
+        del seed
+        _check_size(self, global_batch_size)
+        if not self._is_alike:
+            wanted = epoch * (2 if self.num_batches > 0 else 1)
+            made = _times_begun.get(self._source, 0)
+            if wanted < made:
+                raise DataError(
+                    "The data set has been gone through before in this process, which changes the order of its "
+                    "shuffle. Make a new data set for each run."
+                )
+            for _ in range(wanted - made):
+                iter(self._dataset)
+            _times_begun[self._source] = wanted + 1
+        return self._dataset
+
+    def validation(self, global_batch_size: int) -> tf.data.Dataset:
+        """All batches, as large as they are."""
+        del global_batch_size
+        return self._dataset
+
+
+class GivenPyDataset:
+    """A `keras.utils.PyDataset`, whose batches are shuffled as whole ones; seed and epoch decide the order.
+
+    `workers` threads call its `__getitem__`, `on_epoch_begin` and `on_epoch_end` are called as in `Model.fit`, also for
+    epochs that a resumed run has behind it.
+
+    Args:
+        dataset: yields (x, y) or (x, y, sample_weight) by number.
+        shuffle: whether batches are gone through in another order in each epoch.
+        class_weight: as in `Model.fit`.
+
+    Raises:
+        DataError: if it does not tell how many batches it has.
+    """
+
+    what = "PyDataset"
+    num_examples: int | None = None
+    prepares_ahead = False
+    not_resumable = ""
+
+    def __init__(self, dataset: keras.utils.PyDataset, *, shuffle: bool = True, class_weight: Any = None) -> None:
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._class_weight = class_weight
+        if dataset.num_batches is None:
+            raise DataError("The PyDataset does not tell how many batches an epoch has. Give it `__len__`.")
+        self.num_batches = int(dataset.num_batches)
+        if self.num_batches < 1:
+            raise DataError("The PyDataset holds no batch.")
+        self._first = keras.tree.map_structure(_array, _as_tuple(dataset[0]))
+        first = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
+        self.batch_size = int(first[0].shape[0])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must have the same, as far as the first batch tells."""
+        checksum = 0
+        for leaf in keras.tree.flatten(self._first):
+            checksum = checksum if leaf is None else zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
+        text = f"{type(self._dataset).__qualname__} x {self.num_batches} {checksum}"
+        return {"data": text, "shuffle": self._shuffle, "class_weight": _named(self._class_weight)}
+
+    def __call__(self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """The batches of an epoch; see `tfaccel.Workload`."""
+        _check_size(self, global_batch_size)
+        begun = _times_begun.get(self._dataset, 0)
+        if epoch < begun - 1 and self._has_hooks:
+            raise DataError("The PyDataset has been gone through before in this process. Make a new one for each run.")
+        for _ in range(begun, epoch + 1):
+            self._dataset.on_epoch_end()  # also before the first epoch, as Keras does
+            self._dataset.on_epoch_begin()
+            _times_begun[self._dataset] = epoch + 1
+        numbers = np.arange(self.num_batches)
+        if self._shuffle:
+            numbers = np.random.default_rng([seed, epoch]).permutation(numbers)
+        return self._batches(numbers[start_step:])
+
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether the batches may change from epoch to epoch."""
+        own, plain = type(self._dataset), keras.utils.PyDataset
+        return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
+
+    def validation(self, global_batch_size: int) -> tf.data.Dataset:
+        """All batches, in their order."""
+        del global_batch_size
+        return self._batches(np.arange(self.num_batches))
+
+    def _batches(self, numbers: np.ndarray) -> tf.data.Dataset:
+        flat = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
+
+        def batch(number: Any) -> list[np.ndarray]:
+            found = [leaf for leaf in keras.tree.flatten(_as_tuple(self._dataset[int(number)])) if leaf is not None]
+            return [np.asarray(leaf, like.dtype) for leaf, like in zip(found, flat, strict=True)]
+
+        def fetched(number: tf.Tensor) -> Any:
+            tensors = tf.numpy_function(batch, [number], [leaf.dtype for leaf in flat])
+            for tensor, like in zip(tensors, flat, strict=True):
+                tensor.set_shape([None, *like.shape[1:]])
+            rest = iter(tensors)
+            return keras.tree.map_structure(lambda leaf: None if leaf is None else next(rest), self._first)
+
+        workers = max(1, self._dataset.workers)
+        batches = tf.data.Dataset.from_tensor_slices(numbers).map(fetched, num_parallel_calls=workers)
+        return _weighted(batches, self._class_weight)
+
+
+def _check_size(given: GivenDataset | GivenPyDataset, global_batch_size: int) -> None:
+    size = given.batch_size
+    if size not in (None, global_batch_size):
+        raise DataError(
+            f"The {given.what} has batches of {size} rows, but {global_batch_size} are asked for. Make it with batches "
+            f"of {global_batch_size}, or leave the batch size at {size} (without accumulation)."
+        )
+
+
+def _weighted(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
+    """The batches with sample weights, where classes have weights."""
+    if class_weight is None:
+        return dataset
+    adapter = data_adapter(dataset, batch_size=None, steps=None, shuffle=False, class_weight=class_weight)
+    return adapter.get_tf_dataset()
+
+
+def _as_tuple(batch: Any) -> tuple[Any, ...]:
+    return tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+
+
+def _array(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def _named(class_weight: Any) -> Any:
+    return class_weight and {str(name): float(weight) for name, weight in class_weight.items()}

@@ -1,0 +1,129 @@
+"""What tfaccel needs of Keras's data adapters and of `tf.data`'s classes, which have no public API.
+
+Keras's adapters decide what `Model.fit` accepts, and how arrays, data frames and class weights become batches. The
+parts of a `tf.data.Dataset` tell whether its passes are alike, and how many rows its batches have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.tested_versions import private_part
+
+_REPEATABLE = frozenset(
+    f"_{name}Dataset"
+    for name in (
+        "Batch",
+        "Concatenate",
+        "Filter",
+        "Map",
+        "Options",
+        "ParallelBatch",
+        "ParallelMap",
+        "Prefetch",
+        "Range",
+        "Skip",
+        "Take",
+        "Tensor",
+        "TensorSlice",
+        "Zip",
+    )
+)
+
+
+def data_adapter(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    shuffle: Any,
+    class_weight: dict[int, float] | None,
+) -> Any:
+    """Keras's own adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders (checks included)."""
+    from keras.src.trainers import data_adapters
+
+    return private_part(data_adapters, "get_data_adapter")(
+        x=x,
+        y=y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        class_weight=class_weight,
+    )
+
+
+def dense_arrays(adapter: Any) -> Any | None:
+    """The inputs of an array adapter as a nest of dense tensors, or None (another adapter, sparse or ragged data)."""
+    from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
+
+    if not isinstance(adapter, private_part(array_data_adapter, "ArrayDataAdapter")):
+        return None
+    inputs = private_part(adapter, "_inputs")
+    if any(_is_sparse_or_ragged(leaf) for leaf in keras.tree.flatten(inputs)):
+        return None
+    arrays = private_part(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
+    arrays = keras.tree.lists_to_tuples(arrays)
+    with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
+        return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+
+
+def _is_sparse_or_ragged(value: Any) -> bool:
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return True
+    return "sparse" in type(value).__module__.lower() or "Sparse" in type(value).__name__
+
+
+def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
+    """The first part for training and the last `fraction` for validation, as `Model.fit` cuts them."""
+    from keras.src.trainers.data_adapters import array_slicing
+
+    train, validation = private_part(array_slicing, "train_validation_split")(arrays, validation_split=fraction)
+    return train, validation
+
+
+def passes_are_alike(dataset: tf.data.Dataset) -> bool:
+    """Whether it cannot matter if a data set is gone through by iterators of its own or by one that repeats it.
+
+    That is so of arrays, batches and functions without state, and of a shuffle without a seed, of which no order can be
+    expected. False where it is not known: of Python code, files, caches, random numbers, variables, and where private
+    parts are gone.
+    """
+    try:
+        known = type(dataset).__name__ in _REPEATABLE
+        if type(dataset).__name__ == "_ShuffleDataset":
+            known = int(dataset._seed) == int(dataset._seed2) == 0
+        graphs = [function.function.graph for function in dataset._functions()]
+        outer = [tensor.dtype for graph in graphs for tensor, _ in graph.captures]
+        stateful = [
+            operation for graph in graphs for operation in graph.get_operations() if operation.op_def.is_stateful
+        ]
+        known = known and not stateful and tf.resource not in outer and tf.variant not in outer
+        return known and all(passes_are_alike(one) for one in dataset._inputs())
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set is shuffled in an order that nothing decides; False where private parts are gone."""
+    try:
+        unseeded = type(dataset).__name__ == "_ShuffleDataset" and int(dataset._seed) == int(dataset._seed2) == 0
+        return unseeded or any(shuffles_without_seed(one) for one in dataset._inputs())
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def batch_size_of(dataset: tf.data.Dataset) -> int | None:
+    """The rows of a data set's batches, of which the last may have fewer; None where that is not known."""
+    try:
+        from tensorflow.python.data.experimental.ops import distribute
+
+        size = int(distribute.compute_batch_size(dataset))
+    except (ImportError, AttributeError, TypeError, ValueError, tf.errors.OpError):
+        return None
+    return size if size > 0 else None

@@ -1,0 +1,72 @@
+"""`load_run`: what a finished run has left, to look at and to use."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfaccel.errors import RunDirError
+from tfaccel.exporting.load_model import MODEL_FILE, load_keras_model
+from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.training.result import TrainResult
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        path: its directory.
+        config: what the run was: its name, options, epochs, seed and batch size.
+        result: its plan, metrics, times and verdict.
+
+    Example:
+        >>> [field for field in Run.__dataclass_fields__]
+        ['path', 'config', 'result']
+    """
+
+    path: Path
+    config: dict[str, Any]
+    result: TrainResult
+
+    def load_model(self, *, modules: Sequence[str] = ()) -> keras.Model:
+        """The trained model, not compiled.
+
+        Args:
+            modules: modules of your own that define layers of the model.
+
+        Raises:
+            ExportError: if the file is broken, or holds code.
+        """
+        return load_keras_model(self.path / MODEL_FILE, modules=modules)
+
+
+def load_run(run_dir: str | os.PathLike[str]) -> Run:
+    """The run that `train` has finished in a directory.
+
+    Args:
+        run_dir: the directory.
+
+    Raises:
+        RunDirError: if there is no finished run, or its files cannot be read.
+
+    Example:
+        >>> load_run("no/such/run")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
+    """
+    path = check_finished_run(run_dir)
+    try:
+        config = dict(json.loads((path / "config.json").read_text()))
+        result = TrainResult.from_json({**json.loads((path / "result.json").read_text()), "run_dir": str(path)})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunDirError(f"The run in {path} cannot be read ({error}). Give the directory of another run.") from error
+    return Run(path, config, result)

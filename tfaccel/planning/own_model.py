@@ -1,0 +1,222 @@
+"""A model of the user's, as the functions of a workload: how it is compiled, and by what name its runs go."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import WorkloadError
+from tfaccel.near_name import check_names
+from tfaccel.planning.private_models import given_compile_arguments
+
+COMPILE_ARGUMENTS = (
+    "optimizer",
+    "loss",
+    "loss_weights",
+    "metrics",
+    "weighted_metrics",
+    "run_eagerly",
+    "auto_scale_loss",
+)
+_OF_THE_PLAN = ("jit_compile", "steps_per_execution")
+
+
+class CompiledByModel:
+    """The `compile_args` of a workload whose `build_model` returns a compiled model: what that was compiled with.
+
+    Args:
+        build_model: of the workload.
+    """
+
+    def __init__(self, build_model: Callable[[], Any]) -> None:
+        self._build_model = build_model
+
+    def __call__(self) -> dict[str, Any]:
+        """The arguments, fresh ones at every call."""
+        model = self._build_model()
+        if not getattr(model, "compiled", False):
+            raise WorkloadError(
+                "build_model returns a model that is not compiled. Call `model.compile(...)` in it, or give optimizer, "
+                "loss and metrics beside the data."
+            )
+        arguments = given_compile_arguments(model)
+        return {name: value for name, value in arguments.items() if name not in _OF_THE_PLAN}
+
+
+class FreshArguments:
+    """The `compile_args` of a workload, from arguments that are given as to `Model.compile`.
+
+    What holds state is made anew at every call: optimizers and metrics from their config, or by the function that is
+    given in their place.
+
+    Args:
+        arguments: of `Model.compile`. A class, or a function without arguments or with `num_steps` alone, is called.
+
+    Raises:
+        WorkloadError: for an argument that does not exist, or that the plan decides.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        for name in _OF_THE_PLAN:
+            if name in arguments:
+                raise WorkloadError(
+                    f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
+                )
+        check_names(arguments, COMPILE_ARGUMENTS, WorkloadError, "There is no argument {!r}.")
+        self._arguments = dict(arguments)
+
+    def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
+        """The arguments, for a run of so many optimizer steps."""
+        return {name: _fresh(name, value, num_steps) for name, value in self._arguments.items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The arguments as JSON values, which a run that goes on must have the same."""
+        return {name: _described(value) for name, value in self._arguments.items()}
+
+
+def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _fresh(name, part, num_steps) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_fresh(name, part, num_steps) for part in value)
+    if isinstance(value, type):
+        return value()
+    if name in ("optimizer", "metrics", "weighted_metrics") and hasattr(value, "get_config"):
+        try:
+            return type(value).from_config(value.get_config())
+        except Exception as error:  # whatever the user's class raises
+            raise WorkloadError(
+                f"{name}: each use needs a {type(value).__name__} of its own, and it cannot be made anew from its "
+                f"config ({type(error).__name__}: {error}). Give a function that makes one: {name}=lambda: ..."
+            ) from error
+    makes = None if not callable(value) or hasattr(value, "get_config") else _arguments_of_maker(value, num_steps)
+    if makes is None:
+        return value
+    if None in makes.values():
+        raise WorkloadError(
+            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the data set a length "
+            "(`tf.data.experimental.assert_cardinality`)."
+        )
+    return value(**makes)
+
+
+def _arguments_of_maker(function: Any, num_steps: int | None) -> dict[str, Any] | None:
+    """What a function is called with that makes an object; None for a loss or metric, which takes more."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    for arguments in ({"num_steps": num_steps}, {}):
+        try:
+            signature.bind(**arguments)
+        except TypeError:
+            continue
+        if "num_steps" in arguments and "num_steps" not in signature.parameters:
+            continue
+        return arguments
+    return None
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _described(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        config = json.loads(json.dumps(value.get_config(), default=_described))
+        config.pop("name", None)  # Keras counts objects in it
+        return {"class": type(value).__qualname__, "config": config}
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def is_model(value: Any) -> bool:
+    """Whether a value is a Keras model, told without importing Keras."""
+    return hasattr(value, "fit") and hasattr(value, "compile") and not isinstance(value, type)
+
+
+class RebuiltModel:
+    """The `build_model` of a workload that was given a Keras model: makes it anew, with the weights that it has.
+
+    Args:
+        model: a compiled model. It is not trained itself.
+
+    Raises:
+        WorkloadError: if it is not compiled.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if not model.compiled:
+            raise WorkloadError("The model is not compiled. Call `model.compile(...)` first.")
+        self.model = model
+        given = given_compile_arguments(model)
+        self.compile_args = {name: value for name, value in given.items() if name in COMPILE_ARGUMENTS}
+
+    @property
+    def dtype_policy(self) -> str:
+        """The model's dtype policy, which its config keeps whatever the plan says."""
+        return str(self.model.dtype_policy.name)
+
+    def __call__(self) -> Any:
+        """The model, made anew."""
+        kind = type(self.model)
+        try:
+            made = kind.from_config(self.model.get_config())
+            if len(made.weights) != len(self.model.weights):
+                raise ValueError("its layers are built when it is called")
+        except Exception as error:  # whatever the user's class raises
+            raise WorkloadError(
+                f"The model ({kind.__name__}) cannot be made anew from its config ({type(error).__name__}: "
+                f"{' '.join(str(error).split()):.120}). "
+                "Give the function that builds it in place of the model."
+            ) from error
+        for new, old in zip(_state(made), _state(self.model), strict=True):
+            new.assign(old)
+        return made
+
+    def take_weights(self, file: Any) -> None:
+        """Gives the model the weights that a run has left in a `.keras` file."""
+        trained = self()
+        trained.load_weights(file)
+        self.model.set_weights(trained.get_weights())
+
+
+def _state(model: Any) -> list[Any]:
+    """The weights, and the seeds of dropout, which weights do not hold."""
+    return [*model.weights, *(one for one in model.variables if one.name == "seed_generator_state")]
+
+
+def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """The function that builds the model, and the arguments to compile it with: empty if it compiles itself.
+
+    Raises:
+        WorkloadError: for what is neither a Keras model nor a function.
+    """
+    if is_model(build_model):
+        rebuilt = RebuiltModel(build_model)
+        return rebuilt, {**rebuilt.compile_args, **compile_args}
+    if not callable(build_model):
+        raise WorkloadError(
+            "build_model must be a Keras model, or a function that returns one, compiled or not. "
+            f"Received: {build_model!r:.200}."
+        )
+    return build_model, dict(compile_args)
+
+
+def name_of(build_model: Any) -> str:
+    """A name for runs of a model: that of the file which defines its function, or of the script that runs.
+
+    Example:
+        >>> name_of(name_of)
+        'own_model'
+    """
+    module = "__main__" if is_model(build_model) else str(getattr(build_model, "__module__", ""))
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "own_model").stem
+    return module.rpartition(".")[2] or "own_model"

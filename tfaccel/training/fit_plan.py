@@ -1,0 +1,122 @@
+"""A plan for `tfaccel.fit`: what of it a model can still take that is built and compiled under its strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.private_adapters import batch_size_of
+from tfaccel.errors import PlanError
+from tfaccel.planning.plan import Plan
+from tfaccel.training.batch_statistics import synchronize_batch_norm
+from tfaccel.training.engine import EngineOptions
+from tfaccel.training.model_parts import inner_optimizer
+from tfaccel.training.replicas import Replicas
+
+_STRATEGIES = {
+    "one_device": tf.distribute.OneDeviceStrategy,
+    "multi_worker_mirrored": tf.distribute.MultiWorkerMirroredStrategy,
+    "mirrored": tf.distribute.MirroredStrategy,
+    "tpu": tf.distribute.TPUStrategy,
+}
+
+
+def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan:
+    """The plan that a compiled model is built for, with other fields of yours.
+
+    Args:
+        model: the model.
+        batch_size: examples of a batch over all replicas, of which the optimizer may accumulate several.
+        **fields: fields of `Plan`, such as `sum_duplicate_indices`.
+
+    Raises:
+        PlanError: for fields that the model's strategy does not allow.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> plan_of_model(model, batch_size=8, sum_duplicate_indices=True).strategy
+        'none'
+    """
+    replicas = Replicas(model.distribute_strategy)
+    default = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    devices = tuple(":".join(device.split(":")[-2:]) for device in replicas.devices if device) or (default,)
+    accumulation = _accumulation_steps(model)
+    given: dict[str, Any] = {
+        "strategy": _strategy_of(replicas),
+        "devices": devices,
+        "num_workers": replicas.num_workers,
+        "dtype_policy": model.dtype_policy.name,
+        "jit_compile": bool(model.jit_compile),
+        "global_batch_size": batch_size * accumulation,
+        "accumulation_steps": accumulation,
+    }
+    if devices[0].startswith("CPU"):
+        given["num_logical_cpus"] = len(tf.config.list_logical_devices("CPU"))
+    return Plan(**{**given, **fields})
+
+
+def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -> tuple[EngineOptions, int | None]:
+    """Has a compiled model train as a plan says.
+
+    Args:
+        model: the model.
+        plan: the plan. Its threads, memory and data pipeline are for a run of `tfaccel.train`, and have no effect here.
+        x, batch_size: as in `Model.fit`.
+
+    Returns:
+        The engine's options, and the batch size.
+
+    Raises:
+        PlanError: where the plan is for another strategy, dtype policy or batch than the model and its data; the
+            message names all differences.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"`plan` must be a tfaccel.Plan. Received: {plan!r:.200}.")
+    replicas = Replicas(model.distribute_strategy)
+    is_dataset = isinstance(x, tf.data.Dataset)
+    micro_batch = plan.global_batch_size // plan.accumulation_steps
+    there = {
+        "strategy": (plan.strategy, _strategy_of(replicas)),
+        "replicas": (plan.num_replicas, replicas.num_replicas),
+        "dtype_policy": (plan.dtype_policy, model.dtype_policy.name),
+        "accumulation_steps": (plan.accumulation_steps, _accumulation_steps(model)),
+        "batch_size": (micro_batch, (batch_size_of(x) if is_dataset else batch_size) or micro_batch),
+        "augment_on": (plan.augment_on, "host"),
+    }
+    odd = [f"{name} is {mine} in the plan and {found} here" for name, (mine, found) in there.items() if mine != found]
+    if odd:
+        raise PlanError(
+            f"The plan is for another model than this one, which is built and compiled: {'; '.join(odd)}. Build the "
+            "model under the plan (`with tfaccel.Runtime(plan) as runtime, runtime.strategy.scope(): ...`), or change "
+            "the plan."
+        )
+    if plan.synchronize_batch_norm:
+        synchronize_batch_norm(model)
+    if model.jit_compile != plan.jit_compile:
+        model.jit_compile = plan.jit_compile
+        model.train_function = None  # Keras goes on with the old graph otherwise
+    if plan.steps_per_execution is not None:
+        model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
+    options = EngineOptions(
+        sum_duplicate_indices=plan.sum_duplicate_indices,
+        bytes_per_pack=plan.bytes_per_pack,
+        single_steps=plan.steps_per_execution == 1,
+    )
+    takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")
+    return options, micro_batch if takes_size else batch_size
+
+
+def _accumulation_steps(model: keras.Model) -> int:
+    """Batches in one optimizer step of a compiled model."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 1
+
+
+def _strategy_of(replicas: Replicas) -> str:
+    """The name of a strategy in plans."""
+    if replicas.is_default:
+        return "none"
+    kinds = (name for name, kind in _STRATEGIES.items() if isinstance(replicas.strategy, kind))
+    return next(kinds, type(replicas.strategy).__name__)
