@@ -217,4 +217,4 @@ read_image_set("tfds:made_up_images")
 read_labelled_texts(sys.argv[1])
 sys.exit("tensorflow" in sys.modules)
 """
-    run_python(code, address, env={"TFDS_DATA_DIR": str(tfds_folder)})
+    run_python(code, address, env={"TFDS_DATA_DIR": str(tfds_folder)}, fresh=True)
