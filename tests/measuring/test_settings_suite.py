@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from dataclasses import fields
 from importlib import import_module
 
 import pytest
@@ -16,11 +17,9 @@ def test_the_first_setting_is_what_the_recipe_has(recipe):
     make_workload = import_module(f"tfaccel.recipes.{recipe}").workload
     present, parameters = RECIPE_SETTINGS[recipe].present, inspect.signature(make_workload).parameters
     options = make_workload().options
-    rate = options["learning_rate"] or TrainingOptions(optimizer=options["optimizer"]).peak_learning_rate
+    rate = TrainingOptions(**{one.name: options[one.name] for one in fields(TrainingOptions)}).peak_learning_rate
     has = {name: parameter.default for name, parameter in parameters.items()}
     has |= {"weight_decay": None, "epochs": make_workload().epochs}
-    if recipe == "transfer_learning":
-        rate = make_workload().options["learning_rate"]
     assert present == {
         **{name: has[name] for name in present if name != "learning_rate"},
         **({"learning_rate": pytest.approx(rate)} if "learning_rate" in present else {}),

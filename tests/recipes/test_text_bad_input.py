@@ -79,7 +79,7 @@ def ends(run_python, tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode("latin-1"))
     cases = [(recipe, data) for recipe, data, _ in CASES]
-    child = run_python(PROGRAM, json.dumps(cases), cwd=folder)
+    child = run_python(PROGRAM, json.dumps(cases), cwd=folder, fresh=True)
     return dict(zip(cases, json.loads(child.stdout), strict=True))
 
 

@@ -13,7 +13,7 @@ from tfaccel.scripts import train, train_flags
 @pytest.fixture
 def train_help(run_python):
     """In a process of its own, which has the flags of this command alone."""
-    return lambda *arguments: run_python("tfaccel.scripts.main", "train", *arguments, "--help").stdout
+    return lambda *arguments: run_python("tfaccel.scripts.main", "train", *arguments, "--help", fresh=True).stdout
 
 
 def group(text, title):
