@@ -107,6 +107,7 @@ def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
 
 @pytest.mark.slow
 def test_every_ending_is_a_row_with_its_cause(tmp_path):
+    before = psutil.Process().children(recursive=True)
     result = search(
         search_cases.workload,
         search_cases.end_somehow,
@@ -125,7 +126,7 @@ def test_every_ending_is_a_row_with_its_cause(tmp_path):
     assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
     assert rows["memory"].cause == "Out of memory"
     assert sorted(line["trial_id"] for line in lines(tmp_path)) == [row.trial_id for row in result.rows]
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 @pytest.mark.slow
