@@ -22,12 +22,14 @@ def ran():
     return cases, run_cases(cases, on_row=came.append), came
 
 
+@pytest.mark.slow
 def test_rows_are_in_the_order_of_the_cases(ran):
     cases, rows, came = ran
     assert [(row.case, row.strategy) for row in rows] == [(case.name, str(case.placement)) for case in cases]
     assert sorted(came, key=str) == sorted(rows, key=str)
 
 
+@pytest.mark.slow
 def test_a_case_that_breaks_its_process_is_a_row_and_the_next_goes_on(ran):
     _, rows, _ = ran
     assert [row.ok for row in rows] == [False, True, True]

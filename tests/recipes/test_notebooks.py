@@ -60,9 +60,8 @@ def test_the_first_cells_are_the_same_everywhere(name):
         assert source_of(name, cell_id) == source_of(NOTEBOOKS[0], cell_id)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "text" in str(name) else []) for name in NOTEBOOKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_cell_runs_and_the_last_shows_a_picture(run_python, tmp_path, name):
     done = run_python(
         RUN, str(FOLDER / f"{name}.ipynb"), cwd=tmp_path, env={"TFACCEL_EPOCHS": "2"}, timeout_seconds=500

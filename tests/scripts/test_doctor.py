@@ -27,6 +27,7 @@ def test_a_sound_installation_passes_every_check(run_python):
     assert "trying CPU:0 XLA step ..." in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(Machine.here().glob("/proc/driver/nvidia/version")), reason="the driver here is a real one")
 def test_every_fault_has_its_line_and_the_rest_is_still_tried(run_python, tmp_path):
     driver = 'for i in 0 1; do echo "GPU-$i, NVIDIA H100, 81559, 580.65.06, 9.0"; done'

@@ -76,6 +76,7 @@ def test_coverage_by_values_is_shorter_and_by_triples_longer(run, chosen):
     assert numbers[0] < 50
 
 
+@pytest.mark.slow
 def test_all_is_the_full_product_and_shards_are_its_parts(run, chosen):
     assert run("--all", "--shard=1/5000")[0] == 0
     second = list(chosen)

@@ -52,6 +52,7 @@ def num_graphs():
     return sum(isinstance(one, tf.Graph) for one in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "one"])
 def test_graphs_of_trained_models_are_let_go(name):
     losses(fit, STRATEGIES[name](), OPTIMIZERS["averaging"])

@@ -158,6 +158,7 @@ def test_a_worker_s_rows_are_those_of_its_replicas(source):
     assert source(sharded, few).feed().batches.num_global_rows is None  # some would have no row
 
 
+@pytest.mark.slow
 def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path):
     command = [sys.executable, str(HERE / "shard_workload.py"), str(tmp_path)]
     workers = run_local_cluster(command, num_workers=2, time_limit_seconds=240)
