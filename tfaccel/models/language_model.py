@@ -15,8 +15,7 @@ from tfaccel.models.transformer_stack import TransformerStack
 class TransformerLanguageModel(TransformerStack):
     """A Transformer without encoder; it can look back over `max_length` positions.
 
-    Args:
-        *args, **kwargs: see `TransformerStack`.
+    The arguments are those of `TransformerStack`.
 
     Example:
         >>> TransformerLanguageModel(10, max_length=4, width=8, num_blocks=1)(ops.zeros((2, 4), "int32")).shape

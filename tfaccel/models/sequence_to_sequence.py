@@ -17,8 +17,7 @@ _LEAST_PROBABILITY = 1e-9
 class TextEncoder(TransformerStack):
     """Transformer blocks over a whole text; token 0 is padding, which is not looked at.
 
-    Args:
-        *args, **kwargs: see `TransformerStack`.
+    The arguments are those of `TransformerStack`.
 
     Example:
         >>> TextEncoder(10, max_length=4, width=8, num_blocks=1)(ops.ones((2, 4), "int32")).shape
@@ -45,8 +44,7 @@ class TextEncoder(TransformerStack):
 class TextDecoder(TransformerStack):
     """Transformer blocks that write, looking at what an encoder read.
 
-    Args:
-        *args, **kwargs: see `TransformerStack`.
+    The arguments are those of `TransformerStack`.
 
     Reference:
         Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
