@@ -42,7 +42,7 @@ from tfaccel.data.number_rows import read_number_rows
 from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
 from tfaccel.models.autoencoder_parts import WIDTH, autoencoder_cost, image_parts, row_parts
-from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
@@ -110,7 +110,7 @@ def workload(
     """
     options = TrainingOptions.of({**DEFAULTS, **training_options})
     check_counts(latent_size=latent_size, width=width)
-    check_parts(dropout=dropout)
+    check_fractions(dropout=dropout)
     examples = read_examples(data_dir, image_size=image_size, encoding=encoding)
     costs = autoencoder_cost(examples.shape, latent_size, width=width)
 

@@ -39,7 +39,7 @@ from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import WorkloadError
 from tfaccel.models.gan_costs import gan_costs, num_halvings
-from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
@@ -110,7 +110,7 @@ def workload(
     check_counts(latent_size=latent_size, width=width)
     if width % GROUPS:
         raise WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     if options.early_stopping is not None:
         raise WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
     images = digits(image_size) if data_dir is None else read_image_set(data_dir, image_size=image_size)

@@ -36,7 +36,7 @@ from tfaccel.data.image_files import read_image_set
 from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.image_set import ImageSet
 from tfaccel.data.raw_input import ImageInput
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.classifier_compile_args import classifier_compile_args
@@ -108,7 +108,7 @@ def workload(
     """
     options = TrainingOptions.of(training_options)
     check_counts(width=width, num_blocks=num_blocks)
-    check_parts(label_smoothing=label_smoothing)
+    check_fractions(label_smoothing=label_smoothing)
     check_choice("augmentation", augmentation, AUGMENTATIONS)
     check_choice("cache", cache, PLACES)
     kept = CacheOptions(place=cache)

@@ -43,7 +43,7 @@ from tfaccel.data.image_moves import ImageMoves
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.coco_scores import check_coco_library, coco_scores
 from tfaccel.training.baseline_scores import BaselineScores
@@ -113,7 +113,7 @@ def workload(
     check_coco_library()
     options = TrainingOptions.of(training_options)
     check_counts(width=width)
-    check_parts(dropout=dropout)
+    check_fractions(dropout=dropout)
     check_choice("test_part", test_part, tuple(TEST_SEEDS))
     images = read_images(data_dir, image_size, test_part)
     costs = cost(images, width)

@@ -39,7 +39,7 @@ from tfaccel.data.series_augmentation import series_augmentation
 from tfaccel.data.series_set import SeriesSet, pendulum_series, read_series
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.past_readers import MODELS, WIDTH, forecaster_cost, read_past
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.files import write_json
@@ -113,7 +113,7 @@ def workload(
     options = TrainingOptions.of(training_options)
     counts = {"window": window, "horizon": horizon, "width": width}
     check_counts(**counts)
-    check_parts(dropout=dropout)
+    check_fractions(dropout=dropout)
     check_choice("model", model, MODELS)
     changed = series_augmentation(augmentation)
     if options.learning_rate is None:

@@ -48,7 +48,7 @@ from tfaccel.data.text_sentences import first_sentence
 from tfaccel.data.text_vocabulary import Vocabulary, split_text
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
-from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -124,7 +124,7 @@ def workload(
     """
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_counts(num_words=num_words, width=width, num_blocks=num_blocks)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     pairs = (
         documentation_summaries()
         if data_dir is None

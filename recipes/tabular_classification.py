@@ -39,7 +39,7 @@ from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tab
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.tabular_network import NUM_LAYERS, WIDTH, TabularNetwork, for_small_tables
-from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
 from tfaccel.training.classifier_compile_args import classifier_compile_args
@@ -112,7 +112,7 @@ def workload(
     """
     options = TrainingOptions.of(training_options)
     check_counts(width=width, num_layers=num_layers)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     table_options = TableOptions(
         target=EMBEDDED_TARGET if data_dir is None else target,
         column_kinds=column_kinds,

@@ -43,7 +43,7 @@ from tfaccel.data.text_labels import LabelledTexts, documentation_passages, read
 from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, UNKNOWN, Vocabulary, padded
 from tfaccel.data.train_data import train_data_of
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -119,7 +119,7 @@ def workload(
     check_choice("model", model, get_args(ModelName))
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model])
     check_counts(num_words=num_words)
-    check_parts(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, token_dropout=token_dropout, label_smoothing=label_smoothing)
     columns = {"text_column": text_column, "label_column": label_column}
     texts = documentation_passages() if data_dir is None else read_labelled_texts(data_dir, **columns)
     vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MOST_TOKENS)

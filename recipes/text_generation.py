@@ -40,7 +40,7 @@ from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, Vocabulary
 from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import DataError
 from tfaccel.planning.layer_costs import LayerCost, layer_cost
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.text_costs import embedding_cost, lstm_cost, transformer_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -112,7 +112,7 @@ def workload(
     check_choice("model", model, get_args(ModelName))
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATES[model], global_clipnorm=1.0)
     check_counts(width=width, num_layers=num_layers)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     train_text, test_text = documentation() if data_dir is None else read_parts(data_dir)
     vocabulary = Vocabulary.of([train_text], unit="characters")
     settings = {"data_dir": data_place(data_dir), "model": model, "width": width,

@@ -51,7 +51,7 @@ from tfaccel.data.train_data import train_data_of
 from tfaccel.errors import WorkloadError
 from tfaccel.models.backbones import DIGITS, Backbone, classifier_cost, find_backbone, load_backbone
 from tfaccel.models.low_rank import with_lora
-from tfaccel.planning.option_checks import check_counts, check_parts
+from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.comparison_table import comparison_lines
 from tfaccel.training.baseline_scores import BaselineScores
@@ -137,7 +137,7 @@ def workload(
         options = replace(options, learning_rate=RATE_PARTS[pretrained] * options.peak_learning_rate)
     counts = {} if lora_rank is None else {"lora_rank": lora_rank}
     check_counts(num_stages=num_stages, **counts)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     if type(head_width) is not int or head_width < 0:
         raise WorkloadError(f"`head_width` must be a whole number of at least 0. Received: head_width={head_width!r}.")
     network = find_backbone(backbone)

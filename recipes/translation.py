@@ -36,7 +36,7 @@ from tfaccel.data.text_pairs import TextPairs, dates_in_words, encode_pairs, rea
 from tfaccel.data.text_vocabulary import Unit, Vocabulary, split_text
 from tfaccel.data.train_data import train_data_of
 from tfaccel.models.token_compile_args import token_compile_args
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 from tfaccel.planning.text_costs import sequence_to_sequence_cost
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
@@ -106,7 +106,7 @@ def workload(
     options = options_with_defaults(training_options, learning_rate=LEARNING_RATE, global_clipnorm=1.0)
     check_choice("unit", unit, ("characters", "words"))
     check_counts(max_length=max_length, width=width, num_blocks=num_blocks)
-    check_parts(dropout=dropout, label_smoothing=label_smoothing)
+    check_fractions(dropout=dropout, label_smoothing=label_smoothing)
     pairs = dates_in_words() if data_dir is None else read_translations(data_dir)
     sources, targets = zip(*pairs.train, strict=True)
     vocabularies = (vocabulary_of(sources, unit), vocabulary_of(targets, unit))

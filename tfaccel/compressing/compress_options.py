@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tfaccel.compressing.tfmot_options import TfmotOptions
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import check_names, near_name
+from tfaccel.planning.near_name import check_names, did_you_mean
 
 DIRECTIONS = ("auto", "min", "max")
 
@@ -77,7 +77,7 @@ class CompressOptions:
                 f"`confidence` must be from 0.5 to below 1, or 0 to judge by estimates alone. Received: {confidence!r}."
             )
         if self.direction not in DIRECTIONS:
-            hint = near_name(str(self.direction), DIRECTIONS)
+            hint = did_you_mean(str(self.direction), DIRECTIONS)
             raise CompressionError(
                 f"`direction` must be one of {', '.join(DIRECTIONS)}. Received: {self.direction!r}.{hint}"
             )

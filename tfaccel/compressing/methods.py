@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 
 FLOAT32 = "float32"
 # A method with training and one after it, such as "prune+int8": the pruned model, quantized.
@@ -99,7 +99,7 @@ def _check(name: str) -> None:
     first, plus, second = name.partition(AND)
     for part in (first, second) if plus else (first,):
         if part not in METHODS:
-            hint = near_name(part, METHODS) or f" Methods: {', '.join(METHODS)}."
+            hint = did_you_mean(part, METHODS) or f" Methods: {', '.join(METHODS)}."
             raise CompressionError(f"There is no method {part!r}.{hint}")
     if plus and (first not in _GIVES_KERAS_MODEL or second not in _AFTERWARDS):
         raise CompressionError(

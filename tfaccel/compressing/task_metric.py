@@ -15,7 +15,7 @@ from tfaccel.compressing.drop_interval import DropInterval
 from tfaccel.compressing.drop_judge import DropJudge, DropLimit, Examples
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 from tfaccel.training.private_api import compute_loss
 from tfaccel.training.private_tensorflow import metric_directions
 
@@ -196,7 +196,7 @@ def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:
     """
     if metric is not None:
         if metric not in metrics:
-            hint = near_name(metric, metrics) or ""
+            hint = did_you_mean(metric, metrics) or ""
             raise CompressionError(
                 f"The model has no metric {metric!r} on the held-out data.{hint} Metrics: {', '.join(metrics)}."
             )

@@ -31,7 +31,7 @@ from tfaccel.compressing.tfmot_training import TrainingJob
 from tfaccel.compressing.tfmot_weights import arrays_by_path
 from tfaccel.compressing.translation_source import TakenApart, take_apart
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 from tfaccel.planning.workload import Workload
 from tfaccel.tested_versions import installed_version, warn_if_untested
 
@@ -156,7 +156,7 @@ def check_method(method: str) -> None:
         >>> check_method("qat")
     """
     if method not in TRAINED_METHODS:
-        hint = near_name(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
+        hint = did_you_mean(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
         raise CompressionError(f"There is no method with training called {method!r}.{hint}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -90,7 +90,7 @@ def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -
     if names.count(column) > 1:
         raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a name of its own.")
     if column not in names:
-        hint = near_name(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
+        hint = did_you_mean(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
         raise DataError(f"{path} has no column {column!r}.{hint}")
 
 

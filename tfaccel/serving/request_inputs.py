@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 from tfaccel.serving.base64_text import decoded, is_encoded
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.tf_examples import serialized_examples
@@ -143,7 +143,7 @@ def check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place:
     unknown = [name for name in found if name not in specs]
     if missing or unknown:
         fault = f"there is no input {unknown[0]!r}" if unknown else f"it lacks {missing[0]!r}"
-        hint = near_name(unknown[0], missing or specs) if unknown else ""
+        hint = did_you_mean(unknown[0], missing or specs) if unknown else ""
         raise RequestError(400, f"{place}: {fault}.{hint} The signature takes {_names(specs)}.")
 
 

@@ -19,7 +19,7 @@ from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_no
 from tfaccel.exporting.saved_model_session import SavedModelSession
 from tfaccel.exporting.signatures import DEFAULT
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
-from tfaccel.planning.near_name import near_name
+from tfaccel.planning.near_name import did_you_mean
 from tfaccel.serving.batcher import Arrays, Work
 from tfaccel.serving.litert_model import LitertModel
 from tfaccel.serving.request_error import RequestError
@@ -104,7 +104,7 @@ class Servable:
             RequestError: 400, if there is none of this name.
         """
         if name not in self.inputs:
-            hint, known = near_name(name, self.inputs), ", ".join(sorted(self.inputs))
+            hint, known = did_you_mean(name, self.inputs), ", ".join(sorted(self.inputs))
             raise RequestError(
                 400, f"Serving signature name: {name!r:.60} not found in signature def.{hint} There are: {known}."
             )
