@@ -182,7 +182,7 @@ def _give_up(server: uvicorn.Server, faults: list[BaseException], error: BaseExc
 
 
 def _end_at_signals(server: uvicorn.Server) -> dict[int, Any]:
-    """Ignores the signal that uvicorn sends itself again after its graceful shutdown."""
+    """Makes the signal harmless that uvicorn sends itself again after its graceful shutdown."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
