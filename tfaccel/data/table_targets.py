@@ -9,7 +9,7 @@ from tfaccel.data.table import Column
 from tfaccel.errors import DataError
 from tfaccel.planning.near_name import did_you_mean
 
-# A target with more classes than this, and with few rows for each, is taken for a number to predict.
+# A target with more classes than this, and few rows for each, is treated as numeric.
 _MOST_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
 
