@@ -35,13 +35,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import TfaccelError
+from tfaccel.known_names import did_you_mean
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.measuring.search_suite import SEARCHES, run_search_suite
 from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.measuring.suite_options import SuiteOptions
-from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.settings_table import print_settings, run_settings
@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
     if any(argument in ("-h", "--help", "-help", "--helpshort") for argument in argv[1:]):
         return run_command(lambda: 0, [f"{argv[0]} SUITE", "--help"], description=description)
     received = "Name a suite first." if suite is None else f"Unknown suite {suite!r}."
-    hint = near_name(suite or "", SUITES)
+    hint = did_you_mean(suite or "", SUITES)
     print(f"{argv[0]}: {received}{hint} Suites: {', '.join(SUITES)}.", file=sys.stderr)
     return 2
 
@@ -169,7 +169,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
     for name in names or [""]:
         if name not in known:
             raise TfaccelError(
-                f"--figures: unknown figure {name!r}.{near_name(name, known)} Figures: {', '.join(known)}."
+                f"--figures: unknown figure {name!r}.{did_you_mean(name, known)} Figures: {', '.join(known)}."
             )
     return list(dict.fromkeys(names))
 

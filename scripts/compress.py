@@ -1,11 +1,11 @@
-"""`tfaccel compress`: smaller forms of a run's model, measured beside it, and which of them may take its place.
+"""`tfaccel compress`: smaller variants of a run's model, compared with it, and the one that may replace it.
 
     tfaccel compress --run_dir=runs/digits
     tfaccel compress --run_dir=runs/digits --methods=float16,dynamic,int8,qat,prune+int8 --max_metric_drop=0.01
 
-The run directory then has a folder `compressed` with the table (`report.json`), a picture, all forms, and the smallest
-one within the limit as `model.tflite`. A form must be within the limit with --confidence (95 %), as far as the number
-of held-out examples can tell. Exit status 0: there is such a form; 1: there is none; 3: some may be, but there are too
+The run directory then has a folder `compressed` with the table (`report.json`), a picture, all variants, and the
+smallest one within the limit as `model.tflite`. A variant must be within the limit with --confidence (95 %), as far
+as the number of held-out examples can tell. Exit status 0: a variant won; 1: none did; 3: one might, but there are too
 few examples to tell, and the summary says how many it takes; 2: bad input.
 """
 
@@ -62,14 +62,14 @@ def _main() -> int:
 
 
 def print_result(result: CompressResult) -> None:
-    """The table of all forms, what each layer costs, and the verdict."""
+    """The table of all variants, each layer's sensitivity, and the summary."""
     console = table_console()
     better = "lower" if result.lower_is_better else "higher"
     table = Table(title=f"{result.metric} ({better} is better) on {result.held_out}", title_justify="left")
     for heading in HEADINGS:
-        justify: Any = "left" if heading in ("form", "verdict") else "right"
+        justify: Any = "left" if heading in ("variant", "result") else "right"
         name = heading.replace("METRIC", result.metric.replace("_", "_\n"))
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=heading not in ("METRIC", "verdict"))
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=heading not in ("METRIC", "result"))
     for one in result.results:
         table.add_row(*(Text(cell) for cell in cells(result, one)))
     console.print(table)

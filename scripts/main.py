@@ -14,7 +14,7 @@ COMMANDS = {
     "recipes": "list the ready training recipes",
     "train": "train a recipe or a workload of your own",
     "tune": "search for the best hyperparameters, trials side by side",
-    "compress": "make smaller forms of a run's model, measure them, and say which may take its place",
+    "compress": "make smaller variants of a run's model, compare them, and pick one",
     "export": "write a trained model for those who deploy it: SavedModel, LiteRT, ONNX, each compared with the model",
     "serve": "serve a model over HTTP, with TensorFlow Serving's REST protocol",
     "predict": "predict files and folders with a trained model",

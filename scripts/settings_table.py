@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import TfaccelError
+from tfaccel.known_names import did_you_mean
 from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
 from tfaccel.measuring.settings_suite import (
     SettingScores,
@@ -23,7 +24,6 @@ from tfaccel.measuring.settings_suite import (
     settings_of,
 )
 from tfaccel.measuring.suite_options import SuiteOptions
-from tfaccel.planning.near_name import near_name
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.training.files import write_json
 
@@ -72,7 +72,7 @@ def chosen_recipes(names: Sequence[str]) -> list[str]:
         return list(RECIPE_SETTINGS)
     for name in names or [""]:
         if name not in RECIPE_SETTINGS:
-            hint = near_name(name, RECIPE_SETTINGS)
+            hint = did_you_mean(name, RECIPE_SETTINGS)
             raise TfaccelError(f"--recipes: no settings of {name!r}.{hint} Recipes: {', '.join(RECIPE_SETTINGS)}.")
     return list(dict.fromkeys(names))
 

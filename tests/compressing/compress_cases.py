@@ -73,7 +73,7 @@ def several_inputs(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
 
 @keras.saving.register_keras_serializable("tfaccel_tests")
 class Subclassed(keras.Model):
-    """A model of a class of its own, which takes a list and gives a tuple."""
+    """A model that is subclassed, which takes a list and gives a tuple."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -76,7 +76,7 @@ def changed(row, value):
             dense_model,
             NUMBERS,
             {"validation_data": repeated_for_ever},
-            r"validation_data must end\. Received: a data set that is repeated for ever",
+            r"validation_data must end\. Received: an infinite data set",
         ),
         (
             two_inputs_model,
@@ -84,15 +84,15 @@ def changed(row, value):
             {},
             r"takes 2 inputs \(first, second\)\. .* with 1\. Give several inputs as a dictionary or a list",
         ),
-        (token_model, NUMBERS, {}, r"Input 'tokens' takes whole numbers \(int32\)\. Received: .* with -?\d+\.\d+"),
+        (token_model, NUMBERS, {}, r"Input 'tokens' takes integers \(int32\)\. Received: .* with -?\d+\.\d+"),
         (token_model, np.full((4, 4), 99), {}, "LiteRT cannot run the model on an example: gather index out of bounds"),
         (
             text_model,
             np.array([["a b"], ["b"]]),
             {},
-            "'words' must be an array of numbers.* A model that takes text is compressed from behind its text layer on",
+            "'words' must be an array of numbers.* A model of text is compressed without its text vectorization",
         ),
-        (text_model, np.array([["a b"], ["b"]], object), {}, "A model that takes text is compressed from behind"),
+        (text_model, np.array([["a b"], ["b"]], object), {}, "A model of text is compressed without"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(logical_devices, tmp_path, make_model, representative, given, message):
@@ -112,8 +112,8 @@ def test_data_that_do_not_fit_are_refused(logical_devices, tmp_path, make_model,
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (NUMBERS, r"loss and metrics cannot be calculated on the held-out data \(targets: \(12, 4\) float32\)"),
-        (np.array(["yes"] * 12), r"cannot be calculated on the held-out data \(targets: \(12,\) "),
+        (NUMBERS, r"loss and metrics cannot be computed on the held-out data \(targets: \(12, 4\) float32\)"),
+        (np.array(["yes"] * 12), r"cannot be computed on the held-out data \(targets: \(12,\) "),
     ],
 )
 def test_targets_that_the_loss_does_not_take_are_refused(logical_devices, tmp_path, targets, message):

@@ -158,7 +158,7 @@ def with_nan():
 @pytest.mark.parametrize(
     ("make_model", "message"),
     [
-        (quantized, "The model is quantized already: its layer 'first' in int8. Give the model as it was trained"),
+        (quantized, "The model is already quantized: its layer 'first' in int8. Give the float model"),
         (with_nan, r"The float model gives nan in .* Look for NaN in its weights and in the data"),
         (lambda: keras.Sequential([keras.Input((4,)), Noisy(), layers.Dense(8)]), "it differs from call to call"),
     ],
@@ -181,4 +181,4 @@ def test_model_that_is_not_compiled_is_said_to_be_judged_by_agreement(logical_de
         **QUICK,
     )
     assert found.metric == "agreement"
-    assert found.held_out.endswith("; the model is not compiled, so that outputs alone are compared")
+    assert found.held_out.endswith("; the model is not compiled, so only outputs are compared")

@@ -49,7 +49,7 @@ def test_smallest_form_within_the_limit_wins():
     )
     assert found.winner.variant.name == "int8"
     verdicts = [found.verdict(one) for one in found.results]
-    assert verdicts[:3] == ["the model as it was trained", "within the limit", "smallest within the limit"]
+    assert verdicts[:3] == ["the float model", "within the limit", "smallest within the limit"]
     assert verdicts[3] == "accuracy is worse by 0.07: too much"
     assert found.drop(found.results[3]) == pytest.approx(0.07)
     assert found.summary()[0].startswith(
@@ -71,7 +71,7 @@ def test_a_gain_can_be_demanded():
     too_small = gate(result(accuracy=0.925), max_metric_drop=-0.01)
     assert too_small.verdict(too_small.results[1]) == "gain too small"
     assert too_small.summary()[0].startswith(
-        "Do not compress: no form is within the limit (accuracy better by 0.01 at least)"
+        "Do not compress: no variant is within the limit (accuracy better by 0.01 at least)"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_slower_form_is_said_so_and_never_recommended_for_speed():
     assert slow.winner.variant.name == "int8"
     assert slow.fastest is None
     assert "slower than float32, do not use it for speed" in slow.verdict(slow.results[1])
-    assert slow.summary()[1].startswith("For speed do not use any of them")
+    assert slow.summary()[1].startswith("For speed, use none of them")
     fast = gate(result(accuracy=0.92, seconds=(1e-3,)), result("bad", accuracy=0.5, seconds=(1e-4,)))
     assert fast.fastest.variant.name == "int8"
     assert fast.latency_ratio(fast.results[1]) == pytest.approx(1 / 1.5)
@@ -93,8 +93,8 @@ def test_a_slower_form_is_said_so_and_never_recommended_for_speed():
 
 def test_a_slower_winner_is_said_to_be_slower():
     summary = gate(result(accuracy=0.92, seconds=(3e-3,)), result("float16", accuracy=0.92, size=300)).summary()
-    assert summary[0].endswith("zipped 0.25. It is slower than float32, 2.00 of the time: do not use it for speed.")
-    assert summary[1].startswith("Fastest within the limit: float16, 0.67 of the time")
+    assert summary[0].endswith("zipped 0.25. It is slower than float32, 2.00 of its latency: do not use it for speed.")
+    assert summary[1].startswith("Fastest within the limit: float16, 0.67 of its latency")
 
 
 def test_a_form_in_keras_is_not_the_fastest_where_litert_is_faster():
@@ -185,7 +185,7 @@ def test_a_keras_model_is_compared_with_the_float_model_in_keras():
     )
     assert found.size_ratio(found.results[2]) == 0.3
     assert found.latency_ratio(found.results[2]) == 0.5
-    assert found.verdict(found.results[1]) == "the model as it was trained"
+    assert found.verdict(found.results[1]) == "the float model"
     assert found.winner.variant.name == "keras_int8"
 
 
@@ -230,10 +230,10 @@ def test_options_are_checked():
     assert CompressOptions.of({"num_threads": [1, 2]}).num_threads == (1, 2)
     for options, message in [
         ({"num_repressentative": 3}, "There is no option 'num_repressentative'. Did you mean 'num_representative'"),
-        ({"num_threads": (0,)}, "`num_threads` must be a whole number of at least 1. Received: 0"),
+        ({"num_threads": (0,)}, "`num_threads` must be an integer of at least 1. Received: 0"),
         ({"latency_seconds": 0}, "`latency_seconds` must be a number above 0"),
         ({"direction": "mni"}, "Did you mean 'min'"),
-        ({"num_threads": 2}, r"`num_threads` must be a list of whole numbers\. Received: 2"),
+        ({"num_threads": 2}, r"`num_threads` must be a list of integers\. Received: 2"),
         ({"metric": 3}, "`metric` must be the name of a metric, or None"),
         ({"progress": "yes"}, "`progress` must be a function that takes a line"),
         ({"training": {"epcohs": 3}}, r"Training has no option 'epcohs'\. Did you mean 'epochs'"),

@@ -62,4 +62,4 @@ def test_short_run(run_python):
     assert found["accuracy float32 - int8"] >= 0.02
     assert found["part of that loss won back by qat"] > 0
     assert done.returncode == (0 if report.met else 1)
-    assert "benchmark: qat, 1 of 1: qat: training with imitated int8: epoch 2/2" in done.stderr
+    assert "benchmark: qat, 1 of 1: qat: quantization-aware training: epoch 2/2" in done.stderr

@@ -50,7 +50,7 @@ def test_a_child_that_cannot_convert_or_dies_is_an_error(logical_devices, monkey
     before = children()
     model = keras.Sequential([keras.Input((4,)), layers.Dense(8), cases.Odd(name="odd_one"), layers.Dense(2)])
     with converter_of(model, signature_of(model, np.ones((2, 4), "float32"))) as converter:
-        with pytest.raises(CompressionError, match=r"cannot take these layers of the model: '.*odd_one' \(Erfinv\)"):
+        with pytest.raises(CompressionError, match=r"cannot convert these layers of the model: '.*odd_one' \(Erfinv\)"):
             converter.convert("float16")
         (pid,) = children() - before
         psutil.Process(pid).kill()

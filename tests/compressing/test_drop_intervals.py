@@ -157,8 +157,8 @@ def test_a_form_that_wins_by_one_of_few_examples_does_not_win():
     )
     assert found.summary()[:2] == [
         "Too few examples to tell (accuracy worse by 0.01 at most, with 95% confidence).",
-        "int8: its accuracy may be worse by up to 0.098, as far as 32 examples can tell. About 252 that show the same "
-        "would do. Give more validation data, allow more (max_metric_drop), or judge by these examples alone "
+        "int8: its accuracy may be worse by up to 0.098, as far as 32 examples can tell. About 252 with the same "
+        "outcome would be enough. Give more validation data, allow more (max_metric_drop), or go by the estimate alone "
         "(confidence=0).",
     ]
     assert cells(found, found.results[1])[2] == "+0.0312\n-0.0980 to +0.1642"
@@ -181,8 +181,8 @@ def test_a_larger_form_wins_where_the_smaller_one_is_not_sure():
     assert (found.winner.variant.name, found.is_undecided) == ("float16", False)
     assert found.summary()[1] == (
         "int8 would be smaller: its accuracy may be worse by up to 0.02, as far as 900 examples can tell. No number of "
-        "examples that show the same would do. Give more validation data, allow more (max_metric_drop), or judge by "
-        "these examples alone (confidence=0)."
+        "examples with the same outcome would be enough. Give more validation data, allow more (max_metric_drop), or "
+        "go by the estimate alone (confidence=0)."
     )
     infinite = DropInterval(low=-math.inf, high=math.inf, num_examples=1, num_needed=None)
     assert DropInterval.from_json(json.loads(json.dumps(infinite.to_json(), allow_nan=False))) == infinite

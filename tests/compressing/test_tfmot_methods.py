@@ -145,11 +145,11 @@ def test_every_method_leaves_what_it_says(run_python):
 
 
 def check_refused(found):
-    assert "no method with training called 'prone'. Did you mean 'prune'?" in found["unknown"]
-    assert "Layer 'mine' is of class Own, which is defined in the program itself" in found["own"]
-    assert "The model is a Subclassed, a class of its own" in found["subclassed"]
+    assert "no training method 'prone'. Did you mean 'prune'?" in found["unknown"]
+    assert "Layer 'mine' is of class Own, which is defined in the main program" in found["own"]
+    assert "The model is a Subclassed, a subclassed model" in found["subclassed"]
     assert "is not built: it has no weights yet" in found["unbuilt"]
-    assert "The loss <lambda> cannot be handed to another process" in found["loss"]
+    assert "The loss <lambda> cannot be sent to another process" in found["loss"]
     assert (
         "No layer of the model can be pruned by TFMOT. Received layers: GlobalAveragePooling2D" in found["no_kernels"]
     )
@@ -175,12 +175,12 @@ def test_child_ends_with_its_parent():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "`epochs` must be a whole number of at least 1. Received: epochs=0"),
+        ({"epochs": 0}, "`epochs` must be an integer of at least 1. Received: epochs=0"),
         ({"learning_rate": -1.0}, "`learning_rate` must be a number above 0. Received: -1.0"),
         ({"sparsity": 1.0}, "`sparsity` must be above 0 and below 1. Received: sparsity=1.0"),
-        ({"block_size": (4,)}, r"`block_size` must be two whole numbers .* Received: \(4,\)"),
-        ({"num_clusters": 1}, "`num_clusters` must be a whole number of at least 2. Received: num_clusters=1"),
-        ({"seed": -1}, "`seed` must be a whole number of at least 0"),
+        ({"block_size": (4,)}, r"`block_size` must be two integers .* Received: \(4,\)"),
+        ({"num_clusters": 1}, "`num_clusters` must be an integer of at least 2. Received: num_clusters=1"),
+        ({"seed": -1}, "`seed` must be an integer of at least 0"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(options, message):
@@ -202,7 +202,7 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
 
     from tfaccel.compressing.call_signature import signature_of
     from tfaccel.compressing.tfmot_job import TrainingBatches, write_job
-    from tfaccel.compressing.translation_source import take_apart
+    from tfaccel.compressing.translation_source import flatten_model
 
     asked = []
 
@@ -212,11 +212,11 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
         return {"optimizer": optimizer, "loss": keras.losses.CategoricalCrossentropy(from_logits=True)}
 
     work = replace(workload(), compile_args=compile_args, num_train_examples=None, epochs=2)
-    taken = take_apart(build_model())
-    batches = TrainingBatches(work, taken, seed=0)
-    signature = signature_of(taken.model, batches.first_x)
+    flat = flatten_model(build_model())
+    batches = TrainingBatches(work, flat, seed=0)
+    signature = signature_of(flat.model, batches.first_x)
     jobs = write_job(
-        tmp_path, taken, batches, method="prune", workload=work, options=TfmotOptions(), signature=signature
+        tmp_path, flat, batches, method="prune", workload=work, options=TfmotOptions(), signature=signature
     )
     assert asked == [2 * batches.steps_per_epoch]
     assert 0.0 < jobs["prune"].learning_rate <= 0.01

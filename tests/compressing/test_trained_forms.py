@@ -93,7 +93,7 @@ def check_pruned(forms):
 
 
 def check_clustered(forms):
-    said = "at most 8 values in each kernel of 7 layers, in a file in each channel of one whose channels"
+    said = "at most 8 values in each kernel of 7 layers, in a file per channel, where channels"
     for name in ("cluster", "cluster+int8", "cqat"):
         assert any(note.startswith(said) for note in forms[name]["notes"]), name
         assert all(kernel["values_of_channel"] <= 8 for kernel in forms[name]["kernels"]), name

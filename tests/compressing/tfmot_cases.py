@@ -83,12 +83,12 @@ def trained(name, method):
     from tfaccel.compressing.tfmot_ranges import begin_with_ranges_of
     from tfaccel.compressing.tfmot_sparsity import clustered_model, pruned_model
     from tfaccel.compressing.translation_model import translate
-    from tfaccel.compressing.translation_source import take_apart
+    from tfaccel.compressing.translation_source import flatten_model
 
     keras.utils.set_random_seed(0)
-    taken = take_apart(CASES[name](keras))
-    x = inputs_of(taken.model)
-    graph, layers = taken.graph, translate(taken.graph, taken.weights(), x)
+    flat = flatten_model(CASES[name](keras))
+    x = inputs_of(flat.model)
+    graph, layers = flat.graph, translate(flat.graph, flat.weights(), x)
     options = TfmotOptions(num_clusters=4)
     if method == "qat":
         made = quantized_model(graph, layers, method)
@@ -99,14 +99,14 @@ def trained(name, method):
         made = pruned_model(graph, layers, method, options, 4)
     made.model.compile(tf_keras.optimizers.Adam(1e-3), loss="mse")
     given = x if len(x) > 1 else x[0]
-    targets = np.random.default_rng(1).normal(size=(16, taken.model.output_shape[-1]))
+    targets = np.random.default_rng(1).normal(size=(16, flat.model.output_shape[-1]))
     steps = {"epochs": 1 if name == "mobile" else 4, "batch_size": 16, "verbose": 0}
     made.model.fit(given, targets, callbacks=getattr(made, "callbacks", ()), **steps)
     expected = made.model.predict_on_batch(given)
     if method == "qat":
         return {"notes": made.notes, **as_litert(made.model, graph, x, expected)}
     kernels = {path: [made.weights()[path][place] for place in places] for path, places in made.changed().items()}
-    outputs = taken.with_weights(made.weights())(given, training=False)
+    outputs = flat.with_weights(made.weights())(given, training=False)
     return {
         "notes": made.notes,
         "difference": float(np.abs(outputs - expected).max()),

@@ -179,7 +179,7 @@ def recipe(name):
 
 
 def gan_parts():
-    """The two networks of the recipe whose model is a class of its own."""
+    """The two networks of the recipe with a subclassed model."""
     from tfaccel.planning.load_workload import load_recipe
 
     model = load_recipe("gan").build_model()
@@ -224,25 +224,25 @@ def examples(model, count=4):
 
 
 def translated(model, inputs=None):
-    """What the translated model gives compared with Keras 3's: the largest difference, and what was taken along."""
+    """The largest difference of the translated model's outputs from Keras 3's, and its kept layers."""
     import keras
 
     from tfaccel.compressing.translation_graph import FlatGraph
     from tfaccel.compressing.translation_model import assemble, check_outputs, translate
-    from tfaccel.compressing.translation_source import take_apart
+    from tfaccel.compressing.translation_source import flatten_model
 
-    taken = take_apart(model)
-    graph = FlatGraph.from_json(json.loads(json.dumps(taken.graph.to_json())))
-    x = examples(taken.model) if inputs is None else taken.inputs_of(inputs)
+    flat = flatten_model(model)
+    graph = FlatGraph.from_json(json.loads(json.dumps(flat.graph.to_json())))
+    x = examples(flat.model) if inputs is None else flat.inputs_of(inputs)
     given = dict(zip([one.name for one in graph.inputs], x, strict=True)) if inputs is None else inputs
-    outputs = taken.model(given if len(x) > 1 or inputs is not None else x[0], training=False)
-    layers = translate(graph, taken.weights(), x)
+    outputs = flat.model(given if len(x) > 1 or inputs is not None else x[0], training=False)
+    layers = translate(graph, flat.weights(), x)
     made = assemble(graph, layers)
     difference = check_outputs(made, graph, x, keras.tree.flatten(outputs))
     back = {path: layers.weights_of(path) for path, layer in layers.by_path.items() if layer.weights}
     changed = {path: [array + 1 for array in arrays] for path, arrays in back.items()}
     before = [np.asarray(array) for array in model.get_weights()]
-    after = taken.with_weights(changed).get_weights()
+    after = flat.with_weights(changed).get_weights()
     same = all(np.allclose(a + 1, b) for a, b in zip(before, after, strict=True))
     return {"difference": difference, "kept": layers.kept, "returned": same, "layers": len(layers.by_path)}
 

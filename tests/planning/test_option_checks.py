@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])
@@ -19,10 +19,10 @@ def test_counts_that_are_none_are_refused(value):
 def test_parts_that_are_none_are_refused(value):
     message = f"`dropout` must be a number from 0 to below 1. Received: dropout={value!r}."
     with pytest.raises(WorkloadError, match=re.escape(message)):
-        check_parts(label_smoothing=0, dropout=value)
+        check_fractions(label_smoothing=0, dropout=value)
 
 
 def test_choices_and_numbers_that_can_be_are_taken():
     check_counts(epochs=2**31 - 1, width=10**6)
-    check_parts(dropout=0, label_smoothing=0.999)
+    check_fractions(dropout=0, label_smoothing=0.999)
     check_choice("model", "lstm", ("lstm", "transformer"))

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from tfaccel.errors import DataError, WorkloadError
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning import recipe_list
 from tfaccel.planning.load_workload import load_recipe, load_workload
-from tfaccel.planning.near_name import near_name
 from tfaccel.planning.recipe_list import list_recipes, summary_of
 from tfaccel.planning.workload import Workload
 
@@ -181,6 +181,6 @@ def test_summary_of(tmp_path):
     assert [summary_of(tmp_path / name) for name in ("a.py", "b.py")] == ["", "First line."]
 
 
-def test_near_name():
-    assert near_name("miror", ["mirrored", "none"]) == " Did you mean 'mirrored'?"
-    assert near_name("xyz", ["mirrored", "none"]) == ""
+def test_did_you_mean():
+    assert did_you_mean("miror", ["mirrored", "none"]) == " Did you mean 'mirrored'?"
+    assert did_you_mean("xyz", ["mirrored", "none"]) == ""

@@ -45,7 +45,7 @@ def run(capsys, *arguments):
         ),
         (["--run_dir=tests", "--num_representative=0"], "num_representative"),
         (["--run_dir=tests", "--sparsity=5"], "`sparsity` must be above 0 and below 1. Received: sparsity=5.0"),
-        (["--run_dir=tests", "--train_epochs=0"], "`epochs` must be a whole number of at least 1. Received: epochs=0"),
+        (["--run_dir=tests", "--train_epochs=0"], "`epochs` must be an integer of at least 1. Received: epochs=0"),
         (["--run_dir=tests", "--train_epochs=few"], "--train_epochs must be a whole number. Received: --train_epochs="),
         (["--run_dir=tests", "--metod=int8"], "Unknown command line flag 'metod'"),
     ],
@@ -82,6 +82,6 @@ def test_run_of_a_recipe_is_compressed(run_python, tmp_path):
         assert done["num_rows"] == 1
     shown = run_python("tfaccel.scripts.main", *common, "--max_metric_drop=-0.9", check=False)
     assert shown.returncode == 1
-    assert "Do not compress: no form is within the limit (accuracy better by 0.9 at least)" in shown.stdout
+    assert "Do not compress: no variant is within the limit (accuracy better by 0.9 at least)" in shown.stdout
     assert "compress: int8: metric on held-out data" in shown.stderr
     assert not (tmp_path / "run" / "compressed" / "model.tflite").exists()

@@ -1,1 +1,1 @@
-"""Smaller models: quantized, pruned, clustered or distilled, and the gate that says which of them may be used."""
+"""Smaller models: quantized, pruned, clustered or distilled, and the comparison that picks one."""

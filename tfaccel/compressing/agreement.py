@@ -1,4 +1,4 @@
-"""How far the outputs of a form of a model agree with those of the float model."""
+"""How far the outputs of a variant agree with those of the float model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 class Agreement:
     r"""Agreement over batches.
 
-    Where the targets of an output are classes (whole numbers, or one-hot rows as wide as the output), it is the part of
-    the decisions (rows, or places in them) for which both are largest at the same class. Otherwise it is
-    $1 - \sum (a - b)^2 / \sum (a - \bar a)^2$, at least 0, for the float model's outputs $a$: 1 for the same. Of a
-    model with several outputs it is the mean.
+    Where the targets of an output are classes (integers, or one-hot rows as wide as the output), it is the fraction
+    of predictions (rows, or positions in them) where both have the same argmax. Otherwise it is
+    $1 - \sum (a - b)^2 / \sum (a - \bar a)^2$, at least 0, for the float model's outputs $a$: 1 where both are
+    the same. For a model with several outputs it is the mean over them.
 
     Example:
         >>> both = Agreement()
@@ -28,7 +28,7 @@ class Agreement:
         self._outputs: list[_OutputAgreement] = []
 
     def update(self, of_float: Any, outputs: Any, targets: Any) -> None:
-        """Takes the outputs of both for a batch, and its targets (None where there are none)."""
+        """Adds the outputs of both models for a batch, and its targets (None where there are none)."""
         pairs = list(zip(keras.tree.flatten(of_float), keras.tree.flatten(outputs), strict=True))
         known = [] if targets is None else keras.tree.flatten(targets)
         targets = known if len(known) == len(pairs) else [None] * len(pairs)
@@ -70,7 +70,7 @@ class _OutputAgreement:
 
 
 def are_classes(target: np.ndarray, output: np.ndarray) -> bool:
-    """Whether targets are classes for an output: whole numbers, or one-hot rows as wide as it is."""
+    """Whether targets are class indices (integers), or one-hot rows as wide as the output."""
     if output.ndim < 2 or output.shape[-1] < 2:
         return False
     if target.shape in (output.shape[:-1], (*output.shape[:-1], 1)):

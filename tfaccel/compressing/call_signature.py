@@ -1,4 +1,4 @@
-"""How a model is called: the names, shapes and kinds of what goes in, and the names of what comes out."""
+"""How a model is called: names, shapes and dtypes of its inputs, and names of its outputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import call_model
 
 SIGNATURE_KEY = "serving_default"
-_FLOATS = ("float64", "float16", "bfloat16")  # taken as float32
+_FLOATS = ("float64", "float16", "bfloat16")  # cast to float32
 _SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class InputTensor:
-    """One tensor that goes into a model.
+    """One input tensor of a model.
 
     Attributes:
-        name: in the signature.
-        shape: of one example.
-        dtype: by numpy's name.
+        name: its name in the signature.
+        shape: the shape of one example.
+        dtype: a NumPy dtype name.
     """
 
     name: str
@@ -36,12 +36,12 @@ class InputTensor:
 
 @dataclass(frozen=True)
 class CallSignature:
-    """How a model is called with one example.
+    """The inputs and outputs of a model called on one example.
 
     Attributes:
-        inputs: in the order of the nest.
-        input_nest: what the model takes, with names in place of tensors.
-        output_nest: what the model gives, with names in place of tensors.
+        inputs: the input tensors, in the order of `input_nest`.
+        input_nest: the structure of the model's inputs, with names in place of tensors.
+        output_nest: the structure of the model's outputs, with names in place of tensors.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -50,26 +50,26 @@ class CallSignature:
 
     @property
     def output_names(self) -> list[str]:
-        """Names of the outputs, in the order of the nest."""
+        """Names of the outputs, in the order of `output_nest`."""
         return list(keras.tree.flatten(self.output_nest))
 
     def pack_inputs(self, named: Mapping[str, Any]) -> Any:
-        """What the model takes, from tensors by name."""
+        """The model's inputs, structured as it expects, from tensors by name."""
         return keras.tree.map_structure(lambda name: named[name], self.input_nest)
 
     def pack_outputs(self, named: Mapping[str, Any]) -> Any:
-        """What the model gives, from tensors by name."""
+        """The model's outputs, structured as it returns them, from tensors by name."""
         return keras.tree.map_structure(lambda name: named[name], self.output_nest)
 
     def named_inputs(self, x: Any, *, what: str = "a batch") -> dict[str, np.ndarray]:
-        """Arrays by name, checked, and of the kinds that the model takes.
+        """Input arrays by name, checked and cast to the model's dtypes.
 
         Args:
-            x: a batch, of any nest with as many arrays.
-            what: where it is from, for the message.
+            x: a batch, in any nested structure with the right number of arrays.
+            what: what error messages call it.
 
         Raises:
-            CompressionError: for another number of arrays, or another shape.
+            CompressionError: if the number of arrays or a shape is wrong.
         """
         leaves = keras.tree.flatten(x)
         if len(leaves) != len(self.inputs):
@@ -84,16 +84,16 @@ class CallSignature:
 
 
 def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSignature:
-    """How a model is called with examples like those of a batch.
+    """The signature of a model for examples like those of a batch.
 
     Args:
         model: a built Keras model.
         x: a nest of arrays, of shape (rows, ...).
-        what: where they are from, for the message.
+        what: what error messages call them.
 
     Raises:
-        CompressionError: for inputs that are no arrays of numbers, of a shape that the model does not take, or another
-            number of them.
+        CompressionError: if inputs are not numeric, have a shape that the model does not accept, or are too few or
+            too many.
     """
     own = {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
     leaves = [(_name(path), np.asarray(leaf)) for path, leaf in keras.tree.flatten_with_path(x)]
@@ -108,7 +108,7 @@ def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSi
 
 
 def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTensor:
-    """An input as data have it, checked against what the model says of it."""
+    """An input as found in the data, checked against the model's own spec."""
     _check_kind(name, leaf, what)
     if leaf.ndim < 1:
         raise CompressionError(
@@ -124,7 +124,7 @@ def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTens
 
 
 def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
-    """Names in the nest that the model gives for one example."""
+    """The structure of the model's outputs for one example, with names in place of tensors."""
     try:
         made = traced(model, signature, lambda outputs: outputs).structured_outputs
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, tf.errors.OpError) as error:
@@ -145,8 +145,8 @@ def traced(model: keras.Model, signature: CallSignature, outputs_of: Callable[[A
 
     Args:
         model: a Keras model.
-        signature: how it is called; its outputs need not be known.
-        outputs_of: what is made of the model's outputs.
+        signature: its inputs; `output_nest` need not be set.
+        outputs_of: a function applied to the model's outputs.
     """
     specs = {t.name: tf.TensorSpec((1, *t.shape), t.dtype, name=t.name) for t in signature.inputs}
 
@@ -161,7 +161,7 @@ def _name(path: Any) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names that are different and that a signature takes: letters, digits and underlines."""
+    """Unique names that are valid in a signature: letters, digits and underscores."""
     plain = [re.sub(r"\W", "_", name) for name in names]
     plain = [f"input_{name}" if name[:1].isdigit() else name for name in plain]
     return [f"{name}_{place}" if plain.count(name) > 1 else name for place, name in enumerate(plain)]
@@ -176,12 +176,12 @@ def _in_float32(dtype: str) -> str:
 
 
 def _check_kind(name: str, array: np.ndarray, what: str) -> None:
-    """Raises CompressionError for an array of something else than numbers."""
+    """Raises CompressionError for an array that is not numeric."""
     if np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_ or str(array.dtype) in _FLOATS:
         return
     hint = ""
     if array.dtype.kind in "OSU":
-        hint = " A model that takes text is compressed from behind its text layer on, with the tokens as its inputs."
+        hint = " A model of text is compressed without its text vectorization, with token ids as its inputs."
     raise CompressionError(
         f"Input {name!r} must be an array of numbers. Received: {what} of shape {array.shape}, {array.dtype}.{hint}"
     )
@@ -196,9 +196,7 @@ def _as_kind(leaf: Any, tensor: InputTensor, what: str) -> np.ndarray:
         found = np.ascontiguousarray(array, tensor.dtype)
     if np.issubdtype(found.dtype, np.integer) and not np.array_equal(found, array):
         wrong = array[found != array].flat[0]
-        raise CompressionError(
-            f"Input {tensor.name!r} takes whole numbers ({tensor.dtype}). Received: {what} with {wrong}."
-        )
+        raise CompressionError(f"Input {tensor.name!r} takes integers ({tensor.dtype}). Received: {what} with {wrong}.")
     return found
 
 
@@ -212,5 +210,5 @@ def _wrong_number(names: list[str], received: int, what: str) -> CompressionErro
 def _wrong_shape(name: str, wanted: tuple[int | None, ...], received: tuple[int, ...], what: str) -> CompressionError:
     return CompressionError(
         f"Input {name!r} must be of shape (rows, {', '.join(map(str, wanted))}). Received: {what} of shape {received}. "
-        "Give examples as the model takes them, one in each row."
+        "Give one example per row, as the model takes them."
     )

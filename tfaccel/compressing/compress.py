@@ -1,4 +1,4 @@
-"""`compress`: a run's model, or a Keras model, in; smaller forms of it out, measured, and the verdict on them."""
+"""`compress`: makes smaller variants of a run's model, or of a Keras model, measures them and picks one."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ def compress(
     validation_data: Any = None,
     **options: Any,
 ) -> CompressResult:
-    """Makes smaller forms of a model, measures them, and says which of them may take its place.
+    """Makes smaller variants of a model, measures them, and picks the one that may replace it.
 
-    Each form is judged by the task's metric on held-out data, its size, its latency and memory in its own runtime on
-    this machine, and how far it agrees with the float model. The smallest one whose metric is worse by at most
-    `max_metric_drop` wins, if there are enough held-out examples to tell that with the option `confidence` (0.95). The
-    folder `compressed` in the run directory then holds `report.json` (the table), `size_and_metric.png`, all forms in
-    `variants`, and the winner as `model.tflite` (or `model.keras`).
+    Variants are compared by the task's metric on held-out data, file size, latency and memory in their own runtime on
+    this machine, and agreement with the float model. The smallest variant whose metric is worse by at most
+    `max_metric_drop` wins, if there are enough held-out examples to be sure of that with `confidence` (0.95). The
+    folder `compressed` in the run directory then holds `report.json` (the table), `size_and_metric.png`, all variants
+    in `variants`, and the winner as `model.tflite` (or `model.keras`).
 
     Args:
         run_or_model: the directory of a finished run, or a built Keras 3 model.
-        methods: what to try, such as "float16,dynamic,int8"; see `tfaccel.compressing.methods.METHODS`.
-        max_metric_drop: how much worse the metric may be, in its own unit; below 0 a gain is demanded.
+        methods: which methods to try, such as "float16,dynamic,int8"; see `tfaccel.compressing.methods.METHODS`.
+        max_metric_drop: how much worse the metric may be, in its own unit; a negative value demands a gain.
         workload: what the model was trained on: a workload, or its import path; None for a recipe's run, or for a
             model with data.
-        representative_data: examples that show the ranges of activations, as arrays of shape (rows, ...) or a
-            `tf.data.Dataset` of batches; None for the workload's training set.
-        validation_data: what to judge by, as `Model.evaluate` takes it: (x, y), or a `tf.data.Dataset` of batches; None
-            for the workload's validation data. A model that is compiled is judged by its own loss and metrics.
+        representative_data: examples that calibrate the ranges of activations, as arrays of shape (rows, ...) or
+            a `tf.data.Dataset` of batches; None for the workload's training set.
+        validation_data: held-out data, as `Model.evaluate` takes them: (x, y), or a `tf.data.Dataset` of batches; None
+            for the workload's validation data. A compiled model is evaluated with its own loss and metrics.
         **options: see `tfaccel.compressing.compress_options.CompressOptions`.
 
     Returns:
-        The table and the verdict; `winner` is None where no form is good enough, or where there are too few examples to
-        tell (`is_undecided`).
+        The table of variants; `winner` is None if no variant is good enough, or if there are too few examples to tell
+        (`is_undecided`).
 
     Raises:
-        RunDirError: if the directory is none of a finished run.
-        CompressionError: for an unknown method (with the nearest name), representative data of the wrong shape, layers
-            that LiteRT cannot take (named), or another argument that cannot be used.
+        RunDirError: if the directory does not hold a finished run.
+        CompressionError: for an unknown method, representative data of the wrong shape, layers that LiteRT cannot
+            convert (named in the message), or another invalid argument.
         VersionError: if a package that a method needs is missing.
 
     Example:
@@ -86,12 +86,12 @@ def compress(
 
 
 def known_workload(run_or_model: Any, workload: Workload | str | None) -> Workload | None:
-    """The workload of what is to be compressed; None for a model without one.
+    """The workload of the model to compress; None if it has none.
 
     Raises:
-        RunDirError: for a path that is no directory of a finished run.
-        WorkloadError: for a run of no recipe, where no workload is named.
-        CompressionError: for something else than a run directory or a Keras model.
+        RunDirError: if the directory does not hold a finished run.
+        WorkloadError: if the run is not of a recipe and no workload is given.
+        CompressionError: for anything but a run directory or a Keras model.
     """
     _check_workload(workload)
     if isinstance(run_or_model, str | os.PathLike):
@@ -123,4 +123,4 @@ def _out_dir(run_or_model: Any, options: CompressOptions) -> str | os.PathLike[s
         return options.out_dir
     if isinstance(run_or_model, str | os.PathLike):
         return os.path.join(run_or_model, "compressed")
-    raise CompressionError("Give `out_dir`, a folder for the compressed forms of the model.")
+    raise CompressionError("Give `out_dir`, a folder for the compressed variants.")

@@ -1,4 +1,4 @@
-"""The noun `CompressOptions`: how forms of a model are made and judged."""
+"""The noun `CompressOptions`: how variants of a model are made and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tfaccel.compressing.tfmot_options import TfmotOptions
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import check_names, near_name
+from tfaccel.known_names import check_names, did_you_mean
 
 DIRECTIONS = ("auto", "min", "max")
 
@@ -22,29 +22,29 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressOptions:
-    """How forms of a model are made and judged.
+    """How variants of a model are made and compared.
 
     Args:
-        metric: what to judge by: a metric of the model, "loss", or "agreement" (with the float model); None for the
-            first metric that is no loss.
-        direction: whether the metric is better when lower ("min") or higher ("max"); "auto" goes by its name.
-        confidence: with which the drop must be within the limit, at least 0.5; 0 to judge by its estimate alone.
-        num_representative: training examples that show the ranges of activations.
-        num_threads: numbers of threads to measure the latency with; empty for one and for all usable cores.
-        latency_seconds: how long to time each file with each number of threads.
-        sensitivity: also measure what each layer in int8 costs, as "mixed" does.
-        training: options of the methods with training, by name; see `tfaccel.compressing.tfmot_options`.
-        out_dir: where the outcome goes; None for `compressed` in the run directory, or nowhere for a model.
+        metric: the metric to compare by: one of the model's, "loss", or "agreement" (with the float model); None for
+            the first metric other than the loss.
+        direction: "min" or "max", whichever is better for the metric; "auto" infers it from the metric's name.
+        confidence: with which the drop must be within the limit, at least 0.5; 0 to go by the estimate alone.
+        num_representative: number of training examples that calibrate the ranges of activations.
+        num_threads: thread counts to measure latency with; empty for one thread and for all usable cores.
+        latency_seconds: how long to time each file with each thread count.
+        sensitivity: also measure the metric drop of quantizing each layer alone to int8, as "mixed" does.
+        training: options of the methods that train, by name; see `tfaccel.compressing.tfmot_options`.
+        out_dir: output folder; None for `compressed` in the run directory; required for a model.
         progress: called with a line before each step.
 
     Raises:
-        CompressionError: for a value that cannot be used.
+        CompressionError: for an invalid value.
 
     Example:
         >>> CompressOptions(num_representative=0)
         Traceback (most recent call last):
         ...
-        tfaccel.errors.CompressionError: `num_representative` must be a whole number of at least 1. Received: 0.
+        tfaccel.errors.CompressionError: `num_representative` must be an integer of at least 1. Received: 0.
     """
 
     metric: str | None = None
@@ -74,10 +74,10 @@ class CompressOptions:
         confidence = self.confidence
         if not _is_number(confidence) or not (confidence == 0 or 0.5 <= confidence < 1):
             raise CompressionError(
-                f"`confidence` must be from 0.5 to below 1, or 0 to judge by estimates alone. Received: {confidence!r}."
+                f"`confidence` must be from 0.5 to below 1, or 0 to go by estimates alone. Received: {confidence!r}."
             )
         if self.direction not in DIRECTIONS:
-            hint = near_name(str(self.direction), DIRECTIONS)
+            hint = did_you_mean(str(self.direction), DIRECTIONS)
             raise CompressionError(
                 f"`direction` must be one of {', '.join(DIRECTIONS)}. Received: {self.direction!r}.{hint}"
             )
@@ -87,17 +87,17 @@ class CompressOptions:
         """The options in a dictionary.
 
         Raises:
-            CompressionError: for a name that is no option, with the nearest one.
+            CompressionError: for an unknown option.
         """
         check_names(options, [one.name for one in fields(cls)], CompressionError, "There is no option {!r}.")
         return cls(**options)
 
 
 def checked_drop(max_metric_drop: float) -> float:
-    """How much worse the metric may be, checked.
+    """The limit of the metric's drop, checked.
 
     Raises:
-        CompressionError: if it is no number.
+        CompressionError: if it is not a number.
     """
     if not _is_number(max_metric_drop) or not math.isfinite(max_metric_drop):
         raise CompressionError(f"`max_metric_drop` must be a number. Received: {max_metric_drop!r}.")
@@ -105,10 +105,10 @@ def checked_drop(max_metric_drop: float) -> float:
 
 
 def _check_kinds(options: CompressOptions) -> None:
-    """Raises CompressionError for an option that is of another kind than it must be."""
+    """Raises CompressionError for an option of the wrong type."""
     kinds: dict[str, tuple[Any, str]] = {
         "metric": (str | None, "the name of a metric, or None"),
-        "num_threads": (list | tuple, "a list of whole numbers"),
+        "num_threads": (list | tuple, "a list of integers"),
         "sensitivity": (bool, "True or False"),
         "training": (Mapping, "a dictionary of options by name"),
         "out_dir": (str | os.PathLike | None, "a folder, or None"),
@@ -126,4 +126,4 @@ def _is_number(value: Any) -> bool:
 
 def _check_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
-        raise CompressionError(f"`{name}` must be a whole number of at least 1. Received: {value!r}.")
+        raise CompressionError(f"`{name}` must be an integer of at least 1. Received: {value!r}.")

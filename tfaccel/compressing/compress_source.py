@@ -1,4 +1,4 @@
-"""What is to be compressed: a run's model or a model given, with its data, in float32."""
+"""The model to compress, of a run or given, in float32, with its data."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class CompressSource:
     """A model and its data.
 
     Attributes:
-        model: calculates in float32.
-        signature: how it is called.
-        representative: passes over what shows the ranges of activations.
-        representative_text: what that is.
-        held_out: passes over what it is judged by.
-        held_out_text: what that is.
-        task: judges predictions on it.
-        workload: that it was trained on; None where only data are known.
-        run_dir: that it is from; None for a model.
+        model: the model, computing in float32.
+        signature: its call signature.
+        representative: iterates over the examples that calibrate the ranges of activations.
+        representative_text: a description of them.
+        held_out: iterates over the held-out data.
+        held_out_text: a description of them.
+        task: evaluates predictions on the held-out data.
+        workload: the workload it was trained on; None if only data are known.
+        run_dir: the run it is from; None for a model.
     """
 
     model: keras.Model
@@ -59,7 +59,7 @@ class CompressSource:
 
     @property
     def raw_input(self) -> RawInput | None:
-        """What the model's inputs are made of; None where that is not known."""
+        """The raw inputs of the model; None if unknown."""
         if self.run_dir is not None and (self.run_dir / FILE_NAME).is_file():
             return load_raw_input(self.run_dir / FILE_NAME)
         given: RawInput | None = None if self.workload is None else self.workload.raw_input
@@ -67,7 +67,7 @@ class CompressSource:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What a process needs to load and call the model: modules with its layers, where those are, and its inputs."""
+        """What a process needs to load and call the model: modules of its layers, their path, and its inputs."""
         return {"imports": layer_modules(self.model), "path": list(sys.path), "nest": self.signature.input_nest}
 
 
@@ -82,12 +82,12 @@ def source_of(
 
     Args:
         run_or_model: a run directory, or a Keras model.
-        workload: that it was trained on; None where only data are known.
+        workload: the workload it was trained on; None if only data are known.
         representative_data: examples that show the ranges of activations; None for the workload's training set.
-        validation_data: what to judge by; None for the workload's validation data.
+        validation_data: the held-out data; None for the workload's validation data.
 
     Raises:
-        CompressionError: if data are missing, or the model cannot be judged by its outputs alone.
+        CompressionError: if data are missing, or the model cannot be evaluated from its outputs alone.
         RunDirError: if the run's model cannot be read.
     """
     representative, text = _representative(workload, representative_data)
@@ -113,7 +113,7 @@ def source_of(
 
 @contextlib.contextmanager
 def calculating_in_float32(model: keras.Model) -> Iterator[None]:
-    """All layers calculate in float32, whatever dtype policy they were made with; afterwards as before."""
+    """Makes all layers compute in float32 inside the context, whatever their dtype policy."""
     changed = []
     with variables_in_float32(model.variables):
         try:
@@ -129,18 +129,18 @@ def calculating_in_float32(model: keras.Model) -> Iterator[None]:
 
 
 def layer_modules(model: keras.Model) -> list[str]:
-    """Modules, other than Keras's, that define layers of a model."""
+    """Modules outside Keras that define layers of a model."""
     modules = {type(layer).__module__ for layer in all_layers(model)}
     return sorted(name for name in modules if name.split(".")[0] not in ("keras", "builtins", "__main__"))
 
 
 def _check_not_quantized(model: keras.Model) -> None:
-    """Raises CompressionError for a model that Keras has quantized before."""
+    """Raises CompressionError for a model that Keras has already quantized."""
     for layer in all_layers(model):
         mode = getattr(layer.dtype_policy, "quantization_mode", None)
         if mode is not None:
             raise CompressionError(
-                f"The model is quantized already: its layer {layer.name!r} in {mode}. Give the model as it was trained."
+                f"The model is already quantized: its layer {layer.name!r} in {mode}. Give the float model."
             )
 
 
@@ -161,7 +161,7 @@ def _as_inputs(given: Any) -> Any:
 
 
 def _training_set(workload: Workload) -> str:
-    return f"the training set of {workload.name} (seed 0, epoch 0, as it is trained on)"
+    return f"the training set of {workload.name} (seed 0, epoch 0, as in training)"
 
 
 def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, str]:
@@ -173,7 +173,7 @@ def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, st
 
 
 def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Model:
-    """The run's model, built anew so that it calculates in float32."""
+    """The run's model, rebuilt to compute in float32."""
     path = run_dir / "model.keras"
     if workload is None:
         raise CompressionError(f"The run in {run_dir} needs its workload.")
@@ -182,7 +182,7 @@ def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Mod
         if not model.built:
             call_model(model, x, training=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # What does not fit is said below.
+            warnings.simplefilter("ignore")  # A mismatch is reported below.
             model.load_weights(path)
     except (ValueError, OSError, KeyError) as error:
         text = " ".join(str(error).split())[:300]
@@ -191,13 +191,13 @@ def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Mod
 
 
 def _task(model: keras.Model, workload: Workload | None, held_out: Batches) -> tuple[TaskMetrics, str]:
-    """What judges predictions, and why it does not go by a loss and metrics, where it does not."""
+    """The evaluator of predictions, and why it has no loss and metrics, where it has none."""
     if has_own_test_step(model):
-        return TaskMetrics(held_out), "; its test_step is its own, so that outputs alone are compared"
+        return TaskMetrics(held_out), "; it overrides test_step, so only outputs are compared"
     if workload is not None:
         names = list(getattr(model, "output_names", None) or ())
         arguments = compile_arguments(workload, num_steps=num_optimizer_steps(workload) or 1)
         return TaskMetrics(held_out, compile_args=arguments, output_names=names), ""
     if not model.compiled:
-        return TaskMetrics(held_out), "; the model is not compiled, so that outputs alone are compared"
+        return TaskMetrics(held_out), "; the model is not compiled, so only outputs are compared"
     return TaskMetrics(held_out, compiled=model), ""

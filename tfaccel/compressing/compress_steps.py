@@ -1,4 +1,4 @@
-"""What `compress` does, step by step: makes all forms of a model, judges and measures them, and keeps the outcome."""
+"""The steps of `compress`: makes all variants of a model, evaluates and measures them, and writes the result."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def compress_source(
     max_metric_drop: float,
     options: CompressOptions,
 ) -> CompressResult:
-    """Makes and measures the forms of a model that methods give, and leaves them in a folder.
+    """Makes and measures a model's variants by the given methods, and writes them to a folder.
 
     Raises:
-        CompressionError: if the model cannot be converted at all, or an argument does not fit it.
+        CompressionError: if the float model cannot be converted, or an argument does not fit it.
         VersionError: if a package that a method needs is missing.
     """
     with outcome.working_folder() as folder, calculating_in_float32(source.model):
@@ -53,7 +53,7 @@ def compress_source(
 
 
 class _Steps:
-    """Makes, judges and measures the forms of one model, one after the other."""
+    """Makes, evaluates and measures the variants of one model, one by one."""
 
     def __init__(self, source: CompressSource, folder: Path, max_metric_drop: float, options: CompressOptions) -> None:
         self._source = source
@@ -76,7 +76,7 @@ class _Steps:
         self._maker.close()
 
     def run(self, methods: Sequence[str]) -> CompressResult:
-        """All forms, and the verdict."""
+        """All variants, compared."""
         self._maker.check(methods)
         in_keras = [parts_of(name)[0].kind == "keras" for name in methods]
         results = [self._judge.float_result(self._maker.make_float(in_keras=all(in_keras)))]
@@ -106,7 +106,7 @@ class _Steps:
         self._metric, self._float_value = metric, of_float.metrics[metric]
         if not math.isfinite(self._float_value):
             raise CompressionError(
-                f"The float model's {metric} is {self._float_value} on {self._source.held_out_text}, so that no form "
+                f"The float model's {metric} is {self._float_value} on {self._source.held_out_text}, so no variant "
                 "can be compared with it. Look for NaN in its weights and in the data, or choose another metric."
             )
         if self._options.confidence:
@@ -119,13 +119,13 @@ class _Steps:
             self._source.task.judge_by(limit)
 
     def _highest_drop_of(self, content: bytes) -> float:
-        """The drop of a LiteRT file that is not kept, at the upper end of its interval."""
+        """The upper bound of the drop of a LiteRT file that is not kept."""
         metrics = self._judge.metrics_of(content)
         interval = self._interval(metrics)
         return self._drop_of(metrics) if interval is None else interval.high
 
     def _interval(self, metrics: Mapping[str, float]) -> DropInterval | None:
-        """How sure the drop is of the form that was judged last."""
+        """The confidence interval of the drop of the variant evaluated last."""
         value = metrics.get(self._metric, math.nan)
         if not math.isfinite(value):
             return None
@@ -136,7 +136,7 @@ class _Steps:
         return change if self._lower_is_better else -change
 
     def _made_and_judged(self, name: str, make: Callable[[], Variant]) -> VariantResult:
-        """A form; where the model does not take the method, a result that says why."""
+        """The result of a variant; where the method cannot be applied, a result with the cause."""
         try:
             result = self._judge.result(make())
             return replace(result, drop_interval=self._interval(result.metrics))
@@ -147,8 +147,8 @@ class _Steps:
             return VariantResult(variant=Variant(name=name, method=name, path=f"{name}{suffix}"), failure=str(error))
 
     def _measured(self, results: Sequence[VariantResult]) -> list[VariantResult]:
-        """The results with latency and memory; a form that its runtime cannot run has failed."""
-        self._options.progress("latency of all forms, by turns")
+        """The results with latency and memory; a variant that its runtime cannot run has failed."""
+        self._options.progress("latency of all variants, interleaved")
         measured = list(results)
         for is_litert in (True, False):
             places = [place for place, one in enumerate(results) if one.variant.is_litert == is_litert]
@@ -158,7 +158,7 @@ class _Steps:
         return measured
 
     def _timed(self, results: Sequence[VariantResult]) -> list[VariantResult]:
-        """Results of one runtime with latency, measured by turns; one by one, where that fails, to see which fails."""
+        """Results of one runtime with latency, interleaved; one by one where that fails, to find which one fails."""
         options, variants = self._options, [result.variant for result in results]
         try:
             times = latencies(
@@ -188,7 +188,7 @@ def _save_picture(folder: Path, found: CompressResult) -> None:
 
 
 def _state(found: CompressResult, result: VariantResult) -> str:
-    """How the picture shows a form."""
+    """How the picture shows a variant."""
     if found.is_float(result) and not result.failure:
         return "float"
     if result is found.winner:

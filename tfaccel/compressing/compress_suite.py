@@ -1,4 +1,4 @@
-"""The benchmark of `compress`: the image recipe's model in int8 and with 80 % zeros, and what QAT wins back."""
+"""The benchmark of `compress`: the image recipe's model in int8 and with 80 % zeros, and what QAT recovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
-# Figure of the image recipe -> the method that it is about.
+# Figure of the image recipe -> its method.
 RECIPE_METHODS = {"int8": "int8", "pruning": "prune"}
 MOST_INT8_SIZE, MOST_INT8_LATENCY, MOST_PRUNED_ZIPPED_SIZE, MOST_DROP = 0.27, 0.67, 0.4, 0.01
 _RECIPE = "image_classification"
@@ -31,7 +31,7 @@ _LATENCY_SECONDS = 1.0
 
 
 def run_compress_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Compresses trained models, and reports how small, good and fast the forms are.
+    """Compresses trained models, and reports size, metric and latency of the variants.
 
     Args:
         names: of figures: keys of `RECIPE_METHODS`, and "qat" (see `qat_suite`).
@@ -75,7 +75,7 @@ def _recipe_figures(
 def _int8_figures(
     found: CompressResult, work: Workload, options: SuiteOptions
 ) -> tuple[list[Figure], tuple[Measurement, ...]]:
-    """Size, drop, and latency, which is measured anew for each repetition."""
+    """Size, drop and latency; latency is measured again in each repetition."""
     result, of_float = _result(found, "int8"), found.results[0]
     seconds: list[tuple[float, ...]] = []
     row = _held_out_row(work)
@@ -123,7 +123,7 @@ def _pruning_figures(found: CompressResult) -> list[Figure]:
 
 
 def _result(found: CompressResult, method: str) -> VariantResult:
-    """The form that a method gave.
+    """The variant that a method made.
 
     Raises:
         CompressionError: if it failed.

@@ -1,4 +1,4 @@
-"""One conversion of a SavedModel to LiteRT by TensorFlow's converter, in whichever process."""
+"""One conversion of a SavedModel to LiteRT by TensorFlow's converter, in the calling process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfaccel.training.private_tensorflow import one_scale_per_kernel
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is converted, and how.
+    """One conversion: what to convert, and how.
 
     Args:
-        folder: of the SavedModel.
+        folder: the SavedModel.
         method: "float32", "float16", "dynamic", "int8" or "int16x8".
-        rows_file: a `.npz` file with representative examples, as `write_rows` writes it; "" for none.
-        order: the names of the inputs, in the order in which the converter takes them.
-        one_scale: of each kernel, not of each of its channels.
-        signature: the only one to convert; "" for what the SavedModel has.
+        rows_file: a `.npz` file of representative examples, written by `write_rows`; "" for none.
+        order: input names, in the order that the converter expects.
+        one_scale: one scale per kernel instead of one per channel.
+        signature: the only signature to convert; "" for all.
     """
 
     folder: str
@@ -39,7 +39,7 @@ def write_rows(path: str, rows: Sequence[Any]) -> None:
 
 
 class Converter:
-    """TensorFlow's converter; representative examples of the last conversion are run through its model once."""
+    """TensorFlow's converter; calibrates the last conversion only once."""
 
     def __init__(self) -> None:
         self._debugger: tuple[Conversion, Any] | None = None
@@ -49,10 +49,10 @@ class Converter:
 
         Args:
             conversion: what is converted, and how.
-            kept: operations that stay in float, where chosen ones only are quantized; None to convert all.
+            kept: operations to keep in float (selective quantization); None to quantize all.
 
         Raises:
-            Exception: of many kinds, for what LiteRT cannot take.
+            Exception: of many types, if the model cannot be converted.
         """
         if kept is None:
             return bytes(_converter(conversion).convert())

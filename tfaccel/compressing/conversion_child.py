@@ -1,7 +1,7 @@
-"""Conversions to LiteRT that leave no memory behind: in a child process, where they would take much of this one's.
+"""Conversions to LiteRT that leak no memory: large ones run in a child process.
 
-TensorFlow's converter leaks part of what a conversion takes (tensorflow issue 122598). A few conversions of small
-models are done here, since a process takes seconds to start; all others in a child, which ends with its owner.
+TensorFlow's converter leaks some of the memory of each conversion (tensorflow issue 122598). A few conversions of
+small models run in this process, since a child takes seconds to start; all others run in a child.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tfaccel.errors import CompressionError
 from tfaccel.processes.connection import ConnectedChild
 
 _PROGRAM = "tfaccel.compressing.conversion_program"
-# Bytes that conversions in this process may leave behind, all together; each is taken for one that leaves the model's
-# size and a million more.
+# Total bytes that conversions in this process may leak; each is assumed to leak the model's size and a million bytes
+# more.
 _MOST_LEFT_BEHIND = 32 * 2**20
 _LEFT_BY_EACH = 10**6
-# The child is let go after so many, so that it does not grow either.
+# The child is replaced after this many conversions, so that it does not grow either.
 _MOST_OF_A_CHILD = 20
 _ENVIRON = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -27,7 +27,7 @@ class ConversionChild:
     """Converts SavedModels, in this process or in a child.
 
     Attributes:
-        left_behind: bytes that conversions in this process may have left behind.
+        left_behind: estimate of the bytes leaked by conversions in this process.
     """
 
     left_behind = 0
@@ -41,15 +41,15 @@ class ConversionChild:
         """The bytes of a LiteRT file.
 
         Raises:
-            ConversionError: for what the converter cannot take, with its words.
+            ConversionError: if the converter fails, with its message.
         """
         return self._made(conversion, None)
 
     def quantize(self, conversion: Conversion, kept: Sequence[str]) -> bytes:
-        """The bytes of a LiteRT file of which these operations are in float.
+        """The bytes of a LiteRT file with these operations kept in float.
 
         Raises:
-            ConversionError: for what the converter cannot take, with its words.
+            ConversionError: if the converter fails, with its message.
         """
         return self._made(conversion, list(kept))
 
@@ -70,7 +70,7 @@ class ConversionChild:
     def _made_here(self, conversion: Conversion, kept: list[str] | None) -> bytes:
         try:
             return self._converter.content(conversion, kept)
-        except Exception as error:  # The converter raises errors of many kinds.
+        except Exception as error:  # The converter raises many types of errors.
             raise ConversionError(str(error) or type(error).__name__) from error
 
     def _made_there(self, conversion: Conversion, kept: list[str] | None) -> bytes:
@@ -92,4 +92,4 @@ class ConversionChild:
 
 
 class ConversionError(CompressionError):
-    """TensorFlow's converter cannot take a model; the message is its own."""
+    """TensorFlow's converter failed; the message is the converter's."""

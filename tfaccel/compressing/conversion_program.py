@@ -1,7 +1,6 @@
-"""The program of the child process that converts SavedModels to LiteRT: conversions come in, and files go out.
+"""The child process that converts SavedModels to LiteRT: receives conversions, sends files.
 
-TensorFlow's converter does not give back all memory that a conversion takes; in a process of its own it does, at the
-end of that process.
+TensorFlow's converter leaks memory; in a child process, the leak ends with the process.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from tfaccel.processes.connection import connect_to_parent
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Answers each conversion with the content of a file, or with the text of an error; ends with its parent."""
+    """Answers each conversion with the file's content or an error message; exits with its parent."""
     parent = connect_to_parent(argv)
     converter = Converter()
     while True:
         conversion, kept = parent.recv()
         try:
             answer: bytes | str = converter.content(conversion, kept)
-        except Exception as error:  # The converter raises errors of many kinds.
+        except Exception as error:  # The converter raises many types of errors.
             answer = str(error) or type(error).__name__
         parent.send(answer)
 

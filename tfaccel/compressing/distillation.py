@@ -1,13 +1,13 @@
-"""Knowledge distillation: a small model learns from the labels and from what a larger one makes of the same examples.
+"""Knowledge distillation: a small model learns from the labels and from a larger model's predictions.
 
-The teacher runs inside the loss of the student, on the examples as they are trained on, augmentation included, and on
-the devices of the student. Nothing but `Model.compute_loss` is changed, so that every strategy trains it, and the model
-that is saved is the student alone.
+The teacher runs inside the student's loss, on the augmented training batches and on the student's devices. Only
+`Model.compute_loss` is overridden, so every strategy can train the student, and only the student is saved.
 
 Measured on the digits, with the image recipe's network as the teacher (accuracy 0.997, no label smoothing): a network
 with 32 hidden units that gets 10 labelled images of each digit and 120 epochs reaches 0.913 with temperature 2 and
-alpha 0.9, and 0.903 without a teacher (means of 5 seeds; gains from 0.003 to 0.017). Where training is short it does
-harm: with 8 hidden units, all images and 8 epochs 0.850 in place of 0.870, and less with temperatures of 4 and 8.
+alpha 0.9, and 0.903 without a teacher (means of 5 seeds; gains from 0.003 to 0.017). Short
+training makes it worse: with 8 hidden units, all images and 8 epochs 0.850 instead of 0.870, and less with temperatures
+of 4 and 8.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def distill(
     temperature: float = TEMPERATURE,
     alpha: float = ALPHA,
 ) -> Workload:
-    r"""The workload, with a loss that mixes its own with what a teacher says.
+    r"""The workload with a loss that mixes its own loss with a teacher's soft targets.
 
     With the teacher's logits $t$, the student's $s$, temperature $T$ and the workload's own loss $L$, the loss is
 
     $(1 - \alpha) L + \alpha T^2 \mathrm{KL}(\mathrm{softmax}(t / T) \,\|\, \mathrm{softmax}(s / T))$.
 
-    Outputs may be logits or, where the last layer ends in a softmax, probabilities. Metrics stay those of the workload.
+    Outputs may be logits or, after a final softmax, probabilities. The workload's metrics are kept.
 
     Args:
-        workload: what to train: a model that tells classes apart, with one output.
-        teacher: a run directory, or a `.keras` file; a model for the same inputs and classes.
-        temperature: above 0; a higher one lets the teacher's doubts count for more.
-        alpha: part of the loss that is the teacher's, above 0 and at most 1.
+        workload: the workload to train: a classifier with one output.
+        teacher: a run directory, or a `.keras` file; a classifier with the same inputs and classes.
+        temperature: softmax temperature, above 0; a higher one softens the teacher's targets.
+        alpha: weight of the teacher's loss, above 0 and at most 1.
 
     Raises:
-        WorkloadError: if a number cannot be used, or there is no such teacher. When the model is built, also if teacher
-            and student do not have outputs of one shape, or the workload's loss is no cross-entropy.
+        WorkloadError: if a number is out of range, or the teacher does not exist. Raised when the model is built if the
+            output shapes of teacher and student differ, or the workload's loss is not a cross-entropy.
 
     Reference:
         Hinton et al., Distilling the knowledge in a neural network, 2015, https://arxiv.org/abs/1503.02531
@@ -91,15 +91,15 @@ def distill(
 
 
 def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, alpha: float) -> keras.Model:
-    """The student, whose `compute_loss` adds `alpha` times the teacher's part to its own.
+    """The student, with a `compute_loss` that adds `alpha` times the teacher's loss.
 
     Args:
-        student: not compiled yet; its own loss is to be weighted by `loss_weights=1 - alpha`.
-        teacher: is not trained.
+        student: an uncompiled model; compile it with `loss_weights=1 - alpha`.
+        teacher: a model, which is not trained.
         temperature, alpha: see `distill`.
 
     Raises:
-        WorkloadError: if the outputs are not one tensor of the same shape each.
+        WorkloadError: unless both have one output, of the same shape.
 
     Example:
         >>> import keras
@@ -114,7 +114,7 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
     teachers_logits, students_logits = _logits_of(teacher), _logits_of(student)
 
     class SoftTargets(keras.losses.Loss):
-        """The teacher's part of the loss, of each example."""
+        """The teacher's loss for each example."""
 
         def call(self, y_true: Any, y_pred: Any) -> Any:
             ops = keras.ops
@@ -150,7 +150,7 @@ def teacher_file(teacher: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of loading a teacher say which."""
+    """Adds the teacher's path to errors of loading it."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
@@ -170,7 +170,7 @@ def _check_loss(loss: Any, name: str) -> None:
     if "crossentropy" not in str(text) or "binary" in str(text):
         raise WorkloadError(
             f"Workload {name!r} cannot learn from a teacher: its loss is {text or loss!r}. Distillation needs a model "
-            "that tells classes apart, trained by a categorical cross-entropy."
+            "that classifies, trained with a categorical cross-entropy."
         )
 
 
@@ -189,7 +189,7 @@ def _check_outputs(student: keras.Model, teacher: keras.Model) -> None:
 
 
 def _logits_of(model: keras.Model) -> Callable[[Any], Any]:
-    """From a model's outputs to logits: logarithms, if it ends in a softmax."""
+    """A function from a model's outputs to logits: their logarithm if the model ends in a softmax."""
     import keras
 
     last = model.layers[-1] if model.layers else None

@@ -1,4 +1,4 @@
-"""The noun `DropInterval`: between which bounds the drop of a metric lies, given how few examples showed it."""
+"""The noun `DropInterval`: a confidence interval of the drop of a metric."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from scipy import special
 
 _MOST_EXAMPLES = 10**9
 _HALVINGS = 60
-# A group whose share of the drop is smaller than this, of the metric's size, saw no change: float32 has seven digits.
+# A group with a smaller relative contribution to the drop counts as unchanged: float32 has seven digits.
 _NO_CHANGE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropInterval:
-    """Between which bounds the drop of a metric lies on examples like those that showed it.
+    """Confidence interval of the drop of a metric on examples from the same distribution.
 
-    Float model and smaller form were judged on the same examples, so that only what differs between them counts.
+    The float model and the variant are evaluated on the same examples (a paired comparison).
 
     Attributes:
-        low: the drop is above this, with the confidence asked for.
-        high: the drop is below this, with the same confidence.
-        num_examples: that showed it.
-        num_needed: how many examples that show the same would bring `high` down to the limit; None if no number would.
+        low: lower bound, with the requested confidence.
+        high: upper bound, with the same confidence.
+        num_examples: number of held-out examples.
+        num_needed: how many examples with the same outcome would bring `high` below the limit; None if none would.
 
     Example:
         >>> paired_interval(0, 0, 32, confidence=0.95, limit=0.01)
@@ -51,17 +51,17 @@ class DropInterval:
 
 
 def paired_interval(worse: int, better: int, num_examples: int, *, confidence: float, limit: float) -> DropInterval:
-    """The interval of a drop in a fraction of right answers.
+    """The interval of a drop in accuracy.
 
-    The bounds are Tango's score interval for the difference of paired proportions, and not narrower than the exact
-    interval of Clopper and Pearson for the answers that changed.
+    The bounds are Tango's score interval for the difference of paired proportions, and at least as wide as the
+    exact Clopper-Pearson interval of the predictions that changed.
 
     Args:
-        worse: examples that the float model answers rightly and the other form does not.
+        worse: number of examples that the float model predicts correctly and the variant does not.
         better: the other way round.
-        num_examples: all of them.
-        confidence: with which each bound holds.
-        limit: the largest drop that is allowed.
+        num_examples: number of all examples.
+        confidence: of each bound.
+        limit: the largest allowed drop.
 
     Reference: T. Tango, Equivalence test and confidence interval for the difference in proportions for the
     paired-sample design, Statistics in Medicine 17 (1998).
@@ -91,17 +91,17 @@ def jackknife_interval(
 ) -> DropInterval:
     r"""The interval of a drop in any smooth metric, by the jackknife over groups of examples.
 
-    With the drop $d$ of all examples and $d_g$ of all but group $g$ of $G$, the values $G d - (G - 1) d_g$ are taken
-    for independent; Student's distribution gives the bounds.
+    With the drop $d$ of all examples and $d_g$ of all but group $g$ of $G$, the values $G d - (G - 1) d_g$ are treated
+    as independent; Student's t distribution gives the bounds.
 
     Args:
-        drop: of all examples.
-        without_groups: of all but each group of examples, in turn; groups are equally large up to one example.
-        num_examples: all of them.
-        confidence: with which each bound holds.
-        limit: the largest drop that is allowed.
-        counts_right_answers: whether an example counts as right or not, up to 1 each: then a change that no example
-            showed may still come, once in as many examples as the confidence allows.
+        drop: the drop on all examples.
+        without_groups: the drop without each group of examples; group sizes differ by at most one.
+        num_examples: number of all examples.
+        confidence: of each bound.
+        limit: the largest allowed drop.
+        counts_right_answers: whether each example counts as right or wrong; the bounds then allow for changes too rare
+            to occur among these examples.
 
     Example:
         >>> found = jackknife_interval(0.0, [0.01, -0.01, 0.02, -0.02], 40, confidence=0.95, limit=0.1)
@@ -126,12 +126,12 @@ def jackknife_interval(
 
 
 def _of_unseen(num_examples: float, confidence: float) -> float:
-    """How often something may happen that did not happen in so many examples."""
+    """The highest rate of an event that did not occur in this many examples."""
     return float(-math.expm1(math.log1p(-confidence) / num_examples))
 
 
 def _highest_difference(worse: float, better: float, num_examples: float, confidence: float) -> float:
-    """The highest p(worse) - p(better) that such counts leave possible."""
+    """The highest p(worse) - p(better) consistent with these counts."""
     quantile = float(special.ndtri(confidence))
     low, high = (worse - better) / num_examples, 1.0
     for _ in range(_HALVINGS):
@@ -145,7 +145,7 @@ def _highest_difference(worse: float, better: float, num_examples: float, confid
 
 
 def _score(difference: float, worse: float, better: float, num_examples: float) -> float:
-    """Tango's statistic for a difference, at the most likely rate of better answers under it."""
+    """Tango's score statistic of a difference, with the maximum-likelihood rate of better answers under it."""
     a = 2 * num_examples
     b = -worse - better + (2 * num_examples - worse + better) * difference
     c = -better * difference * (1 - difference)
@@ -156,7 +156,7 @@ def _score(difference: float, worse: float, better: float, num_examples: float) 
 
 
 def _least_count(is_enough: Callable[[float], bool]) -> int | None:
-    """The least number of examples that is enough; None if none is."""
+    """The smallest sufficient number of examples; None if none is."""
     high = 1
     while not is_enough(high):
         high *= 2

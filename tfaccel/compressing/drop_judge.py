@@ -1,4 +1,4 @@
-"""How sure the drop of a metric is: answer by answer where they are right or wrong, else by the jackknife."""
+"""Confidence intervals of metric drops: paired proportions for accuracies, otherwise the jackknife."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 from tfaccel.compressing.agreement import are_classes
 from tfaccel.compressing.drop_interval import DropInterval, jackknife_interval, paired_interval
 
-# Groups of the jackknife: more would take longer, and the bounds would hardly come closer.
+# Groups of the jackknife: more would take longer and hardly tighten the bounds.
 _MOST_GROUPS = 30
-# Batches of equal shapes are judged together, up to so many bytes of outputs.
+# Batches of equal shapes are evaluated together, up to this many bytes of outputs.
 _BYTES_TOGETHER = 2**26
-# A fraction of right answers is a metric's value if both are this close; float32 has seven digits.
+# A metric counts as an accuracy if the fraction of correct predictions is this close; float32 has seven digits.
 _SAME = 1e-5
 
 # Inputs (or None), targets and weights of a batch.
 Examples = tuple[Any, Any, Any]
-# From inputs, targets, weights, and the outputs of both models, of several batches, to the metric.
+# Computes a metric from batches of inputs, targets and weights with the outputs of both models.
 ValueOf = Callable[[Iterable[tuple[Examples, Any, Any]]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropLimit:
-    """What a form of a model is judged by.
+    """The limit of a variant's drop.
 
     Attributes:
-        metric: its name.
-        lower_is_better: whether it falls when a model gets better.
-        drop: the largest that is allowed.
-        confidence: with which it must be below that.
+        metric: the metric's name.
+        lower_is_better: whether a lower value is better.
+        drop: the largest allowed drop.
+        confidence: with which the drop must be below it.
     """
 
     metric: str
@@ -44,15 +44,15 @@ class DropLimit:
 
 
 class DropJudge:
-    """Finds the intervals of drops from the float model, whose outputs on held-out data it knows.
+    """Computes confidence intervals of drops against the float model.
 
-    Examples are taken for independent of each other.
+    Examples are assumed to be independent.
 
     Args:
-        limit: what to judge by.
+        limit: the metric and its limit.
         examples: the held-out data, batch by batch.
-        of_float: the float model's outputs for them.
-        value_of: calculates the metric.
+        of_float: the float model's outputs for these batches.
+        value_of: computes the metric.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class DropJudge:
         self._num_examples = sum(_num_rows(outputs) for outputs in of_float)
 
     def interval(self, outputs: Sequence[Any], *, of_float: float, value: float) -> DropInterval:
-        """The interval of a form's drop.
+        """The interval of a variant's drop.
 
         Args:
-            outputs: what it gives for the held-out data, batch by batch.
+            outputs: its outputs for the held-out data, batch by batch.
             of_float: the metric of the float model.
-            value: its own.
+            value: the variant's metric.
         """
         known = {"confidence": self._limit.confidence, "limit": self._limit.drop}
         for before, after in self._right_answers(outputs):
@@ -89,7 +89,7 @@ class DropJudge:
         )
 
     def _right_answers(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of the float model and the other form, which examples each answers rightly; by every rule that fits."""
+        """Which examples the float model and the variant predict correctly, for every applicable rule."""
         found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for (_, y, _), a, b in zip(self._examples, self._of_float, outputs, strict=True):
             rules = _rules(y, a)
@@ -111,7 +111,7 @@ class DropJudge:
 
     @functools.cached_property
     def _together(self) -> list[list[int]]:
-        """Places of batches that are judged at once."""
+        """Indices of batches that are evaluated together."""
         groups: list[list[int]] = []
         size, shapes = 0, None
         for place, (example, outputs) in enumerate(zip(self._examples, self._of_float, strict=True)):
@@ -124,7 +124,7 @@ class DropJudge:
         return groups
 
     def _without_groups(self, outputs: Sequence[Any]) -> list[float]:
-        """The metric on all examples but every k-th, in turn."""
+        """The metric without every k-th example, for each group in turn."""
         if outputs is self._of_float:
             return self._of_float_without_groups
         return self._left_out(outputs)
@@ -139,7 +139,7 @@ class DropJudge:
         return [self._value_of(self._without_group(outputs, group, count)) for group in groups]
 
     def _without_group(self, outputs: Sequence[Any], group: int, count: int) -> Iterator[tuple[Examples, Any, Any]]:
-        """The batches without every `count`-th example, put together a few at a time."""
+        """The batches without every `count`-th example, concatenated a few at a time."""
         start = 0
         for places in self._together:
             parts = [_joined([part[place] for place in places]) for part in (self._examples, self._of_float, outputs)]
@@ -150,7 +150,7 @@ class DropJudge:
 
 
 def _rules(y: Any, outputs: Any) -> dict[str, Callable[[Any], np.ndarray]]:
-    """Ways in which an output may be a right or wrong answer, by name; none where there are several outputs."""
+    """Rules for whether an output is correct, by name; none for several outputs."""
     if y is None or len(keras.tree.flatten(outputs)) != 1 or len(keras.tree.flatten(y)) != 1:
         return {}
     (target,), (output,) = keras.tree.flatten(y), keras.tree.flatten(outputs)

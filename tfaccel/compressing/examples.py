@@ -1,4 +1,4 @@
-"""Examples to compress a model with: those that show the ranges of activations, and those that it is judged by."""
+"""Examples to compress a model with: representative ones to calibrate with, and held-out ones to evaluate on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.errors import CompressionError
 from tfaccel.planning.workload import Workload
 
-# What a pass over examples gives: inputs, targets and weights of batches, as arrays; targets and weights may be None.
+# A pass over examples yields (inputs, targets, weights) as arrays; targets and weights may be None.
 Batches = Callable[[], Iterator[tuple[Any, Any, Any]]]
 
 ROWS_AT_ONCE = 256
-_INFINITE = -1  # what tf.data calls the number of batches of a data set that never ends
+_INFINITE = -1  # tf.data's cardinality of an infinite data set
 
 
 def batches_of(data: Any, *, what: str) -> Batches:
@@ -28,10 +28,10 @@ def batches_of(data: Any, *, what: str) -> Batches:
     Args:
         data: a `tf.data.Dataset` of batches, or (inputs, targets) or (inputs, targets, weights) as arrays, or the
             inputs alone; inputs may be a nest (a dictionary, or a list in such a tuple) of arrays.
-        what: how messages call it.
+        what: what error messages call it.
 
     Raises:
-        CompressionError: for something else, data without examples, or arrays of different numbers of rows.
+        CompressionError: for data of another type, without examples, or with arrays of different lengths.
     """
     if hasattr(data, "as_numpy_iterator"):
         return lambda: map(keras.utils.unpack_x_y_sample_weight, data.as_numpy_iterator())
@@ -46,7 +46,7 @@ def batches_of(data: Any, *, what: str) -> Batches:
     lengths = {len(leaf) if leaf.ndim else 0 for leaf in keras.tree.flatten(parts) if leaf is not None}
     if len(lengths) != 1 or 0 in lengths:
         raise CompressionError(
-            f"{what} must be a tf.data.Dataset of batches, or arrays with equally many rows, at least one. Received "
+            f"{what} must be a tf.data.Dataset of batches, or arrays of the same length, at least one row. Received "
             f"arrays of {', '.join(map(str, sorted(lengths))) or 'no'} rows."
         )
     (length,) = lengths
@@ -62,17 +62,17 @@ def batches_of(data: Any, *, what: str) -> Batches:
 def repeated_batches_of(data: Any, *, what: str) -> Batches:
     """Passes over data that a user gave, each with the same batches in the same order.
 
-    A `tf.data.Dataset` that is shuffled or changed at random is kept on disk, as long as the passes are needed.
+    A `tf.data.Dataset` with random order or values is cached on disk while the passes are needed.
 
     Raises:
-        CompressionError: as `batches_of`, and for a data set that never ends.
+        CompressionError: as `batches_of`, and for an infinite data set.
     """
     batches = batches_of(data, what=what)
     if not hasattr(data, "cardinality"):
         return batches
     if int(data.cardinality()) == _INFINITE:
         raise CompressionError(
-            f"{what} must end. Received: a data set that is repeated for ever. Leave `repeat()` out, or say how many "
+            f"{what} must end. Received: an infinite data set. Leave `repeat()` out, or say how many "
             "batches it has with `take()`."
         )
     if _is_same(_first(batches), _first(batches)):
@@ -101,7 +101,7 @@ def rows_of(batches: Batches, signature: CallSignature, *, num_rows: int, what: 
     """The first examples of a pass: arrays by name, of shape (1, ...).
 
     Raises:
-        CompressionError: if they are not as the model takes them, or there is none.
+        CompressionError: if they do not fit the model, or there are none.
     """
     rows: list[dict[str, np.ndarray]] = []
     for x, _, _ in batches():
@@ -115,13 +115,13 @@ def rows_of(batches: Batches, signature: CallSignature, *, num_rows: int, what: 
 
 
 def check_ranges(rows: Sequence[Mapping[str, np.ndarray]], *, what: str) -> None:
-    """Raises CompressionError for examples with values that no range can hold: NaN, or infinite."""
+    """Raises CompressionError for examples with NaN or infinite values."""
     for number, row in enumerate(rows):
         for name, array in row.items():
             if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
                 value = array[~np.isfinite(array)][0]
                 raise CompressionError(
-                    f"Ranges of activations cannot be found from values that are no numbers. Received: {value} in "
+                    f"Ranges of activations cannot be calibrated with NaN or infinite values. Received: {value} in "
                     f"input {name!r} of example {number} of {what}. Leave such examples out."
                 )
 
@@ -130,7 +130,7 @@ def first_inputs(batches: Batches, *, what: str) -> Any:
     """The inputs of the first batch of a pass.
 
     Raises:
-        CompressionError: if there is none.
+        CompressionError: if there are none.
     """
     for x, _, _ in batches():
         return x
@@ -150,7 +150,7 @@ def _first(batches: Batches) -> list[Any]:
 
 
 def _is_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two nests have the same values, NaN in the same places included."""
+    """Whether two nests have equal values; NaN equals NaN."""
     pairs = zip(map(np.asarray, one), map(np.asarray, other), strict=True)
     return all(a.shape == b.shape and _content(a) == _content(b) for a, b in pairs)
 

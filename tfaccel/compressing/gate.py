@@ -1,4 +1,4 @@
-"""The noun `CompressResult`: all forms of a model in one table, and which of them may take its place."""
+"""The noun `CompressResult`: all variants of a model compared, and the one that may replace it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfaccel.compressing.variant_result import VariantResult
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
 LATENCY_NOISE = 0.03
-# A form must save this fraction of float32's size, in its file or zipped, to be worth its place; forms whose sizes are
-# closer than this to the smallest one's count as equally small.
+# A variant must be smaller than float32 by this fraction, as a file or zipped; variants within this fraction of the
+# smallest count as equally small.
 MIN_SAVING = 0.05
-# By this fraction a file may grow in one of the two sizes and still count as no larger: names and tables differ a bit.
+# A file may grow by this fraction in one of the two sizes and still count as no larger: names and tables differ.
 _SIZE_NOISE = 0.01
-# A form that agrees less than this with the float model is said to: it is another model, though as good a one.
+# Lower agreement with the float model is reported: as good a model, but a different one.
 _MIN_AGREEMENT = 0.95
 # Changes of a metric below this are rounding.
 _ROUNDING = 1e-9
@@ -25,23 +25,23 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class CompressResult:
-    """Every form of a model beside the float model, and the verdict.
+    """Every variant of a model compared with the float model.
 
-    The smallest form whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
-    model's size and is larger in neither size; a pruned one saves only when zipped, which counts last. Of forms that
-    are equally small the fastest wins. The number of examples must be enough to tell: where the upper end of the drop's
-    interval is above the limit, a form does not win.
+    The smallest variant whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
+    model's size, as a file or zipped, and grows in neither. File size counts first, then zipped size (a pruned model
+    is smaller only when zipped), then latency. A variant does not win if the upper bound of its drop's confidence
+    interval is above the limit.
 
     Attributes:
-        metric: what the forms are judged by.
-        lower_is_better: whether the metric falls when a model gets better.
-        max_metric_drop: how much worse the metric may be, in its own unit; below 0 a gain is demanded.
-        confidence: with which it must be so; 0 where estimates alone judge.
-        results: all forms; the first of each runtime is the float model.
-        held_out: what the metric was measured on, in words.
-        representative: what showed the ranges of the activations, in words; "" where nothing did.
-        machine: what it was measured on.
-        sensitivity: what each layer costs, the costliest first; empty where it was not asked for.
+        metric: the metric that variants are compared by.
+        lower_is_better: whether a lower metric is better.
+        max_metric_drop: how much worse the metric may be, in its own unit; a negative value demands a gain.
+        confidence: with which the drop must be within the limit; 0 to go by the estimate alone.
+        results: all variants; the first of each runtime is the float model.
+        held_out: description of the data that the metric was measured on.
+        representative: description of the data that activations were calibrated with; "" for none.
+        machine: the machine that it was measured on.
+        sensitivity: drop of each layer alone in int8, largest first; empty if not requested.
 
     Example:
         >>> CompressResult(metric="accuracy", results=(), held_out="").winner is None
@@ -67,32 +67,32 @@ class CompressResult:
         return next(one for one in self.results if one.variant.is_litert == result.variant.is_litert)
 
     def value(self, result: VariantResult) -> float:
-        """The metric of a form; NaN where it was not measured."""
+        """The metric of a variant; NaN if not measured."""
         return result.metrics.get(self.metric, math.nan)
 
     def drop(self, result: VariantResult) -> float:
-        """How much worse the metric is than the float model's, in its own unit; below 0 for a gain."""
+        """How much worse the metric is than the float model's, in its own unit; negative for a gain."""
         change = self.value(result) - self.value(self.results[0])
-        return (change if self.lower_is_better else -change) + 0.0  # no minus before nothing
+        return (change if self.lower_is_better else -change) + 0.0  # avoids -0.0
 
     def size_ratio(self, result: VariantResult) -> float:
-        """Its size / the float model's in the same runtime."""
+        """Its size divided by the float model's in the same runtime."""
         return result.size_bytes / self.float_result(result).size_bytes
 
     def latency_ratio(self, result: VariantResult) -> float:
-        """Its median latency / the float model's, each with the number of threads that suits it best."""
+        """Its median latency divided by the float model's, each with its best number of threads."""
         return result.best_seconds / self.float_result(result).best_seconds
 
     def is_float(self, result: VariantResult) -> bool:
-        """Whether it is the model as it was trained."""
+        """Whether it is the float model."""
         return self.float_result(result) is result
 
     def is_within(self, result: VariantResult) -> bool:
-        """Whether the metric is not worse than allowed, and there were enough examples to tell."""
+        """Whether the drop is within the limit, with enough examples to be sure."""
         return self._is_within_by_estimate(result) and not self.is_open(result)
 
     def is_open(self, result: VariantResult) -> bool:
-        """Whether the metric is not worse than allowed on these examples, but they are too few to tell."""
+        """Whether the drop is within the limit on these examples, but they are too few to be sure."""
         interval = result.drop_interval
         if not self.confidence or interval is None or not self._is_within_by_estimate(result):
             return False
@@ -100,7 +100,7 @@ class CompressResult:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nothing wins, and more examples might change that."""
+        """Whether no variant wins, but one might with more examples."""
         return self.winner is None and bool(self._open_and_smaller())
 
     def is_slower(self, result: VariantResult) -> bool:
@@ -109,30 +109,30 @@ class CompressResult:
 
     @property
     def winner(self) -> VariantResult | None:
-        """The smallest form that is within the limit and smaller than the float model; None if there is none."""
+        """The smallest variant within the limit that is smaller than the float model; None if there is none."""
         return self._smallest([one for one in self.results if self._may_win(one)])
 
     @property
     def fastest(self) -> VariantResult | None:
-        """The fastest form within the limit; None where none is faster than the float model, by more than noise.
+        """The fastest variant within the limit; None if none is faster than the float model by more than noise.
 
-        One that stays in Keras must be faster than the float model in LiteRT, too, where that was measured.
+        A Keras variant must also be faster than the float model in LiteRT, where that was measured.
         """
         passing = [one for one in self.results if self._may_be_fastest(one)]
         return min(passing, key=lambda one: one.best_seconds, default=None)
 
     def verdict(self, result: VariantResult) -> str:
-        """What is to be said of one form."""
+        """The outcome for one variant, as a phrase."""
         if result.failure:
             return f"failed: {result.failure}"
         if self.is_float(result):
-            return "the model as it was trained"
+            return "the float model"
         of_float = self.float_result(result).variant.name
         slower = f"; slower than {of_float}, do not use it for speed" if self.is_slower(result) else ""
         return self._of_metric_and_size(result) + slower
 
     def summary(self) -> list[str]:
-        """The verdict on all forms, in sentences."""
+        """The outcome for all variants, in sentences."""
         best, fastest = self.winner, self.fastest
         limit = f"{self.metric} worse by {self.max_metric_drop:g} at most"
         if self.max_metric_drop < 0:
@@ -141,22 +141,22 @@ class CompressResult:
             lines = [f"Too few examples to tell ({limit}, with {self.confidence:.0%} confidence)."]
         elif best is None:
             lines = [
-                f"Do not compress: no form is within the limit ({limit}) and at least {MIN_SAVING:.0%} smaller than "
+                f"Do not compress: no variant is within the limit ({limit}) and at least {MIN_SAVING:.0%} smaller than "
                 "float32, in its file or zipped."
             ]
         else:
             lines = [f"Smallest within the limit ({limit}): {self._of_winner(best)}"]
         lines += self._of_open_ones(best)
         if fastest is None:
-            lines.append("For speed do not use any of them: none within the limit is faster than float32.")
+            lines.append("For speed, use none of them: no variant within the limit is faster than float32.")
         else:
             lines.append(
-                f"Fastest within the limit: {fastest.variant.name}, {self.latency_ratio(fastest):.2f} of the time."
+                f"Fastest within the limit: {fastest.variant.name}, {self.latency_ratio(fastest):.2f} of its latency."
             )
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and what is derived from them, as JSON values."""
+        """The fields and derived values as JSON values."""
         names = ("metric", "lower_is_better", "max_metric_drop", "confidence", "held_out", "representative")
         best, fastest = self.winner, self.fastest
         return {
@@ -172,7 +172,7 @@ class CompressResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The result that `to_json` gave; derived values are derived anew."""
+        """The result that `to_json` gave; derived values are recomputed."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         names = VariantResult.__dataclass_fields__
         rows = [{name: value for name, value in row.items() if name in names} for row in data["results"]]
@@ -185,7 +185,9 @@ class CompressResult:
         name, zipped = of_float.variant.name, best.zipped_bytes / of_float.zipped_bytes
         text = f"{best.variant.name}, {self.size_ratio(best):.2f} of {name}, zipped {zipped:.2f}."
         if self.is_slower(best):
-            text += f" It is slower than {name}, {self.latency_ratio(best):.2f} of the time: do not use it for speed."
+            text += (
+                f" It is slower than {name}, {self.latency_ratio(best):.2f} of its latency: do not use it for speed."
+            )
         return text
 
     def _is_within_by_estimate(self, result: VariantResult) -> bool:
@@ -195,19 +197,21 @@ class CompressResult:
         return [one for one in self.results if not self.is_float(one) and self.is_open(one) and self._is_smaller(one)]
 
     def _of_open_ones(self, best: VariantResult | None) -> list[str]:
-        """What is to be said of the smallest form for which the examples do not suffice, where it would win."""
+        """Reports the smallest variant that would win if there were enough examples."""
         smallest = self._smallest([one for one in (best, *self._open_and_smaller()) if one is not None])
         if smallest is None or smallest is best or smallest.drop_interval is None:
             return []
         interval = smallest.drop_interval
         would = "" if best is None else " would be smaller"
-        enough = "No number of examples that show the same would do"
+        enough = "No number of examples with the same outcome would be enough"
         if interval.num_needed is not None:
-            enough = f"About {max(interval.num_needed, interval.num_examples + 1)} that show the same would do"
+            enough = (
+                f"About {max(interval.num_needed, interval.num_examples + 1)} with the same outcome would be enough"
+            )
         return [
             f"{smallest.variant.name}{would}: its {self.metric} may be worse by up to {interval.high:.2g}, as far "
             f"as {interval.num_examples} examples can tell. {enough}. Give more validation data, allow more "
-            "(max_metric_drop), or judge by these examples alone (confidence=0)."
+            "(max_metric_drop), or go by the estimate alone (confidence=0)."
         ]
 
     def _may_be_fastest(self, result: VariantResult) -> bool:
@@ -220,12 +224,12 @@ class CompressResult:
         return not self.is_float(result) and self.is_within(result) and self._is_smaller(result)
 
     def _is_smaller(self, result: VariantResult) -> bool:
-        """Whether it saves enough in one of the two sizes, and loses in neither."""
+        """Whether it saves enough in one of the two sizes, and grows in neither."""
         ratios = self._size_ratios(result)
         return min(ratios) <= 1 - MIN_SAVING and max(ratios) <= 1 + _SIZE_NOISE
 
     def _size_ratios(self, result: VariantResult) -> tuple[float, float]:
-        """Its size / the float model's in the first runtime: of the file, and zipped."""
+        """Its size divided by the float model's in the first runtime: as a file, and zipped."""
         of_float = self.results[0]
         return result.size_bytes / of_float.size_bytes, result.zipped_bytes / of_float.zipped_bytes
 

@@ -10,7 +10,7 @@ from tfaccel.compressing.variant_result import VariantResult
 
 # "METRIC" stands for the metric's name.
 HEADINGS = (
-    "form",
+    "variant",
     "METRIC",
     "change",
     "size",
@@ -21,12 +21,12 @@ HEADINGS = (
     "memory",
     "in float",
     "agree-\nment",
-    "verdict",
+    "result",
 )
 
 
 def cells(found: CompressResult, result: VariantResult) -> list[str]:
-    """The cells of one form's row, in the order of the headings."""
+    """The cells of one variant's row, in the order of the headings."""
     if result.failure:
         return [result.variant.name, *[""] * (len(HEADINGS) - 2), found.verdict(result)]
     is_float = found.is_float(result)
@@ -52,7 +52,7 @@ def cells(found: CompressResult, result: VariantResult) -> list[str]:
 
 
 def notes_of(found: CompressResult, result: VariantResult) -> list[str]:
-    """What is to be known of a form beside its row: how it was made, and which operations are left in float."""
+    """Notes on a variant: how it was made, and which operations stay in float."""
     lines = [f"{result.variant.name}: {note}." for note in result.variant.notes]
     left = result.float_operations
     if left and not found.is_float(result):
@@ -62,13 +62,13 @@ def notes_of(found: CompressResult, result: VariantResult) -> list[str]:
 
 
 def sensitivity_cells(cost: LayerCost) -> list[str]:
-    """The cells of one layer's row: its path, what it costs, how far outputs move, and its operations."""
+    """The cells of one layer's row: its path, metric drop, output error and operations."""
     operations = ", ".join(f"{count} {name}" for name, count in sorted(cost.operations.items()))
     return [cost.layer, signed(cost.drop), f"{cost.output_error:.1%}", operations]
 
 
 def _interval_text(found: CompressResult, result: VariantResult) -> str:
-    """Where the change may lie, on a line of its own; "" where that is not known."""
+    """The interval of the change, on a line of its own; "" if unknown."""
     interval = result.drop_interval
     if interval is None:
         return ""
@@ -77,7 +77,7 @@ def _interval_text(found: CompressResult, result: VariantResult) -> str:
 
 
 def signed(change: float) -> str:
-    """A change with its sign; none for one that is rounded to nothing.
+    """A change with its sign; without a sign if it rounds to 0.
 
     Example:
         >>> signed(-0.01), signed(0.25), signed(-1e-9)
@@ -88,7 +88,7 @@ def signed(change: float) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """A number of bytes for people.
+    """A human-readable number of bytes.
 
     Example:
         >>> size_text(84_512), size_text(12_345_678), size_text(512)
@@ -100,7 +100,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A time for people.
+    """A human-readable time.
 
     Example:
         >>> time_text(4.31e-5), time_text(0.0123)

@@ -14,22 +14,22 @@ from tfaccel.compressing.litert_model import LitertModel
 if TYPE_CHECKING:
     from tfaccel.compressing.post_training import Converter, Rows
 
-# One scale for each kernel makes a file smaller by this part at least, or it is not tried; the outputs may move farther
-# by this factor at most.
+# Per-kernel scales must make a file smaller by this fraction to be tried; the output error may grow by this factor at
+# most.
 _LEAST_SAVING = 0.01
 _MOST_ERROR = 1.1
 
 
 def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> tuple[bytes, str]:
-    """The model in int8, and which scales it has.
+    """The model in int8, and a note on its scales.
 
-    One scale for each channel of a kernel keeps outputs closest to the float model's as a rule, and takes 24 bytes a
-    channel: much, in a small model. One for each kernel is taken where the outputs for the representative examples move
-    no farther by it, but for a tenth, and the file is smaller by over 1 %.
+    Per-channel scales usually keep outputs closest to the float model's, but take 24 bytes a channel, which is much
+    in a small model. Per-kernel scales are used if their output error on the representative examples is at most a
+    tenth larger, and the file more than 1 % smaller.
 
     Args:
-        converter: of the model.
-        signature: how it is called.
+        converter: the model's converter.
+        signature: the model's call signature.
         rows: representative examples.
     """
     by_channel = converter.convert("int8", rows)
@@ -48,7 +48,7 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
 
 
 def relative_error(expected: Any, found: Any) -> float:
-    """The root of the mean square of the differences, relative to the spread of what is expected.
+    """Root mean square of the differences, relative to the spread of the expected values.
 
     Args:
         expected, found: nests of arrays of the same shapes.

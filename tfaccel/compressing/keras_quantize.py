@@ -33,14 +33,14 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
         rows: examples for "gptq", arrays by name of shape (1, ...).
 
     Returns:
-        What is to be known of it, one line each.
+        Notes on it, one line each.
 
     Raises:
-        CompressionError: if no layer of the model can be quantized so.
+        CompressionError: if the mode can quantize no layer of the model.
     """
     saved = _saved_layers(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # Keras warns of each layer that has nothing to quantize.
+        warnings.simplefilter("ignore")  # Keras warns about each layer that has nothing to quantize.
         try:
             if mode == "gptq":
                 model.quantize("gptq", config=_gptq_config(model, rows), filters=lambda layer: layer in saved)
@@ -54,17 +54,17 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
     if not quantized:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise CompressionError(
-            f"Keras quantizes {_TAKEN} ({mode}), and this model has none, or inside other layers only, from where they "
-            f"cannot be loaded again. Received layers: {kinds}. Use a form of LiteRT, such as int8."
+            f"Keras quantizes {_TAKEN} ({mode}), and this model has none, or only inside other layers, where they "
+            f"cannot be reloaded. Received layers: {kinds}. Use a LiteRT method, such as int8."
         )
     return (f"{len(quantized)} of {len(layers)} layers with weights are quantized by Keras",)
 
 
 def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Saves a model as it would be deployed: without its optimizer.
+    """Saves a model for deployment, without its optimizer.
 
     Raises:
-        CompressionError: if Keras cannot save it, or load it again.
+        CompressionError: if Keras cannot save it, or reload it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,45 +75,45 @@ def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
             text = _cause(error)
             raise CompressionError(
                 f"Keras cannot save this model and load it again ({text}). Give its own classes `get_config` and "
-                "`keras.saving.register_keras_serializable()`, or use a form of LiteRT, such as int8."
+                "`keras.saving.register_keras_serializable()`, or use a LiteRT method, such as int8."
             ) from error
 
 
 def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
-    """A model that was saved after it was quantized.
+    """Loads a model that was saved after quantization.
 
     Raises:
-        CompressionError: if Keras cannot load it again.
+        CompressionError: if Keras cannot reload it.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras warns of parts that such a file does not have, and need not have.
+        warnings.simplefilter("ignore")  # Keras warns about missing entries that such a file does not need.
         try:
             return keras.models.load_model(path, compile=False, safe_mode=False)
         except (ValueError, TypeError) as error:
             text = _cause(error)
             raise CompressionError(
-                f"Keras cannot load the quantized model again ({text}): layers that a class of its own makes are not "
-                "saved as quantized. Use a form of LiteRT, such as int8."
+                f"Keras cannot load the quantized model again ({text}): layers created inside a custom class are not "
+                "saved as quantized. Use a LiteRT method, such as int8."
             ) from error
 
 
 def _cause(error: BaseException) -> str:
-    """What Keras says went wrong, without the configuration that it shows before that."""
+    """Keras's error message, without the configuration before it."""
     text = " ".join(str(error).split())
     return (text.rpartition("Exception encountered: ")[2] or text)[:_SHOWN_CHARACTERS]
 
 
 def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -> Any:
-    """What GPTQ needs to know: the blocks, one after the other, and tokens to calibrate them with."""
+    """The configuration of GPTQ: the sequence of blocks, and tokens to calibrate them with."""
     if model.get_quantization_layer_structure("gptq") is None or not rows or len(rows[0]) != 1:
         raise CompressionError(
-            "GPTQ is for a stack of blocks behind an embedding of tokens, which the model has to name: override "
+            "GPTQ needs a token embedding followed by a stack of blocks, which the model has to name: override "
             "`get_quantization_layer_structure` in its class, or use keras_int4."
         )
     tokens = [next(iter(row.values()))[0] for row in rows]
     if tokens[0].ndim != 1 or not np.issubdtype(tokens[0].dtype, np.integer):
         raise CompressionError(
-            f"GPTQ calibrates with rows of tokens. Received: {tokens[0].dtype} of shape {tokens[0].shape}. Use "
+            f"GPTQ calibrates with rows of token ids. Received: {tokens[0].dtype} of shape {tokens[0].shape}. Use "
             "keras_int4."
         )
     return keras.quantizers.GPTQConfig(
@@ -127,7 +127,7 @@ def _gptq_config(model: keras.Model, rows: Sequence[Mapping[str, np.ndarray]]) -
 
 
 def _saved_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Layers whose quantization is saved with them: those of models, but not those inside layers of other classes."""
+    """Layers whose quantization is saved: those of models, not those nested in other layers."""
     found: list[keras.layers.Layer] = []
     for layer in model.layers:
         found += _saved_layers(layer) if isinstance(layer, keras.Model) else [layer]

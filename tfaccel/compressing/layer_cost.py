@@ -1,4 +1,4 @@
-"""The noun `LayerCost`: what one layer in integers costs of a model's metric."""
+"""The noun `LayerCost`: the metric drop of quantizing one layer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """What it costs to have one layer, and no other, in int8.
+    """The metric drop with one layer alone in int8.
 
     Attributes:
         layer: its path in the model.
-        operations: name -> how many of LiteRT's operations it consists of.
+        operations: name -> number of its LiteRT operations.
         drop: how much worse the metric is, in its own unit.
-        output_error: how far the model's outputs move: the root of the mean square, relative to theirs.
+        output_error: relative root mean square error of the model's outputs.
 
     Example:
         >>> LayerCost(layer="block_0/conv2d", operations={"CONV_2D": 1}, drop=0.0, output_error=0.02).drop

@@ -1,6 +1,6 @@
-"""What lies behind the model in a LiteRT file: a ZIP archive with the names of classes and what inputs are made of.
+"""The ZIP archive appended to a LiteRT file: class names, and a description of the raw inputs.
 
-LiteRT's runtimes pass over it; Android's and iOS's task libraries read the names of classes from it.
+LiteRT's runtimes ignore it; the task libraries of Android and iOS read the class names from it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MODEL_IDENTIFIER = b"TFL3"
 
 
 def archive_of(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
-    """The archive to put behind a model; nothing where nothing is known.
+    """The archive to append to a model; empty if there is nothing to record.
 
     Args:
-        raw_input: what the model's inputs are made of.
+        raw_input: the model's raw inputs.
         class_names: in the order of the first output; by default those of `raw_input`.
     """
     names = class_names or (() if raw_input is None else raw_input.class_names)
@@ -36,14 +36,14 @@ def archive_of(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> b
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():
-            entry = zipfile.ZipInfo(name)  # of a fixed date, so that equal models give equal files
+            entry = zipfile.ZipInfo(name)  # a fixed date, so that equal models give equal files
             entry.compress_type = zipfile.ZIP_STORED if name == LABELS_FILE else zipfile.ZIP_DEFLATED
             archive.writestr(entry, text)
     return content.getvalue()
 
 
 def is_litert_file(path: Path) -> bool:
-    """Whether a file is a LiteRT model, whatever it is called."""
+    """Whether a file is a LiteRT model, by its content."""
     if path.suffix.lower() == LITERT_SUFFIX:
         return True
     try:
@@ -54,15 +54,15 @@ def is_litert_file(path: Path) -> bool:
 
 
 def read_litert_labels(path: Path) -> list[str]:
-    """The names of the classes in a LiteRT file; none where it has none."""
+    """The class names in a LiteRT file; empty if it has none."""
     return _read(path, LABELS_FILE).splitlines()
 
 
 def read_litert_raw_input(path: Path) -> RawInput | None:
-    """What the inputs of a LiteRT file are made of; None where it does not say.
+    """The raw inputs recorded in a LiteRT file; None if it has none.
 
     Raises:
-        ExportError: if what it says cannot be read.
+        ExportError: if the record cannot be read.
     """
     text = _read(path, FILE_NAME)
     if not text:
@@ -70,15 +70,15 @@ def read_litert_raw_input(path: Path) -> RawInput | None:
     try:
         return raw_input_of_json(json.loads(text))
     except Exception as error:  # the file may be from anywhere
-        raise ExportError(f"What {path} says of its inputs cannot be read: {error}") from error
+        raise ExportError(f"The record of the raw inputs in {path} cannot be read: {error}") from error
 
 
 def _read(path: Path, name: str) -> str:
-    """A text in the archive; "" where there is none."""
+    """A text in the archive; "" if there is none."""
     if not zipfile.is_zipfile(path):
         return ""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name).decode() if name in archive.namelist() else ""
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ExportError(f"The archive behind the model in {path} cannot be read: {error}") from error
+        raise ExportError(f"The archive appended to the model in {path} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""What is inside a LiteRT file: its operations, which of them are left in float, and what can be left out of it.
+"""Inspects LiteRT files (operations, and which of them stay in float) and makes them smaller.
 
 Source: https://ai.google.dev/edge/api/tflite/java/org/tensorflow/lite/schema (the format, a FlatBuffer).
 """
@@ -19,24 +19,24 @@ import numpy as np
 from tfaccel.compressing.litert_schema import schema
 
 _FILE_IDENTIFIER = b"TFL3"
-_ALIGNMENT = 16  # of weights, as the format asks
-_MOST_BYTES = 2**31 - 1  # that a FlatBuffer can hold
-# These only change the kind of numbers.
+_ALIGNMENT = 16  # of weights, required by the format
+_MOST_BYTES = 2**31 - 1  # the size limit of a FlatBuffer
+# These only convert dtypes.
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE", "CAST")
-# Metadata that TensorFlow's converter writes for itself.
+# Metadata that only TensorFlow's converter uses.
 _CONVERTER_NOTES = (b"CONVERSION_METADATA",)
 
 
 def operations(content: bytes) -> dict[str, int]:
-    """How often each operation occurs, by its name in LiteRT; conversions of numbers are left out."""
+    """The number of each LiteRT operation, by name; dtype conversions are left out."""
     return dict(collections.Counter(name for name, _, _ in _operations(content) if name not in _CONVERSIONS))
 
 
 def float_operations(content: bytes) -> dict[str, int]:
-    """How often each operation occurs that calculates with floats.
+    """The number of each operation that computes in float.
 
-    Operations with float activations and weights in integers (dynamic-range quantization) calculate in integers and
-    are not counted.
+    Operations with float activations and integer weights (dynamic-range quantization) compute in integers and are
+    not counted.
     """
     found: collections.Counter[str] = collections.Counter()
     for name, inputs, outputs in _operations(content):
@@ -48,7 +48,7 @@ def float_operations(content: bytes) -> dict[str, int]:
 
 
 def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
-    """Each operation of the main graph: what it is, and the names of its first output and of its constants."""
+    """Each operation of the main graph: its kind, and the names of its first output and of its constants."""
     model = schema().Model.GetRootAs(content, 0)
     codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
     graph = model.Subgraphs(0)
@@ -63,16 +63,16 @@ def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
 
 
 def slim(content: bytes) -> bytes:
-    """The same model in fewer bytes: what no runtime reads is left out, and equal pieces are written once.
+    """The same model in fewer bytes: without what no runtime reads, and with equal buffers shared.
 
-    Left out are the names of inner tensors, the ranges seen while calibrating, and the converter's notes on itself.
+    Names of inner tensors, calibration ranges and the converter's own metadata are dropped.
     Inputs, outputs and signatures keep their names.
     """
     if len(content) > _MOST_BYTES:
         return content
     model = schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
     for buffer in model.buffers:
-        if buffer.size:  # LiteRT's quantizer puts large weights behind the FlatBuffer.
+        if buffer.size:  # LiteRT's quantizer appends large weights to the FlatBuffer.
             buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     model.description = None
@@ -89,7 +89,7 @@ def slim(content: bytes) -> bytes:
 
 
 def zipped_bytes(path: str | Path) -> int:
-    """The size of a file when it is zipped (deflate, level 9)."""
+    """The zipped size of a file (deflate, level 9)."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.write(path, arcname=Path(path).name)
@@ -97,7 +97,7 @@ def zipped_bytes(path: str | Path) -> int:
 
 
 def input_order(content: bytes) -> list[str]:
-    """The names that the signature gives the inputs, in the order in which the graph has them."""
+    """The signature's names of the inputs, in the order of the graph."""
     model = schema().Model.GetRootAs(content, 0)
     signature = model.SignatureDefs(0)
     entries = [signature.Inputs(number) for number in range(signature.InputsLength())]
@@ -116,7 +116,7 @@ def _slim_tensor(tensor: Any, *, keep_name: bool) -> None:
 
 
 def _drop_unused_buffers(model: Any) -> None:
-    """Tensors without contents of their own share the empty buffer, the first one."""
+    """Tensors without constant data share the empty first buffer."""
     used = {entry.buffer for entry in model.metadata}
     for graph in model.subgraphs:
         for tensor in graph.tensors:
@@ -135,14 +135,14 @@ def _drop_unused_buffers(model: Any) -> None:
 
 
 class _SharingBuilder(flatbuffers.Builder):
-    """Writes equal vectors and strings once, and aligns weights."""
+    """Shares equal vectors and strings, and aligns weights."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._written: dict[tuple[str, bytes], int] = {}
 
     def CreateNumpyVector(self, x: np.ndarray) -> int:
-        """Writes an array, or points to the same one that was written before."""
+        """Writes an array, or refers to an equal one already written."""
         key = (x.dtype.str, x.tobytes())
         if key not in self._written:
             if x.dtype == np.uint8:
@@ -152,7 +152,7 @@ class _SharingBuilder(flatbuffers.Builder):
         return self._written[key]
 
     def CreateString(self, s: Any, *arguments: Any, **options: Any) -> int:
-        """Writes a text, or points to the same one that was written before."""
+        """Writes a string, or refers to an equal one already written."""
         key = ("", s if isinstance(s, bytes) else str(s).encode())
         if key not in self._written:
             self._written[key] = super().CreateString(s, *arguments, **options)
@@ -160,7 +160,7 @@ class _SharingBuilder(flatbuffers.Builder):
 
 
 def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], list[tuple[int, bool]]]]:
-    """Name, inputs and outputs of each operation; of a tensor its kind, and whether it is a constant."""
+    """Name, inputs and outputs of each operation; for each tensor its type, and whether it is a constant."""
     model = schema().Model.GetRootAs(content, 0)
     codes = [model.OperatorCodes(number) for number in range(model.OperatorCodesLength())]
     names = [_operation_name(code) for code in codes]

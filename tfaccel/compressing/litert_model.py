@@ -17,8 +17,8 @@ class LitertModel:
 
     Args:
         content: the file, or its path.
-        signature: how the model is called.
-        num_threads: of LiteRT.
+        signature: the model's call signature.
+        num_threads: number of LiteRT threads.
 
     Raises:
         CompressionError: if LiteRT cannot load the file.
@@ -42,7 +42,7 @@ class LitertModel:
         """The outputs for one example: arrays by name, of shape (1, ...).
 
         Raises:
-            CompressionError: if LiteRT cannot run the model on it, for a token outside of an embedding, say.
+            CompressionError: if LiteRT cannot run the model on it (for example, on a token id out of range).
         """
         try:
             for name, index in self._inputs.items():
@@ -55,7 +55,7 @@ class LitertModel:
         return {name: self._interpreter.get_tensor(index) for name, index in self._outputs.items()}
 
     def predict(self, x: Any) -> Any:
-        """The outputs for a batch, in the nest in which the Keras model gives them."""
+        """The outputs for a batch, structured as the Keras model returns them."""
         outputs = [self.run(row) for row in self._signature.rows(x)]
         named = {name: np.concatenate([row[name] for row in outputs]) for name in self._signature.output_names}
         return self._signature.pack_outputs(named)

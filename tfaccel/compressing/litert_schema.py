@@ -1,4 +1,4 @@
-"""The format of LiteRT files, as `ai-edge-litert` brings it along."""
+"""The schema of LiteRT files, from `ai-edge-litert`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_litert() -> None:
 
 
 def schema() -> Any:
-    """The module with the format's classes; imported when it is first asked for.
+    """The module of the schema's classes, imported on first use.
 
     Raises:
         VersionError: if `ai-edge-litert` is not installed.

@@ -1,7 +1,7 @@
-"""Masks that integers can hold: huge numbers that stand for "do not look here" become small ones.
+"""Makes attention masks quantizable: replaces huge masking constants by small ones.
 
-Attention puts a number such as -1e9 in the places that it must not see. In int8, one scale has to hold this number and
-the others beside it, so that the others all become one. -16 hides a place as well, as a rule.
+Attention adds a number such as -1e9 at masked positions. In int8, one scale has to cover this number and the other
+logits, which then all collapse to one value. -16 usually masks a position just as well.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import tensorflow as tf
 
 from tfaccel.training.private_tensorflow import saved_model_of
 
-# Numbers of this size and above are no weights; they are tried as these.
+# Constants of this magnitude and above are masks; these replacements are tried.
 _LEAST_HUGE = 1e6
 MASK_VALUES = (16.0, 32.0, 64.0)
 _GRAPH = "saved_model.pb"
-COPY = "masks_at_"  # how the folders of copies begin
+COPY = "masks_at_"  # prefix of the folders of copies
 
 
 def has_huge_constants(folder: Path) -> bool:
-    """Whether a SavedModel has a number that no range of activations can hold beside others."""
+    """Whether a SavedModel has a constant too large to share a quantization range with others."""
     return any(_is_huge(array).any() for _, array in _constants(_read(folder)))
 
 
 def copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
-    """Copies a SavedModel; huge numbers in its graph become `value`, with their sign."""
+    """Copies a SavedModel; huge constants in its graph become `value`, keeping their sign."""
     ignored = shutil.ignore_patterns(f"{COPY}*", _GRAPH)
-    shutil.copytree(folder, target, ignore=ignored, copy_function=os.link)  # Weights are not written again.
+    shutil.copytree(folder, target, ignore=ignored, copy_function=os.link)  # Weights are linked, not copied.
     model = _read(folder)
     for node, array in _constants(model):
         huge = _is_huge(array)
@@ -43,10 +43,10 @@ def copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
 
 
 def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | None, str]:
-    """The value with which outputs stay closest to the float model's, and why; None to leave masks as they are.
+    """The mask value with the smallest output error, and why; None to leave masks unchanged.
 
     Args:
-        error_of: how far outputs move with a value; see `int8_scales.relative_error`.
+        error_of: the output error with a value; see `int8_scales.relative_error`.
 
     Example:
         >>> best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)
@@ -67,7 +67,7 @@ def _read(folder: Path) -> Any:
 
 
 def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
-    """Nodes of a SavedModel's graph and functions that are float32 constants, and what they hold."""
+    """The float32 constants of a SavedModel's graph and functions, with their values."""
     graph = model.meta_graphs[0].graph_def
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     found = [node for node in nodes if node.op == "Const" and node.attr["dtype"].type == tf.float32.as_datatype_enum]

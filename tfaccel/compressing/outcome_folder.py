@@ -1,4 +1,4 @@
-"""The folder that `compress` leaves: written whole or not at all."""
+"""The output folder of `compress`, written atomically."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _CONTENTS = frozenset({REPORT, PICTURE, VARIANTS, f"{_WINNER}{LITERT_SUFFIX}", f
 
 
 class OutcomeFolder:
-    """A folder that appears when all is done, in place of the one that an earlier call left.
+    """An output folder that replaces an earlier one only when it is complete.
 
     Args:
-        path: where.
+        path: the folder.
 
     Raises:
-        CompressionError: if something else is there.
+        CompressionError: if the path holds anything else.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,7 +51,7 @@ class OutcomeFolder:
 
     @contextlib.contextmanager
     def working_folder(self) -> Iterator[Path]:
-        """A folder to work in, on the same disk; it is removed at the end if it is still there."""
+        """A temporary folder on the same disk, removed at the end."""
         place = self.path.resolve()
         place.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
@@ -62,15 +62,15 @@ class OutcomeFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, folder: Path, result: CompressResult, *, raw_input: RawInput | None = None) -> CompressResult:
-        """Writes the report and the winner into the working folder, and puts it in place.
+        """Writes the report and the winner into the working folder, and moves it into place.
 
         Args:
             folder: the working folder.
-            result: the forms in it, and the verdict.
-            raw_input: what the model's inputs are made of, which the winner then says where it is a LiteRT file.
+            result: the variants in it, compared.
+            raw_input: the model's raw inputs, recorded in the winner if it is a LiteRT file.
 
         Returns:
-            The result, with the paths at which the files now are.
+            The result, with the new paths of its files.
         """
         result = replace(
             result,
@@ -100,7 +100,7 @@ class OutcomeFolder:
         return result
 
     def _foreign(self) -> str:
-        """What is in the folder, or in its place, that an earlier call did not leave; "" for nothing."""
+        """A file in the folder, or at its path, that `compress` did not write; "" for none."""
         if not self.path.exists():
             return ""
         if not self.path.is_dir():

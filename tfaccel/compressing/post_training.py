@@ -34,9 +34,9 @@ from tfaccel.compressing.unsupported_layers import check_no_loops, refusal
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import all_layers, tf_variable
 
-# Recurrent layers are unrolled up to so many steps; each takes a dozen operations of the file.
+# Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
 MOST_STEPS = 256
-# Values of masks are compared by the outputs for so many examples.
+# Mask values are compared by the outputs for this many examples.
 _MOST_COMPARED = 50
 
 Rows = Sequence[Mapping[str, np.ndarray]]
@@ -45,14 +45,14 @@ Rows = Sequence[Mapping[str, np.ndarray]]
 class Converter:
     """Converts one model by several methods; the model is traced once.
 
-    A converted file takes one example at a time, floats or whole numbers as the model does, by the signature
-    `serving_default`. Operations that have no form in integers stay in float.
+    A converted file takes one example at a time through the signature `serving_default`, with the model's input dtypes
+    (float or integer). Operations without an integer kernel stay in float.
 
     Args:
-        model: a built Keras model that calculates in float32.
-        signature: how it is called.
-        folder: an empty folder, which is used as long as the converter is.
-        child: converts.
+        model: a built Keras model that computes in float32.
+        signature: its call signature.
+        folder: an empty folder, needed for the converter's lifetime.
+        child: runs the conversions.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Converter:
         self._model = model
         self._signature = signature
         self._folder = str(folder)
-        self._masks: tuple[str, str] | None = None  # the SavedModel with masks that integers can hold, and a note
+        self._masks: tuple[str, str] | None = None  # the SavedModel with quantizable masks, and a note
         names = signature.output_names
 
         def named(outputs: Any) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class Converter:
 
     @functools.cached_property
     def without_loops(self) -> Converter:
-        """A converter of the same model with its recurrent layers unrolled; itself where there is no loop.
+        """A converter of the same model with unrolled recurrent layers; itself if there are no loops.
 
-        TensorFlow's converter cannot find the ranges of activations in loops. It would end the process.
+        TensorFlow's converter cannot calibrate activations inside loops: it would crash the process.
         """
         longest = max((tensor.shape[0] for tensor in self._signature.inputs if tensor.shape), default=0)
         if "WHILE" not in operations(self.float_content) or longest > MOST_STEPS:
@@ -95,15 +95,15 @@ class Converter:
             return Converter(self._model, self._signature, folder, child=self._child)
 
     def convert(self, method: str, rows: Rows = (), *, one_scale: bool = False) -> bytes:
-        """The file that a method gives.
+        """The LiteRT file made by a method.
 
         Args:
             method: "float32", "float16", "dynamic", "int8" or "int16x8".
             rows: representative examples, arrays by name of shape (1, ...), for the last two.
-            one_scale: of each kernel, not of each of its channels; for "int8".
+            one_scale: one scale per kernel instead of one per channel; for "int8".
 
         Raises:
-            CompressionError: for a model with layers that LiteRT cannot take; the message names them.
+            CompressionError: for layers that LiteRT cannot convert; the message names them.
         """
         if method == FLOAT32:
             return self.float_content
@@ -113,21 +113,21 @@ class Converter:
         return whole._converted(replace(whole.prepared(method, rows), one_scale=one_scale))
 
     def prepared(self, method: str, rows: Rows) -> Conversion:
-        """The conversion by a method; representative examples go in by the order of the float file."""
+        """The conversion by a method; representative examples are ordered as the float file's inputs."""
         check_no_loops(named_operations(self.float_content), self._model, method)
         return self._with_rows(method, rows, self._with_masks(rows)[0])
 
     def quantize(self, conversion: Conversion, kept: Sequence[str]) -> bytes:
-        """The file that a prepared conversion gives, with these operations in float."""
+        """The LiteRT file of a prepared conversion, with these operations kept in float."""
         with quiet_conversion():
             return self._child.quantize(conversion, kept)
 
     def mask_note(self, rows: Rows) -> str:
-        """What became of masks where `rows` show the ranges; "" where there is none, or nothing was changed."""
+        """A note on masks that were changed when calibrating with `rows`; "" if none was."""
         return self.without_loops._with_masks(rows)[1]
 
     def _with_masks(self, rows: Rows) -> tuple[str, str]:
-        """The SavedModel with masks that integers can hold, found out once, and what is to be said of it."""
+        """The SavedModel with quantizable masks, made once, and a note on it."""
         if self._masks is None:
             few = rows[:_MOST_COMPARED]
             expected = self._outputs(self.float_content, few)
@@ -150,7 +150,7 @@ class Converter:
         return [model.run(row) for row in rows]
 
     def _with_rows(self, method: str, rows: Rows, folder: str) -> Conversion:
-        if id(rows) not in self._rows_files:  # Rows are kept, so that their id is not used again.
+        if id(rows) not in self._rows_files:  # Rows are kept alive, so that their id is not reused.
             path = str(Path(self._folder) / f"rows_{len(self._rows_files)}.npz")
             write_rows(path, rows)
             self._rows_files[id(rows)] = rows, path
@@ -167,24 +167,24 @@ class Converter:
 
 
 def _without_range(text: str, method: str) -> str:
-    """What to do where the converter wants a range for whole numbers, as it does for int16; "" for another error.
+    """The advice if the converter wants a range for integers, as it does for int16; "" for another error.
 
     Example:
-        >>> _without_range("Empty min/max for tensor serving_default_words:0", "int16x8")[:71]
-        "int16x8 does not take the whole numbers in 'words', with which an embed"
+        >>> _without_range("Empty min/max for tensor serving_default_words:0", "int16x8")[:69]
+        "int16x8 does not support the integer input 'words', which is looked u"
     """
     found = re.search(r"Empty min/max for tensor (?:serving_default_)?([\w/]+)", text)
     if found is None:
         return ""
     return (
-        f"{method} does not take the whole numbers in {found[1]!r}, with which an embedding or a gather is asked: "
-        "TensorFlow's converter looks for their range. Use int8, dynamic or weight_int8."
+        f"{method} does not support the integer input {found[1]!r}, which is looked up in an embedding or a gather: "
+        "TensorFlow's converter wants a range for it. Use int8, dynamic or weight_int8."
     )
 
 
 @contextlib.contextmanager
 def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Converter]:
-    """A converter with a folder of its own, which is removed at the end."""
+    """A converter with a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder,
         contextlib.closing(ConversionChild()) as child,
@@ -194,7 +194,7 @@ def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Conve
 
 @contextlib.contextmanager
 def unrolled(model: keras.Model) -> Iterator[None]:
-    """Recurrent layers are traced step by step, without a loop; afterwards as before."""
+    """Unrolls recurrent layers inside the context."""
     layers = [layer for layer in all_layers(model) if getattr(layer, "unroll", None) is False]
     try:
         for layer in layers:
@@ -207,7 +207,7 @@ def unrolled(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_conversion() -> Iterator[None]:
-    """TensorFlow's converter tells much that no user can act on, some of it past Python; that is left out."""
+    """Silences output of TensorFlow's converter that users cannot act on, some of it written by C++."""
     loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
     levels = [logger.level for logger in loggers]
     sys.stderr.flush()

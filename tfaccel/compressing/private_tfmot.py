@@ -1,8 +1,7 @@
-"""What tfaccel needs of the private parts of TFMOT and `tf_keras`. In a child process only.
+"""Private API of TFMOT and `tf_keras` that tfaccel uses. Imported in a child process only.
 
-TFMOT's public API quantizes, prunes and clusters what is marked, and does not tell beforehand which layers can be
-marked; nor does it have a configuration that quantizes only what a layer gives. A part that is gone raises
-`VersionError`.
+TFMOT's public API does not tell which layers can be quantized, pruned or clustered, and has no configuration that
+quantizes only a layer's output. A missing private name raises `VersionError`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _TFMOT = "tensorflow-model-optimization"
 
 
 def allow_lambdas() -> None:
-    """Lets `tf_keras` copy models that hold lambdas, as TFMOT's do."""
+    """Lets `tf_keras` clone models with lambdas, as TFMOT's have."""
     import tf_keras
 
     private_part(tf_keras, "__internal__.enable_unsafe_deserialization", package="tf-keras")()
@@ -30,7 +29,7 @@ def has_mask(tensor: Any) -> bool:
 
 
 def output_config_class() -> Any:
-    """The class of configurations that quantize only what a layer gives."""
+    """The class of configurations that quantize only a layer's output."""
     return _tfmot_part(
         "quantization.keras.default_8bit.default_8bit_quantize_configs", "Default8BitOutputQuantizeConfig"
     )
@@ -51,7 +50,7 @@ def can_be_clustered(layer: Any) -> bool:
     registry = _tfmot_part("clustering.keras.clustering_registry", "ClusteringRegistry")
     try:
         return bool(registry.supports(layer))
-    except AttributeError:  # a layer without cells that TFMOT takes for a recurrent one
+    except AttributeError:  # a layer without cells that TFMOT treats as recurrent
         return False
 
 

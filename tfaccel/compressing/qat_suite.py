@@ -1,4 +1,4 @@
-"""How much of what int8 after training costs is won back by training that imitates int8, for `compress_suite`."""
+"""The fraction of the accuracy lost by post-training int8 that QAT recovers, for `compress_suite`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
-# What int8 after training has to cost for the question to make sense, and how much of it has to be won back.
+# The smallest accuracy loss of post-training int8 for a meaningful test, and the fraction of it that QAT must recover.
 LEAST_LOSS, LEAST_PART_WON_BACK = 0.02, 0.5
 _METRIC = "accuracy"
-_LATENCY_SECONDS = 0.02  # latency is no part of this
+_LATENCY_SECONDS = 0.02  # latency does not matter here
 
 
 def qat_figures(options: SuiteOptions) -> list[Figure]:
-    """Accuracy of `qat_task`'s network in float32, in int8 after training, and after training that imitates int8.
+    """Accuracy of `qat_task`'s network in float32, in post-training int8, and after quantization-aware training.
 
-    Each repetition trains a network of its own and spreads its channels by other factors.
+    Each repetition trains a new network and scales its channels by other factors.
 
     Args:
         options: `scale` multiplies the epochs of both trainings.
@@ -45,10 +45,10 @@ def qat_figures(options: SuiteOptions) -> list[Figure]:
 
 
 def accuracies(found: CompressResult) -> tuple[float, float, float]:
-    """Of float32, int8 and qat.
+    """The accuracies of float32, int8 and qat.
 
     Raises:
-        CompressionError: if one of the forms could not be made.
+        CompressionError: if a variant could not be made.
     """
     for result in found.results:
         if result.failure:
@@ -60,7 +60,7 @@ def accuracies(found: CompressResult) -> tuple[float, float, float]:
 def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
     """The figures, from the accuracies of each repetition.
 
-    The part that is won back is taken over those repetitions in which something was lost.
+    The recovered fraction covers the repetitions in which accuracy was lost.
 
     Example:
         >>> figures = {figure.quantity: figure for figure in figures_of([(0.97, 0.93, 0.96), (0.96, 0.92, 0.96)])}

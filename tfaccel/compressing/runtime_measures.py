@@ -30,16 +30,16 @@ def latencies(
     seconds: float,
     loading: Mapping[str, Any] | None = None,
 ) -> list[tuple[Latency, ...]]:
-    """How long one example takes in each file, for each number of threads.
+    """The latency of one example in each file, for each thread count.
 
-    Files of one runtime are timed in one process, by turns, so that what slows the machine for a while slows all.
+    Files of one runtime are timed in one process, interleaved, so that a temporary slowdown affects all of them.
 
     Args:
         variants: the files.
         row: one example: arrays by name, of shape (1, ...).
-        num_threads: numbers of threads to try.
-        seconds: how long to time each file with each number of threads.
-        loading: what the Keras models among them need; see `CompressSource.loading`.
+        num_threads: thread counts to try.
+        seconds: how long to time each file with each thread count.
+        loading: how to load the Keras models among them; see `CompressSource.loading`.
     """
     found: list[list[Latency]] = [[] for _ in variants]
     for is_litert in (True, False):
@@ -55,7 +55,7 @@ def latencies(
 def peak_memory_bytes(
     variant: Variant, row: Mapping[str, np.ndarray], *, loading: Mapping[str, Any] | None = None
 ) -> int:
-    """What a process that loads and runs a file needs more than one that has only imported the runtime."""
+    """The peak memory added by loading and running a file, over having only imported the runtime."""
     task = {"files": [variant.path], "seconds": 0.0, "memory": True}
     return int(_answer(task, row, 1, loading))
 
@@ -78,7 +78,7 @@ def _latency(seconds: list[float], num_threads: int) -> Latency:
 def _answer(
     task: dict[str, Any], row: Mapping[str, np.ndarray], num_threads: int, loading: Mapping[str, Any] | None
 ) -> Any:
-    """What the child program says."""
+    """The child program's answer."""
     environment = {
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -1,9 +1,9 @@
-"""Program for a child process: times model files, or measures the memory that one of them needs.
+"""Child process that times model files, or measures the memory of one of them.
 
 It reads JSON from standard input: {"files", "inputs" (an .npz file with one example), "num_threads", "seconds" (per
 file), "memory" (of the first file instead of times)}, and for Keras models "imports" (modules with their layers),
-"path" (where those are) and "nest" (what goes in, with names in place of arrays). It writes JSON: a list of seconds for
-each file, or the number of bytes.
+"path" (where those are) and "nest" (the input structure, with names in place of arrays). It writes JSON: a list of
+seconds for each file, or the number of bytes.
 """
 
 import json
@@ -22,7 +22,7 @@ _WARM_UP_CALLS = 5
 
 
 def main() -> None:
-    """Does what standard input says."""
+    """Runs the task read from standard input."""
     task = json.loads(sys.stdin.read())
     with np.load(task["inputs"]) as arrays:
         inputs = dict(arrays)
@@ -75,7 +75,7 @@ def _loaded_keras(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]
 
 
 def _times(calls: list[Callable[[], None]], *, seconds: float) -> list[list[float]]:
-    """Seconds of each call, the models by turns in an order drawn anew each time."""
+    """Seconds of each call, the models interleaved in random order."""
     found: list[list[float]] = [[] for _ in calls]
     for call in calls:
         for _ in range(_WARM_UP_CALLS):
@@ -95,7 +95,7 @@ def _wants_more(times: list[float], seconds: float) -> bool:
 
 
 def _timed(call: Callable[[], None]) -> list[float]:
-    call()  # The first call after another model finds the processor's caches full of that one's numbers.
+    call()  # Warm-up: another model has filled the processor's caches.
     times = []
     for _ in range(_CALLS_AT_ONCE):
         started = time.perf_counter()
@@ -105,13 +105,13 @@ def _timed(call: Callable[[], None]) -> list[float]:
 
 
 def _peak_bytes(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]) -> int:
-    """What loading and running a model adds to the memory of this process at most."""
+    """The peak memory that loading and running a model adds to this process."""
     if Path(file).suffix == ".keras":
-        import keras  # noqa: F401  The library counts for nothing.
+        import keras  # noqa: F401  The library itself is not counted.
     else:
         import ai_edge_litert.interpreter  # noqa: F401
     before = _status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The highest value so far is forgotten.
+    Path("/proc/self/clear_refs").write_text("5")  # Resets the peak.
     call = _loaded(file, inputs, task)
     for _ in range(_WARM_UP_CALLS):
         call()

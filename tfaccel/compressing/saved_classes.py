@@ -1,4 +1,4 @@
-"""Classes and functions that a saved model names but that are not registered with Keras, found in their modules."""
+"""Finds classes and functions of a saved model that are not registered with Keras."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_KNOWN = ("keras", "builtins", "")  # packages whose objects Keras finds by itself
+_KNOWN = ("keras", "builtins", "")  # packages whose objects Keras finds itself
 
 
 def saved_modules(structure: Any) -> set[str]:
-    """Modules, other than Keras's, that define what was saved.
+    """Modules outside Keras that define the saved objects.
 
     Example:
         >>> saved_modules({"module": "own.layers", "class_name": "Scale", "config": {"units": 3}})
@@ -21,13 +21,13 @@ def saved_modules(structure: Any) -> set[str]:
 
 
 def saved_classes(structure: Any) -> dict[str, Any]:
-    """Name -> class or function, for `custom_objects` of Keras's deserialization; the modules have to be imported.
+    """Name -> class or function, for `custom_objects` of Keras's deserialization; the modules must be importable.
 
     Keras finds only what was registered with `register_keras_serializable`; a class at the top level of a module can be
-    found without that.
+    found without registration.
 
     Args:
-        structure: what `keras.saving.serialize_keras_object` gave.
+        structure: the output of `keras.saving.serialize_keras_object`.
     """
     found = {}
     for saved in _saved_objects(structure):
@@ -39,8 +39,8 @@ def saved_classes(structure: Any) -> dict[str, Any]:
     return found
 
 
-def made_again(serialized: Mapping[str, Any]) -> Any:
-    """The model, layer or operation that was saved like this; Keras changes what it reads, and so gets a copy."""
+def rebuild(serialized: Mapping[str, Any]) -> Any:
+    """Deserializes a model, layer or operation. Keras modifies its input, so it gets a copy."""
     import keras
 
     objects = saved_classes(serialized)
@@ -50,7 +50,7 @@ def made_again(serialized: Mapping[str, Any]) -> Any:
 
 
 def _module_of(saved: Mapping[str, Any]) -> str:
-    """Where a class or function is from; "" for Keras's own. Keras does not say it of functions that are registered."""
+    """The module of a class or function; "" for Keras's own. Keras does not record it for registered functions."""
     import keras
 
     module = str(saved["module"])

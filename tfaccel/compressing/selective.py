@@ -1,4 +1,4 @@
-"""int8 for some layers of a model and float32 for the others, by the debugger of TensorFlow's converter."""
+"""int8 for some layers and float32 for the others, with the quantization debugger of TensorFlow's converter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfaccel.compressing.post_training import Converter, Rows
 from tfaccel.compressing.unsupported_layers import layer_of
 from tfaccel.errors import CompressionError
 
-# Operations that only move numbers: they have the kind of numbers of what is around them, and cost nothing.
+# Operations that only move data: they take the dtype of their neighbours, and cost no accuracy.
 _MOVES = frozenset(
     {
         "RESHAPE",
@@ -37,15 +37,15 @@ _MOVES = frozenset(
 
 
 class SelectiveQuantizer:
-    """Quantizes chosen layers of a model to int8; representative examples are run through it once.
+    """Quantizes chosen layers of a model to int8; calibrates only once.
 
     Args:
-        converter: of the model.
+        converter: the model's converter.
         model: the model.
         rows: representative examples.
 
     Attributes:
-        layers: path of each layer with operations of its own -> name of an operation -> how many of it.
+        layers: path of each layer with operations -> name of an operation -> their number.
     """
 
     def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
@@ -65,7 +65,7 @@ class SelectiveQuantizer:
         """The model with these layers in int8 and all others in float32.
 
         Raises:
-            CompressionError: if there is no such layer, or nothing of them can be quantized.
+            CompressionError: if there is no such layer, or none of their operations can be quantized.
         """
         unknown = [layer for layer in layers if layer not in self._outputs]
         if unknown:
@@ -74,4 +74,4 @@ class SelectiveQuantizer:
         try:
             return self._converter.quantize(self._conversion, kept)
         except ConversionError as error:
-            raise CompressionError(f"Nothing of {', '.join(layers)} can be quantized: {error}") from error
+            raise CompressionError(f"Nothing in {', '.join(layers)} can be quantized: {error}") from error

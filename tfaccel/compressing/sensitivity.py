@@ -1,4 +1,4 @@
-"""What each layer in int8 costs, and how many of the costliest are kept in float."""
+"""The sensitivity of each layer to int8, and how many of the most sensitive stay in float."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tfaccel.compressing.layer_cost import LayerCost
 from tfaccel.compressing.selective import SelectiveQuantizer
 from tfaccel.errors import CompressionError
 
-# How many layers are tried in float, one number after the other.
+# The numbers of float layers to try, in this order.
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
 
 class Sensitivity:
-    """Measures layers one by one, when it is first asked.
+    """Measures layers one by one, on first use.
 
     Args:
-        make_quantizer: makes what quantizes chosen layers.
+        make_quantizer: makes the quantizer of chosen layers.
         drop_of: how much worse the metric of a LiteRT file is than the float model's.
-        highest_drop_of: the same, at the upper end of what the number of examples leaves open.
-        error_of: how far its outputs are from the float model's.
+        highest_drop_of: the upper bound of that drop's confidence interval.
+        error_of: the error of its outputs against the float model's.
         progress: called with a line before each step.
     """
 
@@ -41,14 +41,14 @@ class Sensitivity:
 
     @functools.cached_property
     def costs(self) -> tuple[LayerCost, ...]:
-        """What each layer costs that has a form in integers; the costliest comes first."""
+        """The metric drop of each layer that can be quantized, largest first."""
         costs = []
         for layer, operations in self._quantizer.layers.items():
             self._progress(f"sensitivity: {layer} alone in int8")
             try:
                 content = self._quantizer.quantize([layer])
             except CompressionError:
-                continue  # It has no form in integers, and stays in float anyway.
+                continue  # It cannot be quantized, and stays in float anyway.
             error = self._error_of(content)
             if error > 0:
                 cost = LayerCost(layer=layer, operations=operations, drop=self._drop_of(content), output_error=error)
@@ -56,21 +56,21 @@ class Sensitivity:
         return tuple(sorted(costs, key=lambda cost: (cost.drop, cost.output_error), reverse=True))
 
     def mixed(self, max_drop: float) -> tuple[bytes, tuple[str, ...]]:
-        """int8 with as few of the costliest layers in float as the limit allows, from none to half of them.
+        """int8 with as few of the most sensitive layers in float as the limit allows, from none to half of them.
 
-        The first number wins that is surely within the limit; where there are too few examples for that, the first
-        whose estimate is.
+        Takes the first number whose drop is within the limit with confidence, or, if there are too few examples for
+        that, the first whose estimate is.
 
         Returns:
             The file, and the layers in float.
 
         Raises:
-            CompressionError: for a model with less than two layers to choose from.
+            CompressionError: for a model with fewer than two such layers.
         """
         costs, quantizer = self.costs, self._quantizer
         if len(costs) < 2:
             raise CompressionError(
-                f"`mixed` chooses among layers that have a form in integers, and this model has {len(costs)}. Use int8."
+                f"`mixed` needs at least two layers that can be quantized, and this model has {len(costs)}. Use int8."
             )
         tried: list[tuple[bytes, tuple[str, ...]]] = []
         for number in [count for count in _TRIED if count <= len(costs) // 2]:

@@ -1,4 +1,4 @@
-"""The task's metric of any form of a model: its predictions, judged by the loss and metrics of its training."""
+"""Evaluates predictions of any variant of a model with the loss and metrics of its training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfaccel.compressing.drop_interval import DropInterval
 from tfaccel.compressing.drop_judge import DropJudge, DropLimit, Examples
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.training.private_api import compute_loss
 from tfaccel.training.private_tensorflow import metric_directions
 
@@ -30,7 +30,7 @@ Predict = Callable[[Any], Any]
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric of this name falls when a model gets better.
+    """Whether a lower value of a metric of this name is better.
 
     Example:
         >>> lower_is_better("mean_absolute_error"), lower_is_better("accuracy")
@@ -40,24 +40,24 @@ def lower_is_better(metric: str) -> bool:
 
 
 class _Judge(keras.Model):
-    """Has a loss and metrics, and nothing else of a model."""
+    """A model with only a loss and metrics, which evaluates given outputs."""
 
     def call(self, x: Any) -> Any:
-        """What goes in."""
+        """Returns its input."""
         return x
 
 
 class TaskMetrics:
-    """Judges predictions on held-out data.
+    """Evaluates predictions on held-out data.
 
     Args:
-        batches: passes over the data.
-        compile_args: what the model was compiled with; None to judge by agreement with the float model alone.
-        compiled: a compiled model that is to judge instead.
-        output_names: of the model's outputs, where it has several.
+        batches: iterates over the data.
+        compile_args: what the model was compiled with; None to measure agreement with the float model only.
+        compiled: a compiled model to evaluate with instead.
+        output_names: names of the outputs, for a model with several.
 
     Attributes:
-        num_examples: how many examples there are, once the first predictions have been judged.
+        num_examples: number of examples, known after the first evaluation.
     """
 
     def __init__(
@@ -82,40 +82,40 @@ class TaskMetrics:
             self._judge.compile(**compile_args)
 
     def lower_is_better(self, metric: str) -> bool:
-        """Whether a metric falls when the model gets better: what its class says, where that is Keras's; else by name.
+        """Whether a lower value of a metric is better: from its class if it is Keras's, else from its name.
 
         Args:
-            metric: by its name in what `of` gives.
+            metric: a name in the result of `of`.
         """
         own = [] if self._judge is None else metric_directions(self._judge)
         known = {direction for name, direction in own if metric == name or metric.endswith(f"_{name}")}
         return known == {"down"} if len(known) == 1 else lower_is_better(metric)
 
     def of_float_model(self, predict: Predict) -> dict[str, float]:
-        """The metrics of the float model, whose outputs the others are compared with from now on."""
+        """The metrics of the float model; its outputs become the reference."""
         self._examples, self._float_outputs, self.num_examples = [], [], 0
         return self._measure(predict, keep=True)
 
     def of(self, predict: Predict) -> dict[str, float]:
-        """The metrics of a form of the model, and its agreement with the float model.
+        """The metrics of a variant, and its agreement with the float model.
 
         Args:
-            predict: from the inputs of a batch to what the model gives for them.
+            predict: computes the outputs from the inputs of a batch.
         """
         return self._measure(predict, keep=False)
 
     def judge_by(self, limit: DropLimit) -> None:
-        """From now on `drop_interval` is for this metric and limit; the float model must have been judged."""
+        """Sets the metric and limit of `drop_interval`; call `of_float_model` first."""
         self._drop_judge = DropJudge(
             limit, self._examples, self._float_outputs, value_of=lambda batches: self._value_of(limit.metric, batches)
         )
 
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
-        """How sure the drop is of the form that was judged last; None before `judge_by`.
+        """The confidence interval of the drop of the last evaluated variant; None before `judge_by`.
 
         Args:
-            of_float: the metric of the float model.
-            value: that form's.
+            of_float: the float model's metric.
+            value: the variant's.
         """
         return (
             None
@@ -148,13 +148,13 @@ class TaskMetrics:
 
     @property
     def _needs_inputs(self) -> bool:
-        """Whether the loss or the metrics may look at the model's inputs."""
+        """Whether the loss or the metrics may use the model's inputs."""
         own: Any = type(self._judge)
         names = ("compute_metrics", "compute_loss")
         return self._judge is not None and any(getattr(own, name) is not getattr(keras.Model, name) for name in names)
 
     def _value_of(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
-        """A metric of predictions that are there: of (inputs, targets, weights), the float model's outputs, outputs."""
+        """A metric of given predictions: tuples of ((inputs, targets, weights), the float model's outputs, outputs)."""
         if metric == AGREEMENT or self._judge is None:
             agreement = Agreement()
             for (_, y, _), of_float, outputs in batches:
@@ -180,15 +180,15 @@ def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any
         shapes = ", ".join(f"{np.shape(leaf)} {np.asarray(leaf).dtype}" for leaf in keras.tree.flatten(y))
         text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
         raise CompressionError(
-            f"The model's loss and metrics cannot be calculated on the held-out data (targets: {shapes}): {text}"
+            f"The model's loss and metrics cannot be computed on the held-out data (targets: {shapes}): {text}"
         ) from error
 
 
 def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:
-    """The metric to judge by: the one that was asked for, or the first that is no loss, or the loss.
+    """The metric to compare by: the requested one, else the first that is not the loss, else the loss.
 
     Raises:
-        CompressionError: for one that the model does not have, with the nearest name.
+        CompressionError: for a metric that the model does not have.
 
     Example:
         >>> chosen_metric(None, {"accuracy": 0.9, "loss": 0.3, "agreement": 1.0})
@@ -196,7 +196,7 @@ def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:
     """
     if metric is not None:
         if metric not in metrics:
-            hint = near_name(metric, metrics) or ""
+            hint = did_you_mean(metric, metrics) or ""
             raise CompressionError(
                 f"The model has no metric {metric!r} on the held-out data.{hint} Metrics: {', '.join(metrics)}."
             )

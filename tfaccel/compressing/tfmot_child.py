@@ -1,4 +1,4 @@
-"""The parent's side of the child process in which TFMOT runs: starts it, sends batches, listens to its reports."""
+"""The parent's side of TFMOT's child process: starts it, sends batches, reads reports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Parts = Sequence[Callable[[], Iterable[Sequence[np.ndarray]]]]
 
 
 def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], None]) -> None:
-    """Runs the job in a folder, and returns when it is done.
+    """Runs the job in a folder to its end.
 
     Args:
         folder: holds the job; see `tfmot_program`.
-        parts: functions that give the batches of each part, called one after the other as the child takes them.
+        parts: functions that give the batches of each part, called in order as the child consumes them.
         on_report: called with each report.
 
     Raises:
@@ -42,7 +42,7 @@ def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], 
             raise sender.error
         if end is None:
             words = last_words(child.output(), _LAST_LINES)
-            raise CompressionError(f"TFMOT's process {child.how_it_ended()}. Its last words: {words}")
+            raise CompressionError(f"TFMOT's process {child.how_it_ended()}. Its last output: {words}")
         if end.get("unexpected"):
             raise CompressionError(
                 f"TFMOT's process failed: {end['error']}. Use a post-training method, or other options."
@@ -51,7 +51,7 @@ def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], 
             raise CompressionError(str(end["error"]))
 
 
-# TFMOT looks for cells of recurrent layers in `tf.keras`, which has to be Keras 2 for it; `keras` stays Keras 3.
+# TFMOT looks up recurrent cells in `tf.keras`, which has to be Keras 2; `keras` stays Keras 3.
 _ENVIRON = {
     "TF_USE_LEGACY_KERAS": "1",
     "KERAS_BACKEND": "tensorflow",
@@ -61,7 +61,7 @@ _ENVIRON = {
 
 
 class _Sender(threading.Thread):
-    """Sends the batches of all parts, None after each; ends early where the child takes no more."""
+    """Sends the batches of all parts, None after each; ends early if the child stops reading."""
 
     def __init__(self, child: ConnectedChild, parts: Parts) -> None:
         super().__init__(daemon=True, name="tfaccel-tfmot-batches")
@@ -83,7 +83,7 @@ class _Sender(threading.Thread):
 
 
 def _listen(child: ConnectedChild, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-    """The last report: that the job is done, or an error; None if the child ended without."""
+    """The last report: done, or an error; None if the child ended without one."""
     while True:
         try:
             report: dict[str, Any] = child.receive()

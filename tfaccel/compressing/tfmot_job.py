@@ -1,4 +1,4 @@
-"""What a child process with TFMOT is told: the model, how to train it, and the batches to do so."""
+"""The job of TFMOT's child process: the model, how to train it, and its batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
 from tfaccel.compressing.tfmot_training import TrainingJob
 from tfaccel.compressing.tfmot_weights import named_arrays, save_arrays
-from tfaccel.compressing.translation_source import TakenApart
+from tfaccel.compressing.translation_source import FlatModel
 from tfaccel.errors import CompressionError
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.model_parts import inner_optimizer
 
-# Part of the workload's highest learning rate that a trained model is trained on with.
+# Fraction of the workload's peak learning rate to fine-tune with.
 _RATE_PARTS = {
     "prune": 0.5,
     "prune_2_4": 0.3,
@@ -33,38 +33,39 @@ _RATE_PARTS = {
     "pqat": 0.1,
     "cqat": 0.05,
 }
-_LOOKS = 200  # at the schedule, to find its highest rate
+_LOOKS = 200  # samples of the schedule, to find its peak
 
 
 class TrainingBatches:
     """The training data of a workload as lists of arrays: inputs, targets, sample weights.
 
     Args:
-        workload: whose data.
-        taken: the model, which says the order.
-        seed: decides their order.
+        workload: its training data are used.
+        flat: the model, which determines their order.
+        seed: shuffles them.
     """
 
-    def __init__(self, workload: Workload, taken: TakenApart, *, seed: int) -> None:
+    def __init__(self, workload: Workload, flat: FlatModel, *, seed: int) -> None:
         self._workload = workload
-        self._taken = taken
+        self._flat = flat
         self._seed = seed
         first = next(iter(self._dataset(0).take(1).as_numpy_iterator()), None)
         if first is None:
             raise CompressionError(f"The training data of workload {workload.name!r} are empty.")
         self.first_x = keras.utils.unpack_x_y_sample_weight(first)[0]
         self.first = self._leaves(first)
-        num_inputs, num_outputs = len(taken.graph.inputs), len(taken.graph.outputs)
+        num_inputs, num_outputs = len(flat.graph.inputs), len(flat.graph.outputs)
         self.num_sample_weights = len(self.first) - num_inputs - num_outputs
         if self.num_sample_weights not in (0, 1, num_outputs):
             raise CompressionError(
                 f"Workload {workload.name!r} gives {self.num_sample_weights} more arrays than the {num_inputs} inputs "
-                f"and {num_outputs} outputs of the model. Give targets for each output, and weights for all or none."
+                f"and {num_outputs} outputs of the model. Give a target for each output, and "
+                "sample weights for all outputs or none."
             )
         self.steps_per_epoch = self._count()
 
     def steps(self, num_steps: int, first_epoch: int) -> Iterator[list[np.ndarray]]:
-        """So many batches, over as many epochs as that takes."""
+        """This many batches, over as many epochs as needed."""
         epoch = first_epoch
         while num_steps > 0:
             for batch in self._epoch(epoch):
@@ -82,10 +83,10 @@ class TrainingBatches:
 
     def _leaves(self, batch: Any) -> list[np.ndarray]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        leaves = self._taken.inputs_of(x)
+        leaves = self._flat.inputs_of(x)
         for part in (y, sample_weight):
-            leaves = leaves + (self._taken.outputs_of(part) if part is not None else [])
-        return [sendable(leaf, f"workload {self._workload.name!r}") for leaf in leaves]
+            leaves = leaves + (self._flat.outputs_of(part) if part is not None else [])
+        return [as_sendable_array(leaf, f"workload {self._workload.name!r}") for leaf in leaves]
 
     def _count(self) -> int:
         count = int(self._dataset(0).cardinality())
@@ -94,7 +95,7 @@ class TrainingBatches:
 
 def write_job(
     folder: Path,
-    taken: TakenApart,
+    flat: FlatModel,
     batches: TrainingBatches,
     *,
     method: str,
@@ -102,20 +103,20 @@ def write_job(
     options: TfmotOptions,
     signature: CallSignature,
 ) -> dict[str, TrainingJob]:
-    """Writes what the child has to know; returns how each stage is trained.
+    """Writes the job for the child; returns the training job of each stage.
 
     Args:
         folder: an empty folder.
-        taken: the model.
+        flat: the model.
         batches: its training data.
         method: one of `TRAINED_METHODS`.
-        workload: what it is trained on; says loss and optimizer.
-        options: how.
-        signature: how the model is called.
+        workload: gives loss and optimizer.
+        options: how to train.
+        signature: the model's call signature.
     """
     num_steps = num_optimizer_steps(workload, num_batches=batches.steps_per_epoch)
     arguments = compile_arguments(workload, num_steps=num_steps)
-    losses, weights = _losses(arguments, taken)
+    losses, weights = _losses(arguments, flat)
     optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
     training = {
         stage: TrainingJob(
@@ -129,31 +130,31 @@ def write_job(
         )
         for stage in stages_of(method)
     }
-    inputs = batches.first[: len(taken.graph.inputs)]
-    outputs = keras.tree.flatten(taken.model(batches.first_x, training=False))
+    inputs = batches.first[: len(flat.graph.inputs)]
+    outputs = keras.tree.flatten(flat.model(batches.first_x, training=False))
     arrays = {f"in{n}": array for n, array in enumerate(inputs)}
     arrays |= {f"out{n}": np.asarray(array) for n, array in enumerate(outputs)}
     save_arrays(folder / "check.npz", arrays)
-    save_arrays(folder / "weights.npz", named_arrays(taken.weights()))
-    modules = {*taken.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
+    save_arrays(folder / "weights.npz", named_arrays(flat.weights()))
+    modules = {*flat.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
     job = {
         "method": method,
-        "graph": taken.graph.to_json(),
+        "graph": flat.graph.to_json(),
         "options": options.to_json(),
         "sys_path": sys.path,
         "modules": sorted(modules),
         "training": {stage: asdict(one) for stage, one in training.items()},
-        "signature": {"inputs": taken.inputs_of(signature.input_nest), "outputs": signature.output_names},
+        "signature": {"inputs": flat.inputs_of(signature.input_nest), "outputs": signature.output_names},
     }
     (folder / "job.json").write_text(json.dumps(job))
     return training
 
 
 def saved_loss(loss: Any) -> Any:
-    """A loss as JSON that another process can make it from: a name, or where its class or function stands.
+    """A loss as JSON for another process: a name, or the import path of its class or function.
 
     Raises:
-        CompressionError: if that is not possible; the message names the loss.
+        CompressionError: if the loss cannot be serialized; the message names it.
 
     Example:
         >>> saved_loss(keras.losses.Huber())["import"][1]
@@ -178,17 +179,17 @@ def saved_loss(loss: Any) -> Any:
 
 def _no_loss(name: str, why: str) -> CompressionError:
     return CompressionError(
-        f"The loss {name} cannot be handed to another process: {why}. Define it at the top level of a module (a class "
+        f"The loss {name} cannot be sent to another process: {why}. Define it at the top level of a module (a class "
         "with get_config), or use a post-training method."
     )
 
 
-def _losses(arguments: Mapping[str, Any], taken: TakenApart) -> tuple[list[Any], list[float]]:
-    """For each output of the model its loss, and the factor that it counts with."""
-    names = taken.graph.output_names
+def _losses(arguments: Mapping[str, Any], flat: FlatModel) -> tuple[list[Any], list[float]]:
+    """The loss and the loss weight of each output."""
+    names = flat.graph.output_names
     loss, factors = arguments.get("loss"), arguments.get("loss_weights")
     if loss is None:
-        raise CompressionError("The workload has no loss to train on with (`compile_args` gives none).")
+        raise CompressionError("The workload has no loss to fine-tune with (`compile_args` gives none).")
     of_outputs = _spread(loss, names)
     of_factors = [1.0] * len(names) if factors is None else _spread(factors, names)
     return [saved_loss(one) for one in of_outputs], [1.0 if one is None else float(one) for one in of_factors]
@@ -202,19 +203,21 @@ def _spread(given: Any, names: tuple[str, ...]) -> list[Any]:
         return [given.get(name) for name in names]
     if isinstance(given, (list, tuple)):
         if len(given) != len(names):
-            raise CompressionError(f"{len(given)} losses or factors for {len(names)} outputs ({', '.join(names)}).")
+            raise CompressionError(
+                f"{len(given)} losses or loss weights for {len(names)} outputs ({', '.join(names)})."
+            )
         return list(given)
     return [given] * len(names)
 
 
 def _plain_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The settings of an optimizer that are numbers, texts or switches."""
+    """The settings of an optimizer that are numbers, strings or booleans."""
     config = optimizer.get_config()
     return {name: value for name, value in config.items() if isinstance(value, (int, float, str, bool))}
 
 
 def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> float:
-    """The highest learning rate of the workload's schedule."""
+    """The peak learning rate of the workload's schedule."""
     rate = optimizer.get_config().get("learning_rate")
     if not isinstance(rate, Mapping):
         return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
@@ -225,15 +228,17 @@ def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> 
     return max(float(schedule(step)) for step in looks)
 
 
-def sendable(leaf: Any, what: str) -> np.ndarray:
+def as_sendable_array(leaf: Any, what: str) -> np.ndarray:
     """An array that can be sent to another process.
 
     Raises:
-        CompressionError: for anything else than numbers.
+        CompressionError: for a non-numeric array.
     """
     array = np.asarray(leaf)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
-        raise CompressionError(f"Batches of {what} are of {array.dtype}, which TFMOT cannot train on. Give numbers.")
+        raise CompressionError(
+            f"Batches of {what} are of {array.dtype}, which TFMOT cannot train on. Give numeric arrays."
+        )
     return array

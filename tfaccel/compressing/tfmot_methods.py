@@ -1,7 +1,7 @@
-"""Methods that train a model on by TFMOT: quantization-aware training, pruning, clustering, and both together.
+"""Methods that fine-tune a model with TFMOT: quantization-aware training, pruning, clustering, and combinations.
 
-TFMOT knows Keras 2 only and changes the process that imports it. It runs in a child process, to which the model is
-handed translated to `tf_keras`; what comes back are weights, or a LiteRT file.
+TFMOT supports Keras 2 only and changes the process that imports it. It runs in a child process on the model translated
+to `tf_keras`, and returns weights or a LiteRT file.
 
 Sources:
     Jacob et al., Quantization and training of neural networks for efficient integer-arithmetic-only inference, 2018,
@@ -25,24 +25,24 @@ import numpy as np
 from tfaccel.compressing.call_signature import CallSignature, signature_of
 from tfaccel.compressing.examples import Batches
 from tfaccel.compressing.tfmot_child import Parts, run_child
-from tfaccel.compressing.tfmot_job import TrainingBatches, sendable, write_job
+from tfaccel.compressing.tfmot_job import TrainingBatches, as_sendable_array, write_job
 from tfaccel.compressing.tfmot_options import TRAINED_METHODS, TfmotOptions, stages_of
 from tfaccel.compressing.tfmot_training import TrainingJob
 from tfaccel.compressing.tfmot_weights import arrays_by_path
-from tfaccel.compressing.translation_source import TakenApart, take_apart
+from tfaccel.compressing.translation_source import FlatModel, flatten_model
 from tfaccel.errors import CompressionError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.workload import Workload
 from tfaccel.tested_versions import installed_version, warn_if_untested
 
 _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}
-# A file holds kernels with batch normalizations in them, and as multiples of scales.
-_IN_FILES = "in a file in each channel of one whose channels have scales or a normalization of their own"
-_SPARSE = 0.05  # part of zeros from which on weights were pruned, not clustered
+# A file holds kernels with folded batch normalizations, in units of their scales.
+_IN_FILES = "in a file per channel, where channels have their own scales or normalization"
+_SPARSE = 0.05  # fraction of zeros above which weights were pruned, not clustered
 _DOING = {
-    "qat": "training with imitated int8",
-    "pqat": "training with imitated int8, zeros kept",
-    "cqat": "training with imitated int8, clusters kept",
+    "qat": "quantization-aware training",
+    "pqat": "quantization-aware training, zeros kept",
+    "cqat": "quantization-aware training, clusters kept",
     "prune": "pruning",
     "prune_2_4": "pruning 2 of 4",
     "prune_block": "pruning blocks",
@@ -53,16 +53,16 @@ _DOING = {
 
 @dataclass(frozen=True)
 class TfmotOutcome:
-    """What a method gave.
+    """The result of a method.
 
     Attributes:
         model: the Keras 3 model in float32 with the changed weights (prune, cluster); None otherwise.
         litert: the LiteRT file (qat, pqat, cqat); None otherwise.
-        predictions: what the model that imitates int8 gives for each batch of held-out data, in the nest in which the
-            Keras model gives it (qat, pqat, cqat).
+        predictions: outputs of the fake-quantized model for each batch of held-out data, structured as the Keras
+            model's outputs (qat, pqat, cqat).
         changed: layers that were pruned or clustered, by path.
-        sparsity: part of those layers' kernels that is zero.
-        notes: one line each of what has to be known.
+        sparsity: fraction of zeros in those layers' kernels.
+        notes: one line each.
     """
 
     model: keras.Model | None = None
@@ -97,7 +97,7 @@ class _Reports:
         elif report.get("kept"):
             names = [f"{path} ({why})" for path, why in report["kept"].items()]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            self.notes.append(f"taken along as Keras 3 has it: {'; '.join(names[:4])}{more}")
+            self.notes.append(f"kept as Keras 3 layers: {'; '.join(names[:4])}{more}")
 
 
 def tfmot_variant(
@@ -110,22 +110,22 @@ def tfmot_variant(
     options: TfmotOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> TfmotOutcome:
-    """Trains a model on by a method of TFMOT, in a child process, and gives back what became of it.
+    """Fine-tunes a model with a TFMOT method in a child process.
 
-    The model that is given stays as it is.
+    The given model is not changed.
 
     Args:
-        model: a built functional or sequential Keras 3 model, of any dtype policy; it is trained on in float32.
+        model: a built functional or sequential Keras 3 model, of any dtype policy; it is fine-tuned in float32.
         method: one of `TRAINED_METHODS`.
         workload: training data, loss and optimizer.
-        signature: how the model is called, which the LiteRT file keeps to; None to find out.
-        held_out: passes over examples to predict by the model that imitates int8; None for none.
-        options: how it is trained on; None for what suits the method.
-        say: called with a line of progress now and then.
+        signature: the call signature of the LiteRT file; None to infer it.
+        held_out: iterates over examples to predict with the fake-quantized model; None for none.
+        options: how to fine-tune; None for the method's defaults.
+        say: called with lines of progress.
 
     Raises:
         CompressionError: if TFMOT is not installed, the model cannot be translated (the message names the layer and
-            what can be done), the loss cannot be handed over, or training fails.
+            the fix), the loss cannot be sent to the child, or training fails.
 
     Example:
         >>> from tfaccel.recipes import image_classification
@@ -136,17 +136,17 @@ def tfmot_variant(
     """
     check_method(method)
     options = options or TfmotOptions()
-    taken = take_apart(model)
-    batches = TrainingBatches(workload, taken, seed=options.seed)
-    signature = signature or signature_of(taken.model, batches.first_x)
+    flat = flatten_model(model)
+    batches = TrainingBatches(workload, flat, seed=options.seed)
+    signature = signature or signature_of(flat.model, batches.first_x)
     reports = _Reports(say)
     with tempfile.TemporaryDirectory(prefix="tfaccel-tfmot-") as name:
         folder = Path(name)
         training = write_job(
-            folder, taken, batches, method=method, workload=workload, options=options, signature=signature
+            folder, flat, batches, method=method, workload=workload, options=options, signature=signature
         )
-        run_child(folder, _parts(method, training, batches, taken, held_out), reports)
-        return _outcome(folder, taken, signature, reports)
+        run_child(folder, _parts(method, training, batches, flat, held_out), reports)
+        return _outcome(folder, flat, signature, reports)
 
 
 def check_method(method: str) -> None:
@@ -156,8 +156,8 @@ def check_method(method: str) -> None:
         >>> check_method("qat")
     """
     if method not in TRAINED_METHODS:
-        hint = near_name(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
-        raise CompressionError(f"There is no method with training called {method!r}.{hint}")
+        hint = did_you_mean(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
+        raise CompressionError(f"There is no training method {method!r}.{hint}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise CompressionError(
@@ -171,10 +171,10 @@ def _parts(
     method: str,
     training: Mapping[str, TrainingJob],
     batches: TrainingBatches,
-    taken: TakenApart,
+    flat: FlatModel,
     held_out: Batches | None,
 ) -> Parts:
-    """What is sent to the child: training batches for each stage, then held-out inputs."""
+    """The parts sent to the child: training batches for each stage, then held-out inputs."""
     parts: list[Callable[[], Iterator[Sequence[np.ndarray]]]] = []
     first_epoch = 0
     for stage in stages_of(method):
@@ -184,13 +184,13 @@ def _parts(
 
     def inputs() -> Iterator[list[np.ndarray]]:
         for x, _, _ in held_out() if held_out is not None else ():
-            yield [sendable(leaf, "the held-out data") for leaf in taken.inputs_of(x)]
+            yield [as_sendable_array(leaf, "the held-out data") for leaf in flat.inputs_of(x)]
 
     return [*parts, inputs]
 
 
-def _outcome(folder: Path, taken: TakenApart, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
-    """Reads what the child left in the folder."""
+def _outcome(folder: Path, flat: FlatModel, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
+    """Reads the child's results from the folder."""
     notes, weights = list(reports.notes), {}
     sparsity, changed = 0.0, tuple(sorted(reports.changed))
     if (folder / "weights_out.npz").exists():
@@ -204,7 +204,7 @@ def _outcome(folder: Path, taken: TakenApart, signature: CallSignature, reports:
             said = f"at most {most} values in each kernel of {len(changed)} layers, {_IN_FILES}"
         notes.insert(0, said)
     if not (folder / "model.tflite").exists():
-        return TfmotOutcome(taken.with_weights(weights), None, [], changed, sparsity, tuple(notes))
+        return TfmotOutcome(flat.with_weights(weights), None, [], changed, sparsity, tuple(notes))
     with np.load(folder / "predictions.npz") as saved:
         rows = arrays_by_path(saved)
     predictions = [keras.tree.pack_sequence_as(signature.output_nest, rows[str(number)]) for number in range(len(rows))]

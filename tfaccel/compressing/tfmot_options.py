@@ -1,4 +1,4 @@
-"""The noun `TfmotOptions`: how a model is trained on while it is quantized, pruned or clustered."""
+"""The noun `TfmotOptions`: how a model is fine-tuned while it is quantized, pruned or clustered."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _DEFAULT_EPOCHS = {"prune": 12, "prune_2_4": 4, "prune_block": 12, "qat": 4, "cl
 
 @dataclass(frozen=True, kw_only=True)
 class TfmotOptions:
-    """How a model is trained on.
+    """How a model is fine-tuned.
 
     Args:
-        epochs: passes over the training data; None for what suits the method. For pqat and cqat those of the part that
-            imitates quantization; pruning or clustering before it takes what suits that.
-        learning_rate: the highest one, which falls to nothing; None for a part of the workload's own.
-        sparsity: part of each pruned kernel that becomes zero, above 0 and below 1; 2:4 pruning has always a half.
+        epochs: passes over the training data; None for the method's default. For pqat and cqat, epochs of the
+            quantization-aware stage; the pruning or clustering before it uses its own default.
+        learning_rate: peak learning rate, which decays to 0; None for a fraction of the workload's own.
+        sparsity: fraction of each pruned kernel that becomes zero, above 0 and below 1; always 0.5 for 2:4 pruning.
         block_size: rows and columns of the blocks of `prune_block`.
-        num_clusters: different values in each clustered kernel, at least 2.
-        seed: decides the order of the data, and dropout.
+        num_clusters: number of distinct values in each clustered kernel, at least 2.
+        seed: for shuffling and dropout.
 
     Raises:
-        CompressionError: if a value cannot be used.
+        CompressionError: for an invalid value.
 
     Example:
         >>> TfmotOptions(sparsity=0.8).epochs_of("qat")
@@ -43,21 +43,21 @@ class TfmotOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", tuple(self.block_size))
         if self.epochs is not None and (type(self.epochs) is not int or self.epochs < 1):
-            raise CompressionError(f"`epochs` must be a whole number of at least 1. Received: epochs={self.epochs!r}.")
+            raise CompressionError(f"`epochs` must be an integer of at least 1. Received: epochs={self.epochs!r}.")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise CompressionError(f"`learning_rate` must be a number above 0. Received: {self.learning_rate!r}.")
         if not isinstance(self.sparsity, (int, float)) or not 0 < self.sparsity < 1:
             raise CompressionError(f"`sparsity` must be above 0 and below 1. Received: sparsity={self.sparsity!r}.")
         if len(self.block_size) != 2 or any(type(size) is not int or size < 1 for size in self.block_size):
             raise CompressionError(
-                f"`block_size` must be two whole numbers of at least 1: rows, columns. Received: {self.block_size!r}."
+                f"`block_size` must be two integers of at least 1: rows, columns. Received: {self.block_size!r}."
             )
         if type(self.num_clusters) is not int or self.num_clusters < 2:
             raise CompressionError(
-                f"`num_clusters` must be a whole number of at least 2. Received: num_clusters={self.num_clusters!r}."
+                f"`num_clusters` must be an integer of at least 2. Received: num_clusters={self.num_clusters!r}."
             )
         if type(self.seed) is not int or self.seed < 0:
-            raise CompressionError(f"`seed` must be a whole number of at least 0. Received: seed={self.seed!r}.")
+            raise CompressionError(f"`seed` must be an integer of at least 0. Received: seed={self.seed!r}.")
 
     def epochs_of(self, stage: str) -> int:
         """Epochs of a method, or of the pruning or clustering before pqat and cqat."""
@@ -74,7 +74,7 @@ class TfmotOptions:
 
 
 def stages_of(method: str) -> tuple[str, ...]:
-    """What a method does, one after the other.
+    """The stages of a method, in order.
 
     Example:
         >>> stages_of("pqat")

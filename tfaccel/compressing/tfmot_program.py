@@ -1,7 +1,7 @@
-"""The program of a child process in which TFMOT trains a model: TFMOT knows Keras 2 only, and changes its process.
+"""The child process in which TFMOT trains a model: TFMOT supports Keras 2 only, and changes its process.
 
-`tfmot_child` starts it with a folder, sends batches, and takes reports. The folder holds what to do (`job.json`,
-`weights.npz`, `check.npz`), and takes what is made of it (`weights_out.npz`, `predictions.npz`, `model.tflite`).
+`tfmot_child` starts it with a folder, sends batches, and takes reports. The folder holds the job (`job.json`,
+`weights.npz`, `check.npz`), and receives the results (`weights_out.npz`, `predictions.npz`, `model.tflite`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Program:
     """One job.
 
     Args:
-        folder: where it is described, and where results go.
-        parent: batches come from it, and reports go to it.
+        folder: holds the job, and receives its results.
+        parent: sends batches, and receives reports.
     """
 
     def __init__(self, folder: Path, parent: Connection) -> None:
@@ -50,7 +50,7 @@ class Program:
         self._parent.send(message)
 
     def run(self) -> None:
-        """Translates the model, compares it, and goes through the stages of the method."""
+        """Translates the model, checks the translation, and runs the stages of the method."""
         import tf_keras
 
         tf_keras.utils.set_random_seed(self._options.seed)
@@ -103,7 +103,7 @@ class Program:
         return weights
 
     def _finish_quantized(self, model: Any) -> None:
-        """Predicts for what has been held out, and converts the model."""
+        """Predicts on the held-out data, and converts the model."""
         from tfaccel.compressing.tfmot_quantizing import litert_file
 
         num_inputs = len(self._graph.inputs)
@@ -113,7 +113,7 @@ class Program:
         (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
 
     def _part(self) -> Iterator[list[np.ndarray]]:
-        """The batches up to the end of a part (the training data, say)."""
+        """The batches up to the end of a part (for example, the training data)."""
         while (batch := self._parent.recv()) is not None:
             yield batch
 
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> None:
         program.report(error=f"{type(error).__name__}: {' '.join(str(error).split())[:600]}", unexpected=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # whatever libraries do when a program ends is of no interest, and may hang
+    os._exit(0)  # skips the libraries' exit handlers, which may hang
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Quantization-aware training by TFMOT: which layers imitate int8, and the LiteRT file. In a child process only."""
+"""Quantization-aware training by TFMOT: the fake-quantized layers, and the LiteRT file. In a child process only."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfaccel.compressing.translation_kept import kept_layer_class
 from tfaccel.compressing.translation_model import TranslatedLayers, assemble
 from tfaccel.errors import CompressionError
 
-# Activations that TFMOT's quantization knows.
+# Activations that TFMOT can quantize.
 _ACTIVATIONS = ("relu", "swish", "gelu", "linear", "softmax", "sigmoid", "tanh")
 # Replaced by two convolutions, which are quantized.
 _SPLIT = ("SeparableConv1D", "SeparableConv2D")
-# A batch normalization after one of these becomes part of it. (After a dense layer, LiteRT would make float of both.)
+# A batch normalization after one of these is folded into it. (After a dense layer, LiteRT would keep both in float.)
 _FOLDING = ("Conv2D", "DepthwiseConv2D")
 SIGNATURE_KEY = "serving_default"
 
 
 @dataclass
 class Quantized:
-    """A model that imitates int8.
+    """A fake-quantized model.
 
     Args:
         model: the `tf_keras` model to train.
@@ -38,14 +38,14 @@ class Quantized:
 
 
 def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> Quantized:
-    """A model whose layers imitate int8, where TFMOT can do so; others stay in float.
+    """A model whose layers are fake-quantized where TFMOT supports it; others stay in float.
 
     Args:
-        graph, layers: the model.
+        graph, layers: the translated model.
         method: "qat"; "pqat" keeps zero weights zero, "cqat" keeps equal weights equal.
 
     Raises:
-        CompressionError: if TFMOT can quantize no layer that has weights.
+        CompressionError: if TFMOT cannot quantize any layer with weights.
     """
     import tensorflow_model_optimization as tfmot
 
@@ -65,7 +65,7 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
         return tfmot.quantization.keras.quantize_annotate_layer(layer) if path in chosen else layer
 
     def after(path: str, index: int, tensor: Any) -> Any:
-        """Quantizes what a float layer gives to a quantized one."""
+        """Quantizes the output of a float layer that a quantized one takes."""
         if path in chosen or not tensor.dtype.is_floating or not consumers.get((path, index), set()) & chosen:
             return tensor
         return _identity(f"{layers.by_path[path].name}_range_{next(numbers)}", output_only)(tensor)
@@ -82,12 +82,12 @@ def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]
     """The quantized model as a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
     Args:
-        model: trained; ranges are those it has seen.
-        graph: shapes of the inputs.
-        names: what the signature calls "inputs" and "outputs", in the order of the graph's.
+        model: a trained model with its ranges.
+        graph: gives the shapes of the inputs.
+        names: the signature's names of "inputs" and "outputs", in the order of the graph.
 
     Raises:
-        CompressionError: if LiteRT cannot take the model.
+        CompressionError: if LiteRT cannot convert the model.
     """
     import tensorflow as tf
 
@@ -112,13 +112,13 @@ def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             raise CompressionError(
-                f"LiteRT cannot take the model after quantization-aware training: {type(error).__name__}: {text}. Use "
-                "a post-training method."
+                f"LiteRT cannot convert the model after quantization-aware training: {type(error).__name__}: {text}. "
+                "Use a post-training method."
             ) from error
 
 
 def _scheme(method: str) -> Any:
-    """TFMOT's scheme; those that preserve something would take layers without weights that they cannot quantize."""
+    """TFMOT's scheme; those that preserve sparsity or clusters would fail on layers without weights."""
     import tensorflow_model_optimization as tfmot
 
     default = tfmot.quantization.keras.default_8bit.Default8BitQuantizeScheme()
@@ -141,7 +141,7 @@ def _custom_objects(tfmot: Any) -> Any:
 
 
 def _identity(name: str, config: Any) -> Any:
-    """A layer that changes nothing, whose output is quantized."""
+    """An identity layer, whose output is quantized."""
     import tensorflow_model_optimization as tfmot
     import tf_keras
 
@@ -165,7 +165,7 @@ def _quantizable(graph: FlatGraph, layers: TranslatedLayers, registry: Any) -> s
 
 
 def _masked(graph: FlatGraph, layers: TranslatedLayers) -> set[str]:
-    """Paths of the layers that take a tensor with a mask: what TFMOT wraps around a layer lets none through."""
+    """Paths of the layers with a masked input: TFMOT's wrappers do not propagate masks."""
     consumers, found = _consumers(graph), set()
 
     def after(path: str, index: int, tensor: Any) -> Any:
@@ -178,14 +178,14 @@ def _masked(graph: FlatGraph, layers: TranslatedLayers) -> set[str]:
 
 
 def _takes_integers(graph: FlatGraph, path: str) -> bool:
-    """Whether a layer takes an input of the model that is no float."""
+    """Whether a layer takes a non-float input of the model."""
     names = [name for call in graph.calls if call.path == path for name in tensors_in([call.args, call.kwargs])]
     kinds = [graph.inputs[int(name[3:])].dtype for name in names if name.startswith("in:")]
     return any("float" not in kind for kind in kinds)
 
 
 def _folded_normalizations(graph: FlatGraph, layers: TranslatedLayers) -> list[str]:
-    """Batch normalizations of what a convolution or dense layer gives to nothing else."""
+    """Batch normalizations that are the only consumer of a convolution or dense layer."""
     consumers = _consumers(graph)
     found = []
     for path, layer in layers.by_path.items():

@@ -1,7 +1,7 @@
-"""Ranges of activations before training that imitates int8 begins. Used in a child process only.
+"""Initial ranges of activations for quantization-aware training. Used in a child process only.
 
-TFMOT lets every range begin at -6 to 6 and moves it by a thousandth of the way in each step, so that a short training
-ends with ranges that are far too wide, or that cut off what is larger. Here they begin with those of a batch.
+TFMOT initializes every range to -6..6 and moves it by a thousandth of the difference in each step, so that after a
+short training ranges are far too wide or clip larger values. Here they are initialized from a batch.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-# How far TFMOT's MovingAverageQuantizer moves a range in a step (tensorflow-model-optimization 0.8.1).
+# The update rate of ranges in TFMOT's MovingAverageQuantizer (tensorflow-model-optimization 0.8.1).
 _STEP = 0.001
-_OF_INPUTS = "QuantizeLayer"  # whose range holds all values that it has seen, and -6 to 6
+_OF_INPUTS = "QuantizeLayer"  # its range covers all values seen so far, and -6..6
 _MOST_PASSES = 10
-_SMALL_CHANGE = 0.05  # of a range's width; a pass that changes all of them by less was the last
+_SMALL_CHANGE = 0.05  # fraction of a range's width: passes end once all changes are smaller
 
 
 def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
-    """Sets the ranges of activations to those of a batch; everything else stays as it is.
+    """Sets the ranges of activations to those of a batch; nothing else changes.
 
-    What a layer takes depends on the ranges before it, so that several passes are needed.
+    A layer's inputs depend on the ranges before it, so several passes are needed.
 
     Args:
-        model: a `tf_keras` model that TFMOT has made imitate int8.
+        model: a `tf_keras` model that TFMOT has prepared for quantization-aware training.
         inputs: a batch of training data, one array for each input.
     """
     import tensorflow as tf
@@ -36,7 +36,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
     forward = tf.function(lambda: model(tensors if len(tensors) > 1 else tensors[0], training=True), autograph=False)
     for variable in of_inputs:
         if not variable.shape.rank and variable.dtype.is_floating:
-            variable.assign(0.0)  # holds all values from now on
+            variable.assign(0.0)  # covers all values from now on
     for _ in range(_MOST_PASSES):
         before = [(float(low), float(high)) for low, high, _ in ranges]
         forward()
@@ -44,7 +44,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
         for (low, high, part), (old_low, old_high) in zip(ranges, before, strict=True):
             least = old_low - (old_low - float(low)) / part
             most = old_high - (old_high - float(high)) / part
-            if not most > least:  # nothing but zeros: as it was
+            if not most > least:  # all zeros: unchanged
                 least, most = old_low, old_high
             low.assign(min(least, 0.0))
             high.assign(max(most, 0.0))
@@ -61,9 +61,9 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
 
 
 def _ranges_of(layer: Any) -> list[tuple[Any, Any, float]]:
-    """Least and greatest value of each range of activations, and which part of the way a pass moves them.
+    """Minimum and maximum of each range of activations, and the fraction by which a pass moves them.
 
-    A layer that is called several times moves them as often; ranges of kernels are found anew in each step.
+    A layer that is called several times moves them as often; ranges of kernels are recomputed in each step.
     """
     part = 1.0 - (1.0 - _STEP) ** max(1, len(layer.inbound_nodes))
     named = {str(variable.name.split(":")[0]): variable for variable in layer.non_trainable_weights}

@@ -18,21 +18,21 @@ from tfaccel.compressing.translation_model import TranslatedLayers, assemble
 from tfaccel.errors import CompressionError
 
 _M_BY_N = (2, 4)
-_PART_OF_STEPS = 0.5  # in which the zeros become more; in the rest they stay
+_PART_OF_STEPS = 0.5  # in which sparsity grows; it is constant in the rest
 _MASK_UPDATES = 40
 _KERNELS = ("kernel", "recurrent_kernel", "embeddings", "pointwise_kernel")
 
 
 @dataclass
 class Wrapped:
-    """A model whose layers are wrapped, and what is needed to read its weights.
+    """A model with wrapped layers, and how to read its weights.
 
     Args:
         model: the `tf_keras` model to train.
         callbacks: to train with.
         variables: path -> the layer's variables, in Keras 3's order, for each layer that has some.
-        wrappers: path -> what was wrapped around the layer.
-        notes: what has to be said.
+        wrappers: path -> the layer's wrapper.
+        notes: for the user.
     """
 
     model: Any
@@ -42,7 +42,7 @@ class Wrapped:
     notes: list[str] = field(default_factory=list)
 
     def changed(self) -> dict[str, list[int]]:
-        """Path -> which of the layer's weights, by their place, were pruned or clustered."""
+        """Path -> indices of the layer's weights that were pruned or clustered."""
         found = {}
         for path, wrapper in self.wrappers.items():
             clustered = getattr(wrapper, "original_clusterable_weights", {})
@@ -51,7 +51,7 @@ class Wrapped:
         return found
 
     def weights(self) -> dict[str, list[np.ndarray]]:
-        """Each layer's weights as they are now, without what was wrapped around it."""
+        """Each layer's current weights, without its wrapper."""
         replacements: dict[int, Any] = {}
         for wrapper in self.wrappers.values():
             clustered = getattr(wrapper, "original_clusterable_weights", {})
@@ -68,7 +68,7 @@ class Wrapped:
 def pruned_model(
     graph: FlatGraph, layers: TranslatedLayers, method: str, options: TfmotOptions, num_steps: int
 ) -> Wrapped:
-    """A model whose kernels lose more and more of their smallest weights while it is trained.
+    """A model whose smallest weights are gradually set to zero during training.
 
     Raises:
         CompressionError: if no layer can be pruned.
@@ -110,7 +110,7 @@ def pruned_model(
 
 
 def clustered_model(graph: FlatGraph, layers: TranslatedLayers, options: TfmotOptions) -> Wrapped:
-    """A model whose kernels hold few different values, which are trained.
+    """A model whose kernels hold few distinct values, which are trained.
 
     Raises:
         CompressionError: if no layer can be clustered.
@@ -157,7 +157,7 @@ def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, An
 
 
 def _hand_on_masks(wrapper: Any, layer: Any) -> None:
-    """Lets a mask through: TFMOT's wrappers give it to each layer, whether it takes one or not, and give none back."""
+    """Propagates a mask: TFMOT's wrappers pass it to every layer, whether it takes one or not, and return none."""
     wrapper.supports_masking, wrapper.compute_mask = layer.supports_masking, layer.compute_mask
     call, taken = layer.call, inspect.signature(layer.call).parameters
 
@@ -169,7 +169,7 @@ def _hand_on_masks(wrapper: Any, layer: Any) -> None:
 
     if "mask" not in taken:
         takes_one = type(layer).__name__ != "MultiHeadAttention" and "training" in taken
-        layer.call = functools.wraps(call)(in_training if takes_one else of_several)  # its arguments are looked up
+        layer.call = functools.wraps(call)(in_training if takes_one else of_several)  # its signature is inspected
 
 
 def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
@@ -180,7 +180,7 @@ def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
 
 
 def _prunable(layer: Any) -> list[Any]:
-    """The variables of a layer that are pruned; the layer is given the method by which TFMOT asks for them."""
+    """The variables of a layer to prune; adds the method by which TFMOT asks for them."""
     found = private_tfmot.prunable_weights(layer)
     if found is None:
         layer.get_prunable_weights = lambda: [
@@ -191,7 +191,7 @@ def _prunable(layer: Any) -> list[Any]:
 
 
 def _has_fours(kernel: Any) -> bool:
-    """Whether some of a kernel becomes zero where of each four inputs of an output at most two count."""
+    """Whether 2:4 sparsity makes some weights of a kernel zero."""
     return len(kernel.shape) in (2, 4) and kernel.shape[-2] > _M_BY_N[1] - _M_BY_N[0]
 
 

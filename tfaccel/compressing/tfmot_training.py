@@ -14,7 +14,7 @@ import numpy as np
 from tfaccel.compressing.translation_graph import FlatGraph
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-# What the optimizer of another run has no use for here; the learning rate is set anew.
+# Optimizer settings that are not carried over; the learning rate is set separately.
 _NOT_KEPT = (
     "name",
     "learning_rate",
@@ -28,14 +28,14 @@ _NOT_KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """How a model is trained.
+    """One stage of training.
 
     Args:
         losses: for each output the loss as `tfmot_job.saved_loss` gives it, or None.
-        loss_weights: a factor for each output.
+        loss_weights: one for each output.
         optimizer: class name and config of the Keras 3 optimizer.
-        learning_rate: the highest one; it falls to nothing over all steps.
-        steps_per_epoch, epochs: how long.
+        learning_rate: the peak; it decays to 0 over all steps.
+        steps_per_epoch, epochs: the length.
         num_sample_weights: arrays of sample weights in each batch.
     """
 
@@ -49,7 +49,7 @@ class TrainingJob:
 
     @property
     def num_steps(self) -> int:
-        """Steps in all."""
+        """Total number of steps."""
         return self.steps_per_epoch * self.epochs
 
 
@@ -66,11 +66,11 @@ def train(
 
     Args:
         model: a `tf_keras` model with the inputs and outputs of the graph.
-        job: how.
+        job: how to train.
         graph: names and shapes of inputs and outputs.
         batches: inputs, targets and sample weights, for exactly as many steps as the job has.
         callbacks: of `tf_keras`.
-        report: called now and then with epoch, step and loss.
+        report: called periodically with epoch, step and loss.
     """
     losses = [None if saved is None else _tf_loss(saved) for saved in job.losses]
     optimizer = tf_optimizer(job)[0]
@@ -86,7 +86,7 @@ def train(
 
 
 def tf_optimizer(job: TrainingJob) -> tuple[Any, str]:
-    """The optimizer in `tf_keras`, and a note where it had to be another one."""
+    """The optimizer in `tf_keras`, and a note if it had to be replaced."""
     import tf_keras
 
     rate = tf_keras.optimizers.schedules.CosineDecay(job.learning_rate, max(1, job.num_steps))
@@ -94,7 +94,7 @@ def tf_optimizer(job: TrainingJob) -> tuple[Any, str]:
     cls: Any = getattr(tf_keras.optimizers, name, None)
     note = ""
     if cls is None or not inspect.isclass(cls) or name == "Optimizer":
-        cls, note = tf_keras.optimizers.Adam, f"trained on with Adam, since tf_keras has no optimizer {name}"
+        cls, note = tf_keras.optimizers.Adam, f"fine-tuned with Adam, since tf_keras has no optimizer {name}"
     accepted = inspect.signature(cls.__init__).parameters
     options = {
         option: value
@@ -119,7 +119,7 @@ def keras_loss(saved: Any) -> Any:
         return found
 
     class FunctionLoss(keras.losses.Loss):
-        """The mean of what a function gives for each example."""
+        """The mean of a function's value for each example."""
 
         def call(self, y_true: Any, y_pred: Any) -> Any:
             return found(y_true, y_pred)
@@ -128,16 +128,16 @@ def keras_loss(saved: Any) -> Any:
 
 
 def _tf_loss(saved: Any) -> Any:
-    """A loss for `tf_keras` that calculates with that of Keras 3."""
+    """A `tf_keras` loss that wraps a Keras 3 loss."""
     import tensorflow as tf
     import tf_keras
 
     loss = keras_loss(saved)
 
     class LossOfKeras(tf_keras.losses.Loss):
-        """Hands over to the loss of Keras 3.
+        """Calls the Keras 3 loss.
 
-        `tf_keras` has made the mask part of the weights, so that predictions are handed over without it.
+        `tf_keras` has already applied the mask to the weights, so predictions are passed without it.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -148,7 +148,7 @@ def _tf_loss(saved: Any) -> Any:
 
 
 def _dataset(graph: FlatGraph, job: TrainingJob, batches: Iterator[list[np.ndarray]]) -> Any:
-    """Batches as `fit` takes them: inputs, targets, and weights if there are some."""
+    """Batches as `fit` takes them: inputs, targets, and weights if any."""
     import tensorflow as tf
 
     first = next(batches)
@@ -185,7 +185,7 @@ def _progress(job: TrainingJob, report: Callable[[dict[str, Any]], None]) -> Any
     import tf_keras
 
     class Progress(tf_keras.callbacks.Callback):
-        """Reports now and then, and at the end of each epoch."""
+        """Reports periodically, and at the end of each epoch."""
 
         epoch, told = 0, 0.0
 

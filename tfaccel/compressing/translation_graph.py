@@ -1,7 +1,7 @@
-"""A Keras 3 model as a flat list of calls: models inside models are opened, so that each layer stands by itself.
+"""A Keras 3 model as a flat list of calls, with nested models inlined.
 
-The list is made of what Keras saves of a model (`keras.saving.serialize_keras_object`), which is JSON, so that another
-process can build the model anew with another library. Nothing here imports TensorFlow.
+The list is made from the serialized model (`keras.saving.serialize_keras_object`), which is JSON, so that another
+process can rebuild the model with another library. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALF = re.compile(r"(mixed_)?b?float16")
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One input of the model: its name, its shape with the batch (None where it is open), and its dtype."""
+    """One input of the model: name, shape with batch dimension (None if unknown), and dtype."""
 
     name: str
     batch_shape: tuple[int | None, ...]
@@ -32,8 +32,8 @@ class Call:
     """A call of a layer or operation.
 
     Args:
-        path: the layer, by the names of the models around it and its own: "block_0/conv2d".
-        args, kwargs: what it is called with; tensors are {"__tensor__": name}.
+        path: the layer's path, through the models that contain it: "block_0/conv2d".
+        args, kwargs: the arguments; tensors are {"__tensor__": name}.
     """
 
     path: str
@@ -43,14 +43,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatGraph:
-    """A model as calls in an order in which they can be made.
+    """A model as calls in topological order.
 
     Args:
         inputs: the model's inputs, in order; the tensor of number i is called "in:i".
-        layers: path -> the layer or operation as Keras saves it, in float32.
-        calls: the tensor of number t that call number c gives is called "c:t".
-        outputs: names of the tensors that come out, in order.
-        output_names: what the model's outputs are called, in the same order.
+        layers: path -> the serialized layer or operation, in float32.
+        calls: output number t of call number c is called "c:t".
+        outputs: names of the output tensors, in order.
+        output_names: names of the model's outputs, in the same order.
     """
 
     inputs: tuple[Input, ...]
@@ -76,10 +76,10 @@ def flat_graph(serialized: Mapping[str, Any]) -> FlatGraph:
     """The calls of a functional or sequential model.
 
     Args:
-        serialized: what `keras.saving.serialize_keras_object` gives for the model, as JSON values.
+        serialized: the model, serialized by `keras.saving.serialize_keras_object`.
 
     Raises:
-        CompressionError: for a subclassed model, or inputs that are no dense tensors.
+        CompressionError: for a subclassed model, or sparse or ragged inputs.
 
     Example:
         >>> inputs = {"class_name": "InputLayer", "config": {"name": "x", "batch_shape": [None, 4], "dtype": "float32"}}
@@ -91,7 +91,7 @@ def flat_graph(serialized: Mapping[str, Any]) -> FlatGraph:
     kind, config = serialized["class_name"], serialized["config"]
     if kind not in _MODELS or "layers" not in config:
         raise CompressionError(
-            f"The model is a {kind}, a class of its own, whose layers cannot be told from what Keras saves. Only "
+            f"The model is a {kind}, a subclassed model, whose calls Keras does not serialize. Only "
             "functional and sequential models can be translated: build the same layers with keras.Model(inputs, "
             "outputs), or use a post-training method (float16, dynamic, int8)."
         )
@@ -108,7 +108,7 @@ def flat_graph(serialized: Mapping[str, Any]) -> FlatGraph:
 
 
 def in_float32(structure: Any) -> Any:
-    """A layer or model as Keras saves it, with float32 wherever it says half precision, mixed or not.
+    """A serialized layer or model, with float32 in place of any half-precision dtype policy.
 
     Example:
         >>> in_float32({"dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})
@@ -124,12 +124,12 @@ def in_float32(structure: Any) -> Any:
 def _dtype(value: Any) -> Any:
     name = value.get("config", {}).get("name") if isinstance(value, Mapping) else value
     if isinstance(value, Mapping) and "Quantized" in str(value.get("class_name")):
-        raise CompressionError(f"The model is quantized already ({name}). Give the model as it was before `quantize`.")
+        raise CompressionError(f"The model is already quantized ({name}). Give the model before `quantize`.")
     return "float32" if isinstance(name, str) and (_HALF.fullmatch(name) or name == "float32") else value
 
 
 def tensors_in(structure: Any) -> list[str]:
-    """Names of the tensors in the arguments of a call; those of a dict in the order of its sorted keys, as in Keras."""
+    """Names of the tensors in the arguments of a call; those of a dict in the order of sorted keys, as in Keras."""
     if isinstance(structure, Mapping):
         if TENSOR in structure:
             return [structure[TENSOR]]
@@ -140,7 +140,7 @@ def tensors_in(structure: Any) -> list[str]:
 
 
 def replaced(structure: Any, change: Any) -> Any:
-    """The structure with `change(name)` in the place of each tensor."""
+    """The structure with `change(name)` in place of each tensor."""
     if isinstance(structure, Mapping):
         if TENSOR in structure:
             return change(structure[TENSOR])
@@ -151,14 +151,14 @@ def replaced(structure: Any, change: Any) -> Any:
 
 
 class _Flattening:
-    """Collects layers and calls while models are opened."""
+    """Collects layers and calls while models are inlined."""
 
     def __init__(self) -> None:
         self.layers: dict[str, Mapping[str, Any]] = {}
         self.calls: list[Call] = []
 
     def model(self, serialized: Mapping[str, Any], prefix: str, inputs: list[str], training: Any) -> list[str]:
-        """Opens a model that is called with these tensors; returns the names of what comes out."""
+        """Inlines a model that is called with these tensors; returns the names of its outputs."""
         config = serialized["config"]
         if serialized["class_name"] == "Sequential":
             tensors = inputs
@@ -185,7 +185,7 @@ class _Flattening:
                     known[name, counts[name]] = self._call(layer, prefix, node["args"], node["kwargs"], training)
                     counts[name] += 1
             if sum(map(len, waiting.values())) == num_left:
-                raise CompressionError(f"Layers {sorted(n for n in waiting if waiting[n])} are connected in a circle.")
+                raise CompressionError(f"Layers {sorted(n for n in waiting if waiting[n])} form a cycle.")
         functional = {_name(layer) for layer in config["layers"] if layer["class_name"] == "Functional"}
         return [
             _tensor(known[name, node - (name in functional)], number)
@@ -193,7 +193,7 @@ class _Flattening:
         ]
 
     def _call(self, layer: Mapping[str, Any], prefix: str, args: Any, kwargs: dict[str, Any], training: Any) -> Any:
-        """The tensors that a call gives: a list, or a function of their number where it is not known how many."""
+        """The output tensors of a call: a list, or a function of the index if their number is unknown."""
         path = f"{prefix}{_name(layer)}"
         if kwargs.get("training") is not None:
             training = kwargs["training"]
@@ -202,7 +202,7 @@ class _Flattening:
             return self.model(layer, f"{path}/", inputs, training)
         kept = {name: value for name, value in layer.items() if name not in ("name", "inbound_nodes")}
         if self.layers.setdefault(path, kept) is not kept and self.layers[path] != kept:
-            raise CompressionError(f"Two layers are called {path}. Give them different names.")
+            raise CompressionError(f"Two layers are named {path}. Give them different names.")
         if training is not None:
             kwargs = {**kwargs, "training": training}
         number = len(self.calls)
@@ -218,15 +218,15 @@ def _name(layer: Mapping[str, Any]) -> str:
 
 
 def nameless(layer: str) -> str:
-    """What is said of a layer that Keras saves without its name, so that it cannot be found again.
+    """The message for a layer that is saved without its name, so that it cannot be identified.
 
     Example:
         >>> nameless("Layer 'scale'").partition(".")[0]
         "Layer 'scale' is saved without its name"
     """
     return (
-        f"{layer} is saved without its name. Let its `__init__` take **kwargs and hand them on, and its `get_config` "
-        "return {**super().get_config(), ...}, or use a post-training method (float16, dynamic, int8)."
+        f"{layer} is saved without its name. Let its `__init__` pass **kwargs to super().__init__, and its "
+        "`get_config` return {**super().get_config(), ...}, or use a post-training method (float16, dynamic, int8)."
     )
 
 
@@ -245,7 +245,7 @@ def _leaves(structure: Any) -> list[tuple[str, int, int]]:
 
 
 def _sources(node: Any) -> list[tuple[str, int]]:
-    """The (layer, node) pairs whose tensors a saved call takes."""
+    """The (layer, node) pairs whose tensors a serialized call takes."""
     if isinstance(node, Mapping):
         if node.get("class_name") == "__keras_tensor__":
             name, number, _ = node["config"]["keras_history"]
@@ -268,7 +268,7 @@ def _inputs(serialized: Mapping[str, Any]) -> list[Input]:
     by_name = {_name(layer): layer["config"] for layer in config["layers"] if layer["class_name"] == "InputLayer"}
     if serialized["class_name"] == "Sequential":
         if not by_name:
-            raise CompressionError("The sequential model does not know its input. Put keras.Input(shape) first.")
+            raise CompressionError("The sequential model has no input shape. Put keras.Input(shape) first.")
         names = list(by_name)
     else:
         names = [name for name, _, _ in _leaves(config["input_layers"])]

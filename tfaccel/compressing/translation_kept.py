@@ -1,7 +1,7 @@
-"""Layers and operations of Keras 3 inside a `tf_keras` model, as they are. Used in a child process only.
+"""Keras 3 layers and operations kept inside a `tf_keras` model. Used in a child process only.
 
-Keras 3 on TensorFlow calculates with TensorFlow's own tensors and variables, so that one of its layers can be called
-from a layer of `tf_keras`, and its variables trained and saved with it.
+Keras 3 on TensorFlow computes with TensorFlow tensors and variables, so a `tf_keras` layer can call a Keras 3 layer,
+and train and save its variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.compressing.saved_classes import made_again
+from tfaccel.compressing.saved_classes import rebuild
 from tfaccel.compressing.translation_graph import TENSOR, replaced
 from tfaccel.errors import CompressionError
 
@@ -20,24 +20,24 @@ _PRUNABLE = ("kernel", "recurrent_kernel", "embeddings")
 
 
 class _Held:
-    """Keeps an object out of what `tf_keras` tracks."""
+    """Hides an object from `tf_keras`'s tracking."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def restored(serialized: Mapping[str, Any]) -> Any:
-    """The Keras 3 layer or operation that was saved like this, built where it was built.
+    """Deserializes a Keras 3 layer or operation, and builds it if it was built.
 
     Raises:
-        CompressionError: if its class cannot be found or made again.
+        CompressionError: if its class cannot be found or deserialized.
     """
     try:
-        return made_again(serialized)
+        return rebuild(serialized)
     except (TypeError, ValueError, ImportError, AttributeError) as error:
         name = serialized.get("config", {}).get("name")
         raise CompressionError(
-            f"Layer {name!r} ({serialized.get('class_name')}) cannot be made again in another process: "
+            f"Layer {name!r} ({serialized.get('class_name')}) cannot be rebuilt in another process: "
             f"{' '.join(str(error).split())[:300]}. Define its class at the top level of a module, with a get_config, "
             "or use a post-training method."
         ) from error
@@ -45,7 +45,7 @@ def restored(serialized: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def kept_layer_class() -> Any:
-    """The class of `tf_keras` layers that hold a Keras 3 layer or operation."""
+    """The class of `tf_keras` layers that wrap a Keras 3 layer or operation."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -54,8 +54,8 @@ def kept_layer_class() -> Any:
         """Calls a Keras 3 layer or operation.
 
         Args:
-            saved: JSON text: the layer as Keras 3 saves it.
-            arguments: JSON text: {"args", "kwargs"} of its calls, in which tensors are {"__tensor__": number}.
+            saved: the serialized Keras 3 layer, as JSON text.
+            arguments: {"args", "kwargs"} of its calls as JSON text, with tensors as {"__tensor__": number}.
         """
 
         def __init__(self, saved: str, arguments: str, **kwargs: Any) -> None:
@@ -79,8 +79,8 @@ def kept_layer_class() -> Any:
         def _call_keras(self, inputs: Any, training: Any) -> Any:
             tensors = tf.nest.flatten(inputs)
             arguments = replaced(json.loads(self._arguments), lambda number: tensors[number])
-            args, kwargs = revived(arguments["args"]), revived(arguments["kwargs"])
-            # As in Keras's own models, what the model is called with goes before what its layers were called with.
+            args, kwargs = deserialize_constants(arguments["args"]), deserialize_constants(arguments["kwargs"])
+            # As in Keras's own models, the model's `training` argument takes precedence over the layer's.
             if self._takes_training and (training is not None or "training" not in kwargs):
                 kwargs["training"] = bool(tf.get_static_value(training)) if tf.is_tensor(training) else bool(training)
             return self._held.value(*args, **kwargs)
@@ -122,12 +122,12 @@ def numbered(args: Any, kwargs: Any) -> tuple[str, list[str]]:
     return json.dumps(arguments), names
 
 
-def revived(structure: Any) -> Any:
-    """The constants among the arguments as Keras 3 knows them (slices, say); tensors stay."""
+def deserialize_constants(structure: Any) -> Any:
+    """Deserializes constants among the arguments (such as slices); tensors are left as they are."""
     import keras
 
     if isinstance(structure, dict) and "class_name" in structure:
         return keras.saving.deserialize_keras_object(structure, safe_mode=False)
     if isinstance(structure, dict):
-        return {name: revived(value) for name, value in structure.items()}
-    return [revived(value) for value in structure] if isinstance(structure, list) else structure
+        return {name: deserialize_constants(value) for name, value in structure.items()}
+    return [deserialize_constants(value) for value in structure] if isinstance(structure, list) else structure

@@ -1,7 +1,7 @@
-"""One layer of Keras 3 as the layer of `tf_keras` that calculates the same. Used in a child process only.
+"""Translates a Keras 3 layer into an equivalent `tf_keras` layer. Used in a child process only.
 
-Layers that TFMOT knows become `tf_keras` layers. All others, and those with an option that `tf_keras` does not have,
-are taken along as they are (see `translation_kept`).
+Layers that TFMOT supports become `tf_keras` layers. All others, and those with an option that `tf_keras` does not have,
+are kept as Keras 3 layers (see `translation_kept`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-# Layers of `tf_keras` that TFMOT can do something with, or has to see to know where a layer ends.
+# `tf_keras` layers that TFMOT transforms, or has to see to recognize layer patterns.
 _LAYERS = """
     Activation ActivityRegularization Add Average AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization
     Bidirectional Concatenate Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose Cropping1D Cropping2D
@@ -38,9 +38,9 @@ _SAME_ACTIVATIONS = (
 )
 _ACTIVATIONS = {**{name: name for name in _SAME_ACTIVATIONS}, "silu": "swish", "swish": "swish"}
 _RENAMED = {("LeakyReLU", "negative_slope"): "alpha"}
-# Options that only say how to calculate or to draw, not what.
+# Options that do not change a layer's function.
 _WITHOUT_EFFECT = ("seed", "use_cudnn", "flash_attention", "dtype", "name", "lora_alpha", "renorm_momentum", "weights")
-# Operations of Keras 3 that are the same as a layer.
+# Keras 3 operations that are equivalent to a layer.
 _MERGES = ("Add", "Maximum", "Minimum", "Multiply", "Subtract")
 _OPERATIONS = {"Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Silu": "silu", "Tanh": "tanh"}
 _NEUTRAL = (None, False, "auto", "channels_last")  # values of options that change nothing
@@ -48,15 +48,15 @@ _OF_BASES = ("trainable", "activity_regularizer", "zero_output_for_mask")
 
 
 class UntranslatableError(Exception):
-    """A layer that `tf_keras` has no equal of; the message says why."""
+    """A layer without an equivalent in `tf_keras`; the message says why."""
 
 
 def native_layer(serialized: Mapping[str, Any], name: str) -> Any:
-    """A fresh `tf_keras` layer that calculates what a Keras 3 layer calculates; its weights are still to be set.
+    """A new `tf_keras` layer equivalent to a Keras 3 layer; its weights are not set.
 
     Args:
-        serialized: the layer as `keras.saving.serialize_keras_object` gives it, in float32.
-        name: of the new layer.
+        serialized: the layer, serialized by `keras.saving.serialize_keras_object`, in float32.
+        name: the new layer's name.
 
     Raises:
         UntranslatableError: if `tf_keras` has no such layer, or not with these options.
@@ -71,7 +71,7 @@ def native_layer(serialized: Mapping[str, Any], name: str) -> Any:
         if kind in _OPERATIONS:
             kind, config, parts = "Activation", {"activation": _OPERATIONS[kind]}, ["keras", "layers"]
     if kind not in NATIVE_LAYERS or parts[:2] != ["keras", "layers"]:
-        raise UntranslatableError(f"{kind} is no layer that TFMOT knows")
+        raise UntranslatableError(f"{kind} is not a layer that TFMOT supports")
     if kind == "Activation" and _function_name(config["activation"]) == "relu6":
         return tf_keras.layers.ReLU(6.0, name=name)
     cls = getattr(tf_keras.layers, kind)
@@ -114,7 +114,7 @@ def _value(option: str, value: Any) -> Any:
     if option in ("activation", "recurrent_activation"):
         name = _function_name(value)
         if name not in _ACTIVATIONS:
-            raise UntranslatableError(f"tf_keras has no activation {name!r} that calculates the same")
+            raise UntranslatableError(f"tf_keras has no equivalent activation {name!r}")
         return _ACTIVATIONS[name]
     for ending, module in (("regularizer", tf_keras.regularizers), ("constraint", tf_keras.constraints)):
         if option.endswith(f"_{ending}"):
@@ -123,7 +123,7 @@ def _value(option: str, value: Any) -> Any:
 
 
 def _function_name(value: Any) -> str:
-    """The name of an activation as Keras 3 saves it: a text, or a dict for a function or an object."""
+    """The name of a serialized activation: a string, or a dict for a function or an object."""
     if isinstance(value, Mapping):
         inner = value.get("config")
         return str(inner if isinstance(inner, str) else value.get("class_name"))
@@ -149,7 +149,7 @@ def call_arguments(layer: Any, args: list[Any], kwargs: Mapping[str, Any]) -> tu
     names = list(inspect.signature(layer.call).parameters)
     if type(layer).__name__ in _MERGES and len(args) == 2:
         if any(isinstance(value, (int, float, list, dict)) for value in args):
-            raise UntranslatableError("it is no layer but an operation with a constant")
+            raise UntranslatableError("it is not a layer but an operation with a constant")
         return list(args), {}
     named = dict(zip(names, args, strict=False)) | dict(kwargs)
     first = named.pop(names[0]) if names[0] in named else named.pop("inputs", named.pop("sequences", None))

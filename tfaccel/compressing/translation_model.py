@@ -1,4 +1,4 @@
-"""A Keras 3 model, given as a flat graph with its weights, as a `tf_keras` model. Used in a child process only."""
+"""Builds a `tf_keras` model from a Keras 3 model's flat graph and weights. Used in a child process only."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from tfaccel.compressing.translation_graph import Call, FlatGraph, replaced
-from tfaccel.compressing.translation_kept import kept_layer_class, numbered, restored, revived
+from tfaccel.compressing.translation_kept import deserialize_constants, kept_layer_class, numbered, restored
 from tfaccel.compressing.translation_layers import UntranslatableError, call_arguments, native_layer
 from tfaccel.errors import CompressionError
 
-_OWN = "own_"  # begins the names of a model's own layers
-TOLERANCE = 1e-5  # largest difference of outputs, as part of the largest output
+_OWN = "own_"  # prefix of the names of a model's own layers
+TOLERANCE = 1e-5  # largest difference of outputs, relative to the largest output
 
 
 @dataclass
 class TranslatedLayers:
-    """The `tf_keras` layers of a graph, by path, and why some are Keras 3's own.
+    """The `tf_keras` layers of a graph, by path, and why some are kept as Keras 3 layers.
 
     Args:
         by_path: the layers.
-        kept: path -> why the layer was taken along as it is.
+        kept: path -> why the layer is kept as a Keras 3 layer.
     """
 
     by_path: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class TranslatedLayers:
         """Sets a layer's weights, given in Keras 3's order.
 
         Raises:
-            CompressionError: if the layer has others.
+            CompressionError: if they do not match the layer's.
         """
         layer = self.by_path[path]
         try:
@@ -53,9 +53,9 @@ class TranslatedLayers:
 def translate(
     graph: FlatGraph, weights: Mapping[str, Sequence[np.ndarray]], check_inputs: Sequence[np.ndarray]
 ) -> TranslatedLayers:
-    """The layers of a graph in `tf_keras`, each compared on a real batch with the Keras 3 layer that it stands for.
+    """The layers of a graph in `tf_keras`, each compared on a real batch with its Keras 3 layer.
 
-    A layer that has no equal, or calculates something else, is taken along as it is.
+    A layer without an equivalent, or with different outputs, is kept as a Keras 3 layer.
 
     Args:
         graph: the model.
@@ -93,8 +93,8 @@ def assemble(
 
     Args:
         graph, layers: the model and its layers; layers are used, not copied.
-        wrap: `wrap(path, layer)` gives what is called in the layer's place, once for each layer.
-        after: `after(path, index, tensor)` gives what is used in the place of each tensor that comes out of a layer.
+        wrap: `wrap(path, layer)` returns the layer to call instead; called once for each layer.
+        after: `after(path, index, tensor)` returns the replacement of each output tensor of a layer.
     """
     import tensorflow as tf
     import tf_keras
@@ -117,9 +117,9 @@ def assemble(
 
 
 def tf_names(graph: FlatGraph) -> dict[str, str]:
-    """A name for each layer that `tf_keras` takes: path -> name.
+    """A valid `tf_keras` name for each layer: path -> name.
 
-    None is like those that `tf_keras` gives by itself ("conv2d_1") to layers that TFMOT adds; it finds weights by name.
+    TFMOT finds weights by name, so names never equal automatic ones ("conv2d_1"), which layers added by TFMOT get.
     """
     names: dict[str, str] = {}
     taken = {_plain(one.name) for one in graph.inputs}
@@ -133,7 +133,7 @@ def tf_names(graph: FlatGraph) -> dict[str, str]:
 
 
 def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
-    """The largest difference of outputs, as part of the largest output (or of 1e-3, if all are smaller)."""
+    """The largest difference of outputs, relative to the largest output (or to 1e-3 if that is larger)."""
     largest = 0.0
     for one, other in zip(ours, theirs, strict=True):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
@@ -146,7 +146,7 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
 
 
 def check_outputs(model: Any, graph: FlatGraph, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Compares a translated model with what the Keras 3 model gave; returns the largest difference.
+    """Compares a translated model's outputs with the Keras 3 model's; returns the largest difference.
 
     Raises:
         CompressionError: if they differ by more than `TOLERANCE`.
@@ -157,9 +157,9 @@ def check_outputs(model: Any, graph: FlatGraph, inputs: Sequence[np.ndarray], ex
     difference = largest_difference(outputs, expected)
     if not difference <= TOLERANCE:
         raise CompressionError(
-            f"The model translated to tf_keras gives other outputs ({', '.join(graph.output_names)}): the largest "
-            f"difference is {difference:.2g} of the largest output, more than {TOLERANCE:g}. A layer calculates "
-            "differently after each start, or depends on more than its inputs. Use a post-training method."
+            f"The model translated to tf_keras has different outputs ({', '.join(graph.output_names)}): the largest "
+            f"difference is {difference:.2g} of the largest output, more than {TOLERANCE:g}. A layer computes "
+            "differently in each process, or depends on more than its inputs. Use a post-training method."
         )
     return difference
 
@@ -173,7 +173,7 @@ def _made_natively(
     tensors: Mapping[str, Any],
     expected: Any,
 ) -> str | None:
-    """Why a call cannot be made by a layer of `tf_keras`; None where it can, which leaves the layer among `layers`."""
+    """Why a layer cannot be translated; None if it can, which adds the `tf_keras` layer to `layers`."""
     import tensorflow as tf
 
     try:
@@ -190,13 +190,13 @@ def _made_natively(
     difference = largest_difference(tf.nest.flatten(outputs), tf.nest.flatten(expected))
     if not difference <= TOLERANCE:
         layers.by_path.pop(call.path, None)
-        return f"tf_keras's {graph.layers[call.path]['class_name']} calculates something else ({difference:.1g})"
+        return f"tf_keras's {graph.layers[call.path]['class_name']} has different outputs ({difference:.1g})"
     layers.by_path[call.path] = layer
     return None
 
 
 def _kept(graph: FlatGraph, path: str, name: str) -> Any:
-    """A layer or operation of Keras 3 as it is."""
+    """Keeps a Keras 3 layer or operation."""
     calls = [call for call in graph.calls if call.path == path]
     arguments = {numbered(call.args, call.kwargs)[0] for call in calls}
     if len(arguments) > 1:
@@ -219,10 +219,10 @@ def _tf_arguments(layer: Any, call: Call, tensors: Mapping[str, Any], *, kept: b
 
 
 def _called_in_keras(layer: Any, call: Call, tensors: Mapping[str, Any]) -> Any:
-    """What a Keras 3 layer gives, outside of training."""
+    """The outputs of a Keras 3 layer, in inference mode."""
     arguments, names = numbered(call.args, call.kwargs)
     given = replaced(json.loads(arguments), lambda number: tensors[names[number]])
-    return layer(*revived(given["args"]), **revived(given["kwargs"]))
+    return layer(*deserialize_constants(given["args"]), **deserialize_constants(given["kwargs"]))
 
 
 def _set_keras_weights(path: str, layer: Any, arrays: Sequence[np.ndarray]) -> None:
@@ -230,12 +230,12 @@ def _set_keras_weights(path: str, layer: Any, arrays: Sequence[np.ndarray]) -> N
         layer.set_weights(list(arrays))
     except ValueError as error:
         raise CompressionError(
-            f"Layer {path!r} ({type(layer).__name__}) cannot be made again in another process: it then has other "
-            "weights. Make all of them in `build`, or use a post-training method."
+            f"Layer {path!r} ({type(layer).__name__}) cannot be rebuilt in another process: its "
+            "weights then differ. Create all of them in `build`, or use a post-training method."
         ) from error
 
 
 def _plain(name: str) -> str:
-    """A name that TensorFlow takes."""
+    """A valid TensorFlow name."""
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     return plain if plain[:1].isalnum() else f"x{plain}"

@@ -1,4 +1,4 @@
-"""A Keras 3 model taken apart for another process: its flat graph in float32, and its weights."""
+"""A Keras 3 model flattened for another process: its flat graph in float32, and its weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.compressing.saved_classes import made_again, saved_modules
+from tfaccel.compressing.saved_classes import rebuild, saved_modules
 from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32, nameless
 from tfaccel.errors import CompressionError
 
@@ -18,13 +18,13 @@ _POST_TRAINING = "or use a post-training method (float16, dynamic, int8)"
 
 
 @dataclass(frozen=True)
-class TakenApart:
-    """A model as what another process can build it from.
+class FlatModel:
+    """A model in a form that another process can rebuild.
 
     Attributes:
-        model: a copy that calculates in float32.
+        model: a copy that computes in float32.
         graph: its calls.
-        modules: that define its layers, and have to be imported to build it.
+        modules: the modules of its layers, imported before it is rebuilt.
     """
 
     model: keras.Model
@@ -50,7 +50,7 @@ class TakenApart:
         """The leaves of a batch's inputs, in the order of the graph's inputs.
 
         Raises:
-            CompressionError: if there are others than the model takes.
+            CompressionError: if their number does not match the model.
         """
         names = [one.name for one in self.graph.inputs]
         if isinstance(x, Mapping) and all(name in x for name in names):
@@ -70,8 +70,8 @@ class TakenApart:
         return list(keras.tree.flatten(structure))
 
 
-def take_apart(model: keras.Model) -> TakenApart:
-    """The flat graph of a model, and a copy of it that calculates in float32.
+def flatten_model(model: keras.Model) -> FlatModel:
+    """The flat graph of a model, and a copy of it in float32.
 
     Raises:
         CompressionError: for a subclassed model, one that is not built, or a layer that cannot be saved; the message
@@ -79,8 +79,8 @@ def take_apart(model: keras.Model) -> TakenApart:
 
     Example:
         >>> layers = [keras.Input((4,)), keras.layers.Dense(2, name="scores", dtype="mixed_bfloat16")]
-        >>> taken = take_apart(keras.Sequential(layers))
-        >>> list(taken.graph.layers), taken.model.dtype_policy.name
+        >>> flat = flatten_model(keras.Sequential(layers))
+        >>> list(flat.graph.layers), flat.model.dtype_policy.name
         (['scores'], 'float32')
     """
     _check_classes(model)
@@ -90,8 +90,8 @@ def take_apart(model: keras.Model) -> TakenApart:
         saved = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise CompressionError(
-            f"Model {model.name!r} cannot be saved, and so not be translated: {' '.join(str(error).split())[:300]}. "
-            f"Give its layers a get_config, {_POST_TRAINING}."
+            f"Model {model.name!r} cannot be serialized, so it cannot be translated: "
+            f"{' '.join(str(error).split())[:300]}. Give its layers a get_config, {_POST_TRAINING}."
         ) from error
     saved.pop("compile_config", None)
     serialized = in_float32(saved)
@@ -102,11 +102,11 @@ def take_apart(model: keras.Model) -> TakenApart:
         if path not in found:
             raise CompressionError(nameless(f"Layer {path!r} ({type(layer).__name__})"))
     rebuilt.set_weights(model.get_weights())
-    return TakenApart(rebuilt, graph, tuple(sorted(saved_modules(serialized))))
+    return FlatModel(rebuilt, graph, tuple(sorted(saved_modules(serialized))))
 
 
 def leaf_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
-    """The layers of a model by path; functional and sequential models inside it are opened.
+    """The layers of a model by path; nested functional and sequential models are traversed.
 
     Example:
         >>> inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="dense")], name="inner")
@@ -121,36 +121,36 @@ def leaf_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, ker
 
 
 def _rebuilt(name: str, serialized: Mapping[str, Any]) -> keras.Model:
-    """The model that was saved like this.
+    """Deserializes the model.
 
     Raises:
-        CompressionError: if one of its layers cannot be made again.
+        CompressionError: if a layer cannot be deserialized.
     """
     try:
-        made: keras.Model = made_again(serialized)
+        made: keras.Model = rebuild(serialized)
     except (TypeError, ValueError, AttributeError, ImportError) as error:
         text = str(error).rpartition("Exception encountered:")[2].partition(" Full object config:")[0]
         raise CompressionError(
-            f"Model {name!r} cannot be made again from what Keras saves of it, and so not be translated: "
-            f"{' '.join(text.split())[:400]} Register what is your own, give layers a get_config with all arguments of "
+            f"Model {name!r} cannot be deserialized by Keras, and so cannot be translated: "
+            f"{' '.join(text.split())[:400]} Register custom objects, give layers a get_config with all arguments of "
             f"their __init__, {_POST_TRAINING}."
         ) from error
     return made
 
 
 def _check_classes(model: keras.Model) -> None:
-    """Raises CompressionError for layers that another process could not make again; the message names them."""
+    """Raises CompressionError for layers that another process cannot rebuild; the message names them."""
     if type(model).__name__ not in ("Functional", "Sequential", "Model"):
-        flat_graph({"class_name": type(model).__name__, "config": {}})  # refuses it by name
+        flat_graph({"class_name": type(model).__name__, "config": {}})  # raises the error that names the class
     paths: dict[int, str] = {}
     for path, layer in leaf_layers(model):
         if paths.setdefault(id(layer), path) != path:
             raise CompressionError(
-                f"Layer {path!r} is the same as {paths[id(layer)]!r} in another model inside this one; what Keras "
-                f"saves does not tell that. Call the layer in one model only, {_POST_TRAINING}."
+                f"Layer {path!r} is shared with {paths[id(layer)]!r} in another nested model; Keras "
+                f"does not serialize that. Call the layer in one model only, {_POST_TRAINING}."
             )
         if type(layer).__module__ == "__main__":
             raise CompressionError(
-                f"Layer {path!r} is of class {type(layer).__name__}, which is defined in the program itself and cannot "
+                f"Layer {path!r} is of class {type(layer).__name__}, which is defined in the main program and cannot "
                 f"be imported by another process. Move the class to a module, {_POST_TRAINING}."
             )

@@ -1,4 +1,4 @@
-"""Which layers of a model LiteRT cannot take, from what its converter said."""
+"""Finds the layers of a model that LiteRT cannot convert, from its converter's message."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tfaccel.training.private_api import all_layers
 
 _OPERATION = re.compile(r"\btf\.(\w+)")
 _SHOWN_CHARACTERS = 300
-# Attributes of layers with weights that are multiplied with what comes in.
+# Layer attributes of weights that are multiplied with the inputs.
 _KERNELS = ("kernel", "embeddings", "depthwise_kernel")
 
 
 def refusal(error: BaseException, graph: Any, model: keras.Model, method: str) -> str:
-    """Why a model could not be converted, with the layers that the operations are in.
+    """Why a model could not be converted, with the layers of the unsupported operations.
 
     Args:
         error: what TensorFlow's converter raised.
-        graph: what was converted.
-        model: what the graph was traced from.
-        method: what was asked for.
+        graph: the converted graph.
+        model: the model that the graph was traced from.
+        method: the requested method.
     """
     kinds = refused_operations(str(error))
     found = [(layer, kind) for kind, layer in layers_with(graph, kinds, model)]
     if found:
         named = ", ".join(dict.fromkeys(f"{layer!r} ({kind})" for layer, kind in found))
         return (
-            f"LiteRT cannot take these layers of the model: {named}; the operations in brackets have no form in "
-            f"LiteRT ({method}). Replace them by others, or keep the model in Keras (keras_int8)."
+            f"LiteRT cannot convert these layers of the model: {named}; it does not support the operations in "
+            f"brackets ({method}). Replace them by others, or keep the model in Keras (keras_int8)."
         )
     text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-    return f"LiteRT cannot take this model ({method}): {type(error).__name__}: {text}"
+    return f"LiteRT cannot convert this model ({method}): {type(error).__name__}: {text}"
 
 
 def refused_operations(text: str) -> list[str]:
-    """TensorFlow's operations that a converter's message names as those which it cannot convert.
+    """TensorFlow operations that a converter's message names as unsupported.
 
     Example:
         >>> refused_operations("error: 'tf.Erfinv' op is neither a custom op nor a flex op")
@@ -53,28 +53,28 @@ def refused_operations(text: str) -> list[str]:
 
 
 def layers_with(graph: Any, kinds: list[str], model: keras.Model) -> list[tuple[str, str]]:
-    """Pairs of a kind of operation and the path of the innermost layer that has one."""
+    """Pairs of an operation's kind and the path of the innermost layer that contains it."""
     names = layer_names(model)
     found = [(kind, layer_path(name, names) or model.name) for kind, name in _operations(graph) if kind in kinds]
     return list(dict.fromkeys(found))
 
 
 def check_no_loops(operations: Iterable[tuple[str, Sequence[str]]], model: keras.Model, method: str) -> None:
-    """Raises CompressionError for a model with loops, in which the ranges of activations cannot be found.
+    """Raises CompressionError for a model with loops, inside which activations cannot be calibrated.
 
-    TensorFlow's converter would end the process.
+    TensorFlow's converter would crash the process.
 
     Args:
-        operations: what the model's file in float32 consists of; see `litert_file.named_operations`.
-        model: what it was made from.
-        method: what was asked for.
+        operations: the operations of the model's float32 file; see `litert_file.named_operations`.
+        model: the model.
+        method: the requested method.
     """
     loops = [layer_of(names, model) for operation, names in operations if operation == "WHILE"]
     if loops:
         raise CompressionError(
             f"These layers of the model are loops: {', '.join(map(repr, dict.fromkeys(loops)))}. The ranges of "
-            f"activations inside them cannot be found ({method}): they are no recurrent layers of Keras, or too long "
-            "to be unrolled. Use dynamic, float16 or weight_int8."
+            f"activations inside them cannot be calibrated ({method}): they are not Keras's recurrent layers, or too "
+            "long to be unrolled. Use dynamic, float16 or weight_int8."
         )
 
 
@@ -86,8 +86,8 @@ def layer_names(model: keras.Model) -> set[str]:
 def layer_of(names: Sequence[str], model: keras.Model) -> str:
     """The path of the layer that an operation belongs to.
 
-    An operation may be made of several, whose names stand beside each other: a convolution, the normalization after it
-    and an activation. It belongs to the layer with a kernel.
+    An operation may be fused from several, with joined names: a convolution, the normalization after it and an
+    activation. It belongs to the layer with a kernel.
 
     Args:
         names: of the operation's output and of its constants.
@@ -101,9 +101,9 @@ def layer_of(names: Sequence[str], model: keras.Model) -> str:
 
 
 def layer_path(operation: str, names: Collection[str]) -> str:
-    """The layers that an operation is in, outermost first, from its name; "" if it is in none.
+    """The path of an operation's layers, outermost first, from its name; "" if it is in none.
 
-    TensorFlow adds a number to each name in a traced model; it is taken off before a name is looked up.
+    TensorFlow adds a number to each name in a traced model; it is stripped before the lookup.
 
     Example:
         >>> layer_path("model_1/block_1/dense_7_1/Relu", {"block", "dense_7"})
@@ -121,7 +121,7 @@ def _layer_name(part: str, names: Collection[str]) -> str:
 
 
 def _operations(graph: Any) -> Iterator[tuple[str, str]]:
-    """Kind and name of every operation, those in functions that the graph calls included."""
+    """Kind and name of every operation, including those of called functions."""
     definition = graph.as_graph_def()
     for node in definition.node:
         yield node.op, node.name

@@ -1,4 +1,4 @@
-"""The noun `Variant`: one smaller form of a model, as a file."""
+"""The noun `Variant`: one smaller version of a model, as a file."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ KERAS_SUFFIX = ".keras"
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One form of a model that was made smaller (or is the float model, to compare with), as a file.
+    """One smaller version of a model (or the float model, as the reference), as a file.
 
     Args:
-        name: how tables call it, such as "int8" or "prune+int8".
-        method: what made it, such as "int8"; "float32" for the model as it was trained.
+        name: its name in tables, such as "int8" or "prune+int8".
+        method: its compression method, such as "int8"; "float32" for the float model.
         path: its file: `.tflite`, or `.keras` for a model that stays in Keras.
-        notes: one line each of what has to be known of it: where representative data came from, what stayed in float.
-        metrics: name -> value of what was measured while it was made, such as the metric of a model that imitates
-            quantization while it is trained.
-        float_layers: names of the layers that were kept in float on purpose.
+        notes: one line each, such as the source of representative data, or what stayed in float.
+        metrics: name -> value of what was measured while it was made, such as the metric of the fake-quantized
+            model after training.
+        float_layers: names of the layers that were deliberately kept in float.
 
     Raises:
-        CompressionError: if a name is empty, or the file is of another kind.
+        CompressionError: if a name is empty, or the file's suffix is unknown.
 
     Example:
         >>> Variant(name="int8", method="int8", path="runs/digits/variants/int8.tflite").is_litert

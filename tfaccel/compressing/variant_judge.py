@@ -1,4 +1,4 @@
-"""Judges forms of a model: metrics and agreement on held-out data, sizes, and operations left in float."""
+"""Evaluates variants of a model: metrics and agreement on held-out data, sizes, and float operations."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import call_model
 
-# Of the outputs' spread: LiteRT calculates in another order than TensorFlow, but in float32 too.
+# Relative to the outputs' spread: LiteRT computes in another order than TensorFlow, but also in float32.
 _CONVERSION_TOLERANCE = 1e-3
 _COMPARED_ROWS = 64
 _SHOWN_CHARACTERS = 300
 
 
 class VariantJudge:
-    """Judges forms of one model.
+    """Evaluates variants of one model.
 
     Args:
         source: the model and its data.
-        options: `progress` is called before each form.
+        options: `progress` is called before each variant.
 
     Attributes:
         row: one held-out example, to measure latency with.
@@ -47,10 +47,10 @@ class VariantJudge:
         self.row = rows_of(source.held_out, source.signature, num_rows=1, what="the held-out data")[0]
 
     def float_result(self, variant: Variant) -> VariantResult:
-        """Judges the float model, with which the others are compared.
+        """Evaluates the float model, the reference of the others.
 
         Raises:
-            CompressionError: if its outputs are not the Keras model's: then the conversion went wrong.
+            CompressionError: if its outputs differ from the Keras model's.
         """
         self._progress(f"{variant.name}: metric on held-out data")
         predict = self._predict_of(variant)
@@ -59,7 +59,7 @@ class VariantJudge:
         return self._result(variant, self._source.task.of_float_model(predict))
 
     def result(self, variant: Variant) -> VariantResult:
-        """Judges another form."""
+        """Evaluates another variant."""
         self._progress(f"{variant.name}: metric on held-out data")
         return self._result(variant, self._source.task.of(self._predict_of(variant)))
 
@@ -110,31 +110,31 @@ class VariantJudge:
             error = float(np.max(np.abs(np.asarray(a, np.float64) - b))) / spread
             if not error <= _CONVERSION_TOLERANCE:
                 raise CompressionError(
-                    f"LiteRT's float32 form of the model gives other outputs than Keras: {name!r} is off by "
-                    f"{error:.1e} of its largest value, allowed are {_CONVERSION_TOLERANCE:g}. The converter got a "
+                    f"The model in LiteRT (float32) has other outputs than in Keras: {name!r} is off by "
+                    f"{error:.1e} of its largest value, {_CONVERSION_TOLERANCE:g} is allowed. The converter got a "
                     "layer wrong; keep the model in Keras (keras_int8), or leave that layer out."
                 )
 
     def _check_outputs(self, expected: Any, again: Any) -> None:
-        """Raises CompressionError for outputs with which nothing can be compared."""
+        """Raises CompressionError for outputs that are not finite, or random."""
         names = self._source.signature.output_names
         for name, a, b in zip(names, keras.tree.flatten(expected), keras.tree.flatten(again), strict=True):
             if not np.isfinite(a).all():
                 raise CompressionError(
                     f"The float model gives {a[~np.isfinite(a)][0]} in {name!r} for {self._source.held_out_text}, so "
-                    "that no form can be compared with it. Look for NaN in its weights and in the data."
+                    "no variant can be compared with it. Look for NaN in its weights and in the data."
                 )
             if not np.array_equal(a, b):
                 raise CompressionError(
-                    f"The model's output {name!r} is random: it differs from call to call, so that no form can be "
-                    "compared with it. Leave out what is random when it is called with training=False."
+                    f"The model's output {name!r} is random: it differs from call to call, so no variant can be "
+                    "compared with it. Remove randomness when training=False."
                 )
 
 
 def keras_predict(model: keras.Model) -> Predict:
-    """From the inputs of a batch to a Keras model's outputs, as arrays.
+    """A function from a batch's inputs to a Keras model's outputs, as arrays.
 
-    What it gives raises CompressionError for a batch that the model cannot be called with.
+    It raises CompressionError for a batch that the model cannot be called with.
     """
 
     def predict(x: Any) -> Any:

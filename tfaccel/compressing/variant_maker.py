@@ -1,4 +1,4 @@
-"""Makes the forms of a model that methods give, each as a file."""
+"""Makes the variants of a model, each as a file."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MakeMixed = Callable[[], tuple[bytes, tuple[str, ...]]]
 
 
 class VariantMaker:
-    """Makes the forms of one model.
+    """Makes the variants of one model.
 
     Args:
         source: the model and its data.
-        folder: where the files go.
-        options: how many representative examples, and how to train.
-        make_mixed: makes the form "mixed": the file, and the layers in float.
+        folder: folder for the files.
+        options: the number of representative examples, and how to train.
+        make_mixed: makes the variant "mixed": the file, and the layers in float.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class VariantMaker:
         self._folder = folder
         self._options = options
         self._make_mixed = make_mixed
-        self._working = tempfile.TemporaryDirectory(prefix="tfaccel-forms-")
+        self._working = tempfile.TemporaryDirectory(prefix="tfaccel-variants-")
         self._child = ConversionChild()
         self._trained: dict[str, tuple[Any, Any]] = {}
         self.representative_text = ""
 
     def close(self) -> None:
-        """Removes what was needed on the way."""
+        """Removes temporary files."""
         self._child.close()
         self._working.cleanup()
 
     def check(self, methods: Sequence[str]) -> None:
-        """What can be said before anything is made.
+        """Checks the methods before anything is made.
 
         Raises:
-            CompressionError: if representative data do not fit the model, or there are no data to train on.
+            CompressionError: if representative data do not fit the model, or a training method has no workload.
             VersionError: if a package that a method needs is missing.
         """
         parts = [part for name in methods for part in parts_of(name) if part is not None]
@@ -74,8 +74,8 @@ class VariantMaker:
             check_method(name)
         if trained and self.source.workload is None:
             raise CompressionError(
-                f"To train the model on ({', '.join(trained)}) takes a workload: its training data, loss and "
-                "optimizer. Give workload=, or choose methods without training."
+                f"Fine-tuning ({', '.join(trained)}) needs a workload: its training data, loss and "
+                "optimizer. Give workload=, or choose post-training methods."
             )
 
     @functools.cached_property
@@ -91,18 +91,18 @@ class VariantMaker:
 
     @functools.cached_property
     def converter(self) -> Converter:
-        """Of the model as it was trained."""
+        """The float model's converter."""
         return self._converter_of(self.source.model, FLOAT32)
 
     @functools.cached_property
     def _keras_file(self) -> Path:
-        """The model as it was trained, as a file of Keras."""
+        """The float model as a Keras file."""
         path = Path(self._working.name) / f"{FLOAT32}{KERAS_SUFFIX}"
         save_in_keras(self.source.model, path)
         return path
 
     def make_float(self, *, in_keras: bool) -> Variant:
-        """The model as it was trained, as a file of LiteRT or of Keras."""
+        """The float model as a LiteRT or Keras file."""
         self._options.progress(f"{FLOAT32}: convert")
         if not in_keras:
             return self._litert(FLOAT32, self.converter.float_content)
@@ -111,10 +111,10 @@ class VariantMaker:
         return Variant(name=KERAS_FLOAT, method=FLOAT32, path=str(path))
 
     def make(self, name: str) -> Variant:
-        """The form that a method gives.
+        """The variant of a method.
 
         Raises:
-            CompressionError: if the model does not take the method.
+            CompressionError: if the method cannot be applied to the model.
         """
         method, afterwards = parts_of(name)
         self._options.progress(f"{name}: {method.text}")
@@ -132,7 +132,7 @@ class VariantMaker:
     def _after_conversion(
         self, name: str, method: Method, converter: Converter, *, notes: tuple[str, ...] = ()
     ) -> Variant:
-        """A form of a model that is not trained on: the one given, or one pruned or clustered."""
+        """A post-training variant of the given model, or of a pruned or clustered one."""
         if method.kind == "weight_only":
             content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
         elif method.name == "int8":
@@ -154,7 +154,7 @@ class VariantMaker:
         return Variant(name=method.name, method=method.name, path=str(path), notes=notes)
 
     def _after_training(self, name: str, method: Method, afterwards: Method | None) -> Variant:
-        """A form of a model that was trained on: a file of its own, or a model that can be converted in every way."""
+        """A variant of a fine-tuned model: its own LiteRT file, or a Keras model that can be converted further."""
         converter, outcome = self._trained_on(method)
         if outcome.litert is not None:
             return self._litert(name, outcome.litert, notes=outcome.notes, metrics=self._imitated(outcome))
@@ -163,11 +163,11 @@ class VariantMaker:
         )
 
     def _trained_on(self, method: Method) -> tuple[Any, Any]:
-        """What a method with training gave, and a converter of its model; it is trained once."""
+        """The outcome of a training method, and a converter of its model; trained only once."""
         if method.name not in self._trained:
             source, say = self.source, self._options.progress
             if source.workload is None:
-                raise CompressionError(f"{method.name} needs a workload to train on.")
+                raise CompressionError(f"{method.name} needs a workload to fine-tune on.")
             outcome = tfmot_variant(
                 source.model,
                 method.name,
@@ -182,7 +182,7 @@ class VariantMaker:
         return self._trained[method.name]
 
     def _imitated(self, outcome: Any) -> dict[str, float]:
-        """The metrics of the Keras model that imitates int8, beside those of the file made from it."""
+        """The metrics of the fake-quantized Keras model, beside those of its LiteRT file."""
         if not outcome.predictions:
             return {}
         predictions = iter(outcome.predictions)
@@ -190,7 +190,7 @@ class VariantMaker:
         return {f"imitated_{name}": value for name, value in metrics.items()}
 
     def _ranges(self) -> str:
-        return f"ranges of activations are from {self.representative_text}"
+        return f"activations calibrated with {self.representative_text}"
 
     def _converter_of(self, model: keras.Model, name: str) -> Converter:
         folder = Path(self._working.name) / name

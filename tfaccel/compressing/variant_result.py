@@ -1,4 +1,4 @@
-"""The nouns `Latency` and `VariantResult`: what was measured of one form of a model."""
+"""The nouns `Latency` and `VariantResult`: the measurements of one variant."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfaccel.compressing.variant import Variant
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """How long one example takes.
+    """The latency of one example.
 
     Attributes:
-        num_threads: of the runtime.
+        num_threads: the runtime's thread count.
         p50_seconds: the median.
-        p95_seconds: what 95 of 100 calls stay below.
-        num_calls: how many were timed.
+        p95_seconds: the 95th percentile.
+        num_calls: number of timed calls.
     """
 
     num_threads: int
@@ -30,20 +30,20 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:
-    """What was measured of one form of a model; of one that failed, the cause.
+    """The measurements of one variant, or the cause of its failure.
 
     Attributes:
-        variant: which.
+        variant: the variant.
         metrics: name -> value on held-out data.
-        size_bytes: of its file.
-        zipped_bytes: of its file when zipped.
-        latencies: one for each number of threads.
-        peak_memory_bytes: what a process that loads and runs it needs more than one that does not; None if unknown.
-        num_operations: in its graph, conversions of numbers left out; None for a Keras model.
-        float_operations: name -> how many of them calculate with floats; None for a Keras model.
+        size_bytes: the size of its file.
+        zipped_bytes: the size of its file when zipped.
+        latencies: one for each thread count.
+        peak_memory_bytes: peak memory added by loading and running it; None if unknown.
+        num_operations: in its graph, without dtype conversions; None for a Keras model.
+        float_operations: name -> number of operations that compute in float; None for a Keras model.
         agreement: with the float model on held-out data, 1 for the same; see `tfaccel.compressing.agreement`.
-        drop_interval: between which bounds the drop of the metric lies; None where that was not asked.
-        failure: why it could not be made or measured; "" if it could.
+        drop_interval: confidence interval of the metric's drop; None if not requested.
+        failure: why it could not be made or measured; "" if it did not fail.
 
     Example:
         >>> failed = VariantResult(variant=Variant(name="int8", method="int8", path="a.tflite"), failure="no such op")
@@ -68,11 +68,11 @@ class VariantResult:
 
     @property
     def best_seconds(self) -> float:
-        """The lowest median latency over the numbers of threads; NaN if none was measured."""
+        """The lowest median latency over thread counts; NaN if none was measured."""
         return min((latency.p50_seconds for latency in self.latencies), default=math.nan)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; what is not a number becomes None."""
+        """The fields as JSON values; NaN and infinity become None."""
         data = {**asdict(self), "variant": self.variant.to_json(), "latencies": [asdict(one) for one in self.latencies]}
         data["metrics"] = {name: _finite(value) for name, value in self.metrics.items()}
         interval = None if self.drop_interval is None else self.drop_interval.to_json()

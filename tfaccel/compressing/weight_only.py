@@ -1,4 +1,4 @@
-"""Weights in int8 or int4, arithmetic in float32, by LiteRT's own quantizer."""
+"""Weight-only quantization to int8 or int4, with float32 arithmetic, by LiteRT's own quantizer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def check_quantizer() -> None:
 
 
 def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
-    """A LiteRT file with its weights in integers, which are brought back to float32 before they are used.
+    """A LiteRT file with integer weights, which are dequantized to float32 before use.
 
     Args:
         content: the file in float32.
         num_bits: 8 or 4.
 
     Raises:
-        CompressionError: if LiteRT's quantizer cannot take the file.
+        CompressionError: if LiteRT's quantizer cannot process the file.
         VersionError: if it is not installed.
     """
     recipe = getattr(_module("recipe"), f"weight_only_wi{num_bits}_afp32")()
@@ -36,12 +36,12 @@ def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
             return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
     except (ValueError, RuntimeError, KeyError) as error:
         text = " ".join(str(error).split())[:300]
-        raise CompressionError(f"LiteRT's quantizer cannot take this model ({num_bits} bits): {text}") from error
+        raise CompressionError(f"LiteRT's quantizer cannot process this model ({num_bits} bits): {text}") from error
 
 
 @contextlib.contextmanager
 def _without_monitor() -> Iterator[None]:
-    """Ends the thread that watches progress bars, which the quantizer starts though it shows none."""
+    """Stops the progress-bar monitor thread that the quantizer starts without showing a bar."""
     try:
         yield
     finally:
@@ -56,5 +56,5 @@ def _module(name: str) -> Any:
         return import_module(f"{_PACKAGE}.{name}")
     except ImportError as error:
         raise VersionError(
-            f"Weights alone are quantized by `litert-quantizer` ({error}). Install it: pip install litert-quantizer"
+            f"Weight-only quantization needs `litert-quantizer` ({error}). Install it: pip install litert-quantizer"
         ) from error

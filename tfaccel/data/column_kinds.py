@@ -9,7 +9,7 @@ import numpy as np
 from tfaccel.data.table import Column, Table
 from tfaccel.data.table_dates import date_order, date_parts
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 NUMERIC, CATEGORICAL, DATE, IGNORED = KINDS = ("numeric", "categorical", "date", "ignored")
 # A column of which this part can be read as numbers is meant to hold numbers.
@@ -39,7 +39,7 @@ def check_kinds(kinds: Mapping[str, str], table: Table) -> None:
     for name, kind in kinds.items():
         table.column(name)
         if kind not in KINDS:
-            hint = near_name(str(kind), KINDS) or f" Kinds: {', '.join(KINDS)}."
+            hint = did_you_mean(str(kind), KINDS) or f" Kinds: {', '.join(KINDS)}."
             raise DataError(f"Column {name!r} cannot be {kind!r}.{hint}")
 
 

@@ -35,7 +35,7 @@ def epoch_positions(
         start_step: full batches to leave out at the beginning.
         shard: (index, count): of each batch only the rows of worker `index`, from 0, out of `count`.
         noun: what examples are called in messages.
-        num_epochs: so many epochs, one behind the other. Places of the second begin at `num_examples`, and so on.
+        num_epochs: number of consecutive epochs. Positions of the second begin at `num_examples`, and so on.
 
     Returns:
         int64, of shape (num_epochs * num_steps - start_step, rows).

@@ -13,7 +13,7 @@ from keras import layers
 
 from tfaccel.data.image_set import ImageSet
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 _STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
 _HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented
@@ -81,7 +81,7 @@ class ImageAugmentation:
 
     def __init__(self, name: str, images: ImageSet) -> None:
         if name not in _LAYERS:
-            hint = near_name(name, AUGMENTATIONS) or f" Augmentations: {', '.join(AUGMENTATIONS)}."
+            hint = did_you_mean(name, AUGMENTATIONS) or f" Augmentations: {', '.join(AUGMENTATIONS)}."
             raise DataError(f"There is no augmentation {name!r}.{hint}")
         self._kind = name, images.image_size, images.pixel_mean, images.pixel_scale, keras.config.dtype_policy().name
         self._low = images.pixel_mean - 2 * images.pixel_scale

@@ -26,7 +26,7 @@ _OF_MISSING = {
     DATE: "Medians stand in for them, and the model is told where.",
     IGNORED: "",
 }
-_MOST_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to here, numbers to predict are taken for classes
+_MOST_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
 
 
 def inspect_tables(

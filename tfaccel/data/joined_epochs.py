@@ -11,7 +11,7 @@ from tfaccel.data.sources import ArrayFeed, ArraySource
 
 
 class JoinedEpochs(ArrayFeed):
-    """The batches of several epochs, one behind the other.
+    """The batches of several consecutive epochs.
 
     Args:
         dataset: full batches, dense and all of one shape, of a known number. It is read at once.

@@ -102,7 +102,7 @@ class Pipeline:
             start_step: the batch to begin with; those before it are not read.
             shard: (index, count): of each batch only the rows of worker `index` out of `count`; None for all.
             augmented: False: batches as `augment` takes them, to be augmented later; it matters with an augmentation.
-            num_epochs: so many epochs, one behind the other, from this one on; `start_step` counts in the first. To
+            num_epochs: number of consecutive epochs, starting with `epoch`; `start_step` counts in the first. To
                 prepare epochs of a few steps one by one takes as long as to train on them.
 
         Raises:
@@ -163,7 +163,7 @@ class Pipeline:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Nests of arrays one behind the other, as one.
+    """Concatenates nests of arrays.
 
     Example:
         >>> joined([(np.arange(2),), (np.arange(3),)])[0].tolist()

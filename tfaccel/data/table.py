@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Table:
         for column in self.columns:
             if column.name == name:
                 return column
-        hint = near_name(name, self.names) or f" Columns: {', '.join(self.names)}."
+        hint = did_you_mean(name, self.names) or f" Columns: {', '.join(self.names)}."
         raise DataError(f"{self.source} has no column {name!r}.{hint}")
 
     def rows(self, numbers: np.ndarray) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfaccel.data.column_kinds import kinds_from_text
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 CLASS_WEIGHTS = ("auto", "balanced", "none")
 
@@ -44,7 +44,7 @@ class TableOptions:
         kinds: Any = self.column_kinds
         object.__setattr__(self, "column_kinds", kinds_from_text(kinds) if isinstance(kinds, str) else dict(kinds))
         if self.class_weights not in CLASS_WEIGHTS:
-            hint = near_name(str(self.class_weights), CLASS_WEIGHTS) or f" Values: {', '.join(CLASS_WEIGHTS)}."
+            hint = did_you_mean(str(self.class_weights), CLASS_WEIGHTS) or f" Values: {', '.join(CLASS_WEIGHTS)}."
             raise DataError(f"There are no class weights {self.class_weights!r}.{hint}")
         if type(self.min_category_rows) is not int or self.min_category_rows < 1:
             raise DataError(

@@ -7,9 +7,9 @@ import numpy as np
 from tfaccel.data.column_kinds import as_numbers, numbers_of
 from tfaccel.data.table import Column
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
-# A target with more classes than this, and with few rows for each, is taken for a number to predict.
+# A target with more classes than this, and few rows for each, is treated as numeric.
 _MOST_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
 
@@ -42,7 +42,7 @@ def class_numbers(
     names = known or tuple(sorted(found, key=(lambda text: float(text)) if is_number else str))
     unknown = sorted(found - set(names))
     if unknown:
-        hint = near_name(unknown[0], names) or f" Classes: {', '.join(names[:10])}."
+        hint = did_you_mean(unknown[0], names) or f" Classes: {', '.join(names[:10])}."
         raise DataError(f"{source} has the class {unknown[0]!r}, which the training rows do not have.{hint}")
     if len(names) < 2:
         raise DataError(

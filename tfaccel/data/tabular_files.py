@@ -12,7 +12,7 @@ from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.table_options import TableOptions
 from tfaccel.data.tabular_set import TabularSet, make_tabular_set
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 EMBEDDED_TARGET = "target"
 _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
@@ -69,7 +69,7 @@ def embedded_table(name: str) -> Table:
         178
     """
     if name not in _LOADERS:
-        hint = near_name(str(name), _LOADERS) or f" Sets: {', '.join(_LOADERS)}."
+        hint = did_you_mean(str(name), _LOADERS) or f" Sets: {', '.join(_LOADERS)}."
         raise DataError(f"There is no embedded table {name!r}.{hint}")
     from sklearn import datasets
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 _TEST_FRACTION = 0.1
 
@@ -120,7 +120,7 @@ def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -
     if names.count(column) > 1:
         raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a name of its own.")
     if column not in names:
-        hint = near_name(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
+        hint = did_you_mean(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
         raise DataError(f"{path} has no column {column!r}.{hint}")
 
 

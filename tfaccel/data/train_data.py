@@ -14,7 +14,7 @@ def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -
     Args:
         batches: `batches()` returns the object whose `train` makes an epoch, the same one at every call; see
             `tfaccel.data.pipeline.Pipeline`. It is called when data are wanted, and not before.
-        several_epochs: its `train` takes `num_epochs`, too, and gives so many epochs one behind the other.
+        several_epochs: whether `train` also takes `num_epochs`, the number of consecutive epochs.
 
     Example:
         >>> import inspect

@@ -13,7 +13,7 @@ from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 if TYPE_CHECKING:
     import keras
@@ -111,7 +111,9 @@ def check_formats(formats: Sequence[str]) -> list[str]:
         raise ExportError(f"Name at least one format. Formats: {', '.join(FORMATS)}.")
     for name in formats:
         if name not in FORMATS:
-            raise ExportError(f"There is no format {name!r}.{near_name(name, FORMATS)} Formats: {', '.join(FORMATS)}.")
+            raise ExportError(
+                f"There is no format {name!r}.{did_you_mean(name, FORMATS)} Formats: {', '.join(FORMATS)}."
+            )
     return [name for name in FORMATS if name in formats]
 
 

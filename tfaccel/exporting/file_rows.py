@@ -23,7 +23,7 @@ from tfaccel.exporting.json_lines import (
     table_of_lines,
     texts_of_lines,
 )
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 IMAGE_SUFFIXES, TEXT_SUFFIXES, ARRAY_SUFFIXES = (".png", ".jpg", ".jpeg"), (".txt",), (".npy", ".npz")
 
@@ -208,7 +208,7 @@ def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
     arrays = {}
     for name, spec in inputs.items():
         if name not in found:
-            hint = near_name(name, found)
+            hint = did_you_mean(name, found)
             raise DataError(f"{path} has no array {name!r}.{hint} It has: {', '.join(filter(None, found)) or 'one'}.")
         arrays[name] = _checked(found[name], spec, f"{name} in {path}")
     lengths = {len(array) for array in arrays.values()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfaccel.data.table import Column, Table
 from tfaccel.errors import DataError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -61,7 +61,7 @@ def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str,
     for number, value in lines:
         text = value.get(column) if isinstance(value, dict) else value
         if not isinstance(text, str):
-            hint = near_name(column, value) if isinstance(value, dict) and column not in value else ""
+            hint = did_you_mean(column, value) if isinstance(value, dict) and column not in value else ""
             raise DataError(
                 f"Line {number} of {path} must be a text, or an object with the text {column!r} (--text_column).{hint}"
                 f" Received: {value!r:.60}."
@@ -116,7 +116,7 @@ def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]
         named = row if isinstance(row, dict) else {next(iter(inputs)): row} if len(inputs) == 1 else None
         if named is None or set(named) != set(inputs):
             unknown = [name for name in named or () if name not in inputs]
-            hint = near_name(unknown[0], inputs) if unknown else ""
+            hint = did_you_mean(unknown[0], inputs) if unknown else ""
             raise DataError(
                 f"Line {number} of {path} must be an object with {', '.join(map(repr, inputs))}.{hint} "
                 f"Received: {row!r:.60}."

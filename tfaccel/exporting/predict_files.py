@@ -33,7 +33,7 @@ class PredictedFiles:
     Args:
         num_rows: rows in the output.
         unreadable: name -> why, of what could not be predicted.
-        counts: class -> rows that were taken for it; empty where there are no classes.
+        counts: class -> number of rows predicted as it; empty without classes.
     """
 
     num_rows: int

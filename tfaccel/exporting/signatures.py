@@ -48,7 +48,7 @@ def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, samp
     Args:
         model: a built Keras model.
         raw_input: what its tensors are made of.
-        sample: a batch as the model takes it, for a model of a class of its own, which does not say what it takes.
+        sample: a batch as the model takes it, for a subclassed model, whose inputs are unknown.
 
     Raises:
         ExportError: if it is not known what the model takes, or raw inputs do not fit it.

@@ -22,7 +22,7 @@ from tfaccel.data.tabular_set import target_bins
 from tfaccel.data.text_documentation import Topic, documentation_topics, joined_text
 from tfaccel.data.text_pairs import TEST_PART, TextPairs, dates_in_words, summaries_of_topics
 from tfaccel.errors import TfaccelError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 NUM_FOLDS = 5  # Each seed keeps aside another fifth, where rows may be in any order.
 
@@ -47,7 +47,7 @@ def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str,
         TfaccelError: for a recipe for which nothing can be kept aside.
     """
     if recipe not in _WRITERS:
-        raise TfaccelError(f"There is no recipe {recipe!r} with settings to choose.{near_name(recipe, _WRITERS)}")
+        raise TfaccelError(f"There is no recipe {recipe!r} with settings to choose.{did_you_mean(recipe, _WRITERS)}")
     arguments = _WRITERS[recipe](folder, seed)
     if recipe != "gan":
         return arguments, arguments

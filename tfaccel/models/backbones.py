@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.known_names import did_you_mean
 from tfaccel.models.low_rank import with_lora
-from tfaccel.planning.near_name import near_name
 
 if TYPE_CHECKING:
     import keras
@@ -90,7 +90,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
         return Backbone(text, None, 3, _SMALLEST_SIZE.get(text, _OTHERS_SMALLEST_SIZE))
     if text != DIGITS and not text.endswith(".keras"):
         known = (DIGITS, *APPLICATIONS)
-        hint = near_name(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
+        hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
     path = DIGITS_FILE if text == DIGITS else Path(text)
     shape = _input_shape(path)

@@ -44,7 +44,7 @@ class SampleJudge:
         return SVC().fit(images.reshape(len(images), -1), labels)
 
     def __call__(self, model: ConditionalGan) -> dict[str, float]:
-        """The part of samples taken for the class that they were drawn for, with the weights that training would leave.
+        """The fraction of samples predicted as the class that they were drawn for, with the averaged weights.
 
         Args:
             model: a compiled GAN; its weights are afterwards what they were.

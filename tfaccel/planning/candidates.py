@@ -6,9 +6,9 @@ from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning import batch_rules, precision_rules, process_rules
 from tfaccel.planning.case import Case, Choice, Rule
-from tfaccel.planning.near_name import near_name
 from tfaccel.planning.placements import SET_BY_YOU, placements
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_fields import check_value
@@ -105,7 +105,7 @@ def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(fixed)
     for name in values:
         if name not in known:
-            hint = near_name(name, known) or f" Fields: {', '.join(known)}."
+            hint = did_you_mean(name, known) or f" Fields: {', '.join(known)}."
             raise PlanError(f"Plan has no field {name!r}.{hint}")
     if isinstance(values.get("devices"), list):
         values["devices"] = tuple(values["devices"])

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from tfaccel.errors import TfaccelError, WorkloadError
-from tfaccel.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
@@ -70,7 +70,7 @@ def load_recipe(name: str, **kwargs: Any) -> Workload:
     """
     names = [recipe.name for recipe in list_recipes()]
     if name not in names:
-        hint = near_name(name, names) or f" Recipes: {', '.join(names) or 'none'}."
+        hint = did_you_mean(name, names) or f" Recipes: {', '.join(names) or 'none'}."
         raise WorkloadError(f"There is no recipe {name!r}.{hint}")
     return load_workload(f"{RECIPES_PACKAGE}.{name}:workload", **kwargs)
 
@@ -105,7 +105,7 @@ def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
         raise error_type(f"Importing {module_name} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         public = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
-        raise error_type(f"Module {module_name!r} has no {name!r}.{near_name(name, public)}")
+        raise error_type(f"Module {module_name!r} has no {name!r}.{did_you_mean(name, public)}")
     return getattr(module, name)
 
 
@@ -138,5 +138,5 @@ def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dic
         signature.bind(**kwargs)
     except TypeError as error:
         taken = [name for name in signature.parameters if name not in kwargs]
-        hint = "".join(near_name(name, taken) for name in kwargs if name not in signature.parameters)
+        hint = "".join(did_you_mean(name, taken) for name in kwargs if name not in signature.parameters)
         raise WorkloadError(f"{import_path}{signature} cannot be called like this: {error}.{hint}") from error

@@ -71,11 +71,11 @@ def shortened(value: Any, *, num_characters: int = 40) -> str:
     return text if len(text) <= num_characters else f"{text[:num_characters]}..."
 
 
-def check_parts(**values: float) -> None:
+def check_fractions(**values: float) -> None:
     """Raises WorkloadError for a value that is no number from 0 to below 1.
 
     Example:
-        >>> check_parts(dropout=1.5)
+        >>> check_fractions(dropout=1.5)
         Traceback (most recent call last):
         ...
         tfaccel.errors.WorkloadError: `dropout` must be a number from 0 to below 1. Received: dropout=1.5.

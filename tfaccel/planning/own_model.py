@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import WorkloadError
-from tfaccel.near_name import check_names
+from tfaccel.known_names import check_names
 from tfaccel.planning.private_models import given_compile_arguments
 
 COMPILE_ARGUMENTS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan_checks import check_plan
 from tfaccel.planning.plan_fields import check_fields
 
@@ -182,7 +182,7 @@ def check_field_names(names: Iterable[str]) -> None:
     known = {f.name for f in fields(Plan)}
     for name in names:
         if name not in known:
-            hint = near_name(str(name), known) or f" Fields: {', '.join(plan_field_names())}."
+            hint = did_you_mean(str(name), known) or f" Fields: {', '.join(plan_field_names())}."
             raise PlanError(f"Plan has no field {name!r}.{hint}")
 
 

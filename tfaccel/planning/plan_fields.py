@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import PlanError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import MAX_COUNT, shortened
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _check_choice(name: str, value: Any) -> None:
     if refusal is not None:
         raise PlanError(f"`{name}` cannot be {value!r}: {refusal}. Choose one of: {', '.join(allowed)}.")
     if not isinstance(value, str) or value not in allowed:
-        hint = near_name(value, allowed) if isinstance(value, str) else ""
+        hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
         raise PlanError(f"`{name}` must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")
 
 

@@ -1,1 +1,1 @@
-"""Child processes: how they are started, spoken to, limited in time, ended, and how they ended."""
+"""Child processes: starting, messages, time limits, termination, and exit causes."""

@@ -1,4 +1,4 @@
-"""A program in a child process, which leads a process group of its own and is ended with all that it started."""
+"""A program in a child process with its own process group, which is terminated as a whole."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfaccel.errors import TfaccelError
 
 _MEANINGS = {
     signal.SIGABRT: "the program aborted itself",
-    signal.SIGBUS: "memory that could not be reached",
+    signal.SIGBUS: "inaccessible memory",
     signal.SIGILL: "the processor lacks an instruction that a library was built for",
     signal.SIGKILL: "often: out of memory",
     signal.SIGSEGV: "invalid memory access",
-    signal.SIGTERM: "ended from outside",
+    signal.SIGTERM: "terminated from outside",
 }
 _CLOSED_SECONDS = 10.0
 _SHOWN_CHARACTERS = 6000
@@ -28,10 +28,10 @@ Environment = Mapping[str, str | None]
 
 
 class ProcessError(TfaccelError, RuntimeError):
-    """A program failed, or took longer than it may.
+    """A program failed, or exceeded its time limit.
 
     Attributes:
-        how: how it ended, as `how_it_ended` says it.
+        how: how it ended; see `how_it_ended`.
         output: the end of what it had written to its standard error.
     """
 
@@ -45,7 +45,7 @@ def how_it_ended(status: int) -> str:
     """How a process ended, in words that follow its name.
 
     Args:
-        status: its exit status; for one that was killed, the signal's number with a minus.
+        status: its exit status; for one that was killed, the negative signal number.
 
     Example:
         >>> how_it_ended(3), how_it_ended(-9)
@@ -61,7 +61,7 @@ def how_it_ended(status: int) -> str:
 
 
 def last_words(output: str, num_lines: int = 1) -> str:
-    """The last lines that say something, on one line.
+    """The last non-empty lines, joined into one.
 
     Example:
         >>> last_words("Traceback ...\\nValueError: no\\n\\n"), last_words("")
@@ -72,13 +72,13 @@ def last_words(output: str, num_lines: int = 1) -> str:
 
 
 def end_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """Sends a signal to all processes of a group; nothing happens where they have ended."""
+    """Sends a signal to all processes of a group; no-op if they have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 class Child:
-    """A running program; as a context, it is ended with the block.
+    """A running program; as a context manager, ends it on exit.
 
     Its standard input is a pipe that nothing is written to, unless `stdin` says otherwise. It ends when this process
     does, so that a program that watches it can end as well; see `end_with_parent`.
@@ -86,9 +86,9 @@ class Child:
     Args:
         command: program and arguments.
         environment: what to add to the environment of this process; None removes a name.
-        base: the environment to add to, in place of this process's.
-        reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output is kept with standard error.
-        pass_fds: file descriptors that the program gets.
+        base: the environment to add to, instead of this process's.
+        reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output goes with standard error.
+        pass_fds: file descriptors that the program inherits.
         log: the file that its output is appended to; by default a temporary one.
         stdin: as for `subprocess.Popen`.
 
@@ -151,12 +151,12 @@ class Child:
         return self._output.read().decode(errors="replace")
 
     def end(self, *, grace_seconds: float = 0.0) -> None:
-        """Ends it and all that it started: asked first, where there is time for that, then forced."""
+        """Ends it and all that it started: with SIGTERM first if there is a grace period, then with SIGKILL."""
         self.kill(grace_seconds=grace_seconds)
         self.close()
 
     def kill(self, *, grace_seconds: float = 0.0) -> None:
-        """As `end`, but what it has written can be read still."""
+        """As `end`, but its output can still be read."""
         if grace_seconds > 0:
             end_group(self.process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,7 +165,7 @@ class Child:
         self.process.wait()
 
     def close(self) -> None:
-        """Lets go of its pipes and of its output."""
+        """Closes its pipes and its output."""
         for stream in (self.process.stdin, self.process.stdout, self._output):
             if stream is not None:
                 stream.close()
@@ -185,10 +185,10 @@ def run_program(
         command: program and arguments.
         environment, base: as for `Child`.
         given: its standard input.
-        time_limit_seconds: how long it may take; then it is ended with all that it started.
+        time_limit_seconds: time limit, after which it is ended with all that it started.
 
     Raises:
-        ProcessError: if it ended with another status than 0, or the time was up.
+        ProcessError: if its exit status is not 0, or it exceeded the time limit.
         OSError: if it cannot be started.
 
     Example:

@@ -1,4 +1,4 @@
-"""A Python module in a child process, and a connection between the two over which objects go both ways."""
+"""A Python module in a child process, with a two-way connection for objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConnectedChild(Child):
         environment, base: as for `Child`.
 
     Attributes:
-        connection: what the child sends is received from it, and what is sent to it goes to the child.
+        connection: the parent's end of the connection.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ConnectedChild(Child):
             theirs.close()
 
     def send(self, message: Any) -> bool:
-        """Sends an object; False where the child has ended, which `receive` tells as well."""
+        """Sends an object; False if the child has ended, which `receive` reports too."""
         try:
             self.connection.send(message)
         except ConnectionError:
@@ -61,7 +61,7 @@ class ConnectedChild(Child):
         """The next object from the child.
 
         Raises:
-            TimeoutError: if it is silent for so long.
+            TimeoutError: if nothing arrives within the time limit.
             EOFError: if it has ended.
         """
         if not self.connection.poll(time_limit_seconds):
@@ -78,11 +78,11 @@ class ConnectedChild(Child):
 
 
 def connect_to_parent(argv: Sequence[str], *, on_orphaned: Callable[[], None] = lambda: None) -> Connection:
-    """Called by a `ConnectedChild`'s module: its end of the connection. From then on it ends with its parent.
+    """The child's end of the connection, for a `ConnectedChild`'s module. From then on it ends with its parent.
 
     Args:
         argv: its command line.
-        on_orphaned: called before the process ends since its parent is gone.
+        on_orphaned: called before the process ends because its parent is gone.
     """
     connection: Connection = Connection(int(argv[1]))
     os.set_inheritable(connection.fileno(), False)

@@ -1,7 +1,7 @@
-"""Processes that begin at once: forks of one that has loaded its libraries already.
+"""Processes that start at once: forks of a server that has already loaded its libraries.
 
-`multiprocessing`'s own fork server would not do: there is one for the whole life of a process, with the environment
-and folder of its first use, its output goes to the terminal, and each child runs the user's main module again.
+`multiprocessing`'s own fork server does not serve here: a process has only one, with the environment and working
+directory of its first use, its output goes to the terminal, and each child imports the user's main module again.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class ForkedChild:
 
 
 class ForkServer:
-    """Makes processes; see `fork_server_program`.
+    """Forks processes; see `fork_server_program`.
 
     Args:
-        preload: modules that are loaded once, for all of them.
-        folder: where logs go.
+        preload: modules loaded once, for all processes.
+        folder: folder for logs.
         environment: what to add to the environment; None removes a name.
     """
 
@@ -87,7 +87,7 @@ class ForkServer:
             kind: a name for its log, such as "worker-0".
             module: its `main(connection, arguments)` is called; the connection's other end is `ForkedChild.send` and
                 `next_message`.
-            arguments: as said.
+            arguments: passed to `main`.
             environment: what to add to the environment of the server.
         """
         self._count += 1
@@ -101,7 +101,7 @@ class ForkServer:
             "log": str(child.log),
             "environment": dict(environment),
         }
-        with theirs, contextlib.suppress(ConnectionError):  # that the server has ended is read soon
+        with theirs, contextlib.suppress(ConnectionError):  # `next_message` reports that the server has ended
             socket.send_fds(self._socket, [json.dumps(order).encode()], [theirs.fileno()])
         return child
 
@@ -111,7 +111,7 @@ class ForkServer:
             self._socket.send(json.dumps({"kill": child.name}).encode())
 
     def next_message(self, time_limit_seconds: float) -> tuple[ForkedChild | None, Any]:
-        """The next message of any process, after all others None when it has ended; (None, None) without one."""
+        """The next message of any process, or None as its last when it has ended; (None, None) if none arrives."""
         if not self._unread:
             connections = {child.connection: child for child in self._children.values() if child.connection}
             sources: list[Any] = [*connections, *([self._socket] if self._children else [])]
@@ -123,7 +123,7 @@ class ForkServer:
         return self._unread.popleft() if self._unread else (None, None)
 
     def end_of_log(self, child: ForkedChild) -> str:
-        """The last of what a process has written, or the server where it has written nothing."""
+        """The end of a process's log, or of the server's if that is empty."""
         return _end_of(child.log) or _end_of(self._log)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Loads modules once, and from then on makes each process by a fork, at once.
+"""Loads modules once, then forks processes on request.
 
     python -m tfaccel.processes.fork_server_program DESCRIPTOR MODULE ...
 
@@ -32,12 +32,12 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 def main(argv: list[str]) -> int:
-    """Makes processes until there is nobody to make them for; returns the exit status."""
+    """Forks processes until the owner is gone; returns the exit status."""
     owner = socket.socket(fileno=int(argv[1]))
     for module in argv[2:]:
         import_module(module)
     gc.collect()
-    gc.freeze()  # what is loaded stays: no process has to look through it
+    gc.freeze()  # loaded objects stay: no process needs to scan them
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # tracing makes many objects that stay
     running: dict[int, str] = {}
     try:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(owner: socket.socket, running: dict[int, str]) -> None:
-    """Makes and ends processes as it is told, and tells how they ended, until the owner is gone.
+    """Starts and kills processes as ordered, and reports how they ended, until the owner is gone.
 
     Args:
         owner: the socket.
@@ -60,7 +60,7 @@ def _serve(owner: socket.socket, running: dict[int, str]) -> None:
         if select.select([owner], [], [], _POLL_SECONDS)[0]:
             try:
                 data, descriptors, _, _ = socket.recv_fds(owner, _LONGEST_ORDER, 1)
-            except ConnectionError:  # the owner went without reading all
+            except ConnectionError:  # the owner ended without reading everything
                 return
             if not data:
                 return
@@ -74,7 +74,7 @@ def _serve(owner: socket.socket, running: dict[int, str]) -> None:
         for pid in list(running):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                end_group(pid)  # what it has started itself
+                end_group(pid)  # processes that it started itself
                 ended = {"name": running.pop(pid), "status": os.waitstatus_to_exitcode(status)}
                 with contextlib.suppress(ConnectionError):  # there is nobody any more, as the next turn finds
                     owner.send(json.dumps(ended).encode())

@@ -39,7 +39,7 @@ class WorkerError(TfaccelError, RuntimeError):
 
 @dataclass(frozen=True)
 class WorkerOutput:
-    """What a worker that ended well had written."""
+    """The output of a worker that succeeded."""
 
     stdout: str
     stderr: str
@@ -68,7 +68,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def cluster_environments(num_workers: int) -> list[dict[str, str]]:
-    """For each worker of a new cluster on 127.0.0.1 the environment variable `TF_CONFIG` that tells its place.
+    """The environment (`TF_CONFIG`) of each worker of a new cluster on 127.0.0.1.
 
     Example:
 
@@ -104,9 +104,9 @@ def run_workers(
     on_line: OnLine | None = None,
     cancelled: threading.Event | None = None,
 ) -> list[WorkerOutput]:
-    """Runs a command once for each environment, all at the same time, and waits for all of them.
+    """Runs a command once per environment, in parallel, and waits for all.
 
-    When one fails, the others are ended with all that they started: workers of one cluster would wait for it for ever.
+    When one fails, the others are ended with all that they started: they would wait for it forever.
     The standard input of the workers is a pipe that nothing is written to. It ends when this process does, so that a
     worker that reads from it can end as well.
 
@@ -118,10 +118,10 @@ def run_workers(
         cancelled: when another thread sets it, all workers are ended.
 
     Returns:
-        What each worker has written, in order.
+        The output of each worker, in order.
 
     Raises:
-        WorkerError: if a worker ended with another status than 0, the time was up, or the run was cancelled.
+        WorkerError: if a worker's exit status is not 0, the time limit is exceeded, or the run is cancelled.
     """
     deadline = time.monotonic() + time_limit_seconds
     with contextlib.ExitStack() as stack:
@@ -156,7 +156,7 @@ class _Worker(Child):
         self.end(grace_seconds=_GRACE_SECONDS)
 
     def end(self, *, grace_seconds: float = 0.0) -> None:
-        """Ends it, and hears what it has written before."""
+        """Ends it, after reading its remaining output."""
         self.kill(grace_seconds=grace_seconds)
         self.reader.join(_GRACE_SECONDS)
         self.close()

@@ -1,4 +1,4 @@
-"""A picture of which class was taken for which, one square for each model."""
+"""A picture of confusion matrices, one for each model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_CLASSES_WITH_COUNTS = 12
 
 
 def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]) -> Figure:
-    """How often each class was taken for each.
+    """A confusion matrix.
 
-    A row is a true class, a column what it was taken for; a cell is the darker, the larger its fraction of the row.
+    A row is a true class, a column the predicted one; a cell is darker the larger its fraction of the row.
     From 20 classes on, the last ones are taken together.
 
     Args:

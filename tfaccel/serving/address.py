@@ -13,11 +13,11 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a server answers.
+    """The addresses that a server listens on.
 
     Args:
-        url: of REST, such as "http://127.0.0.1:8501".
-        grpc: such as "127.0.0.1:8500"; None where gRPC is not answered.
+        url: the REST address, such as "http://127.0.0.1:8501".
+        grpc: the gRPC address, such as "127.0.0.1:8500"; None without gRPC.
     """
 
     url: str
@@ -25,7 +25,7 @@ class Addresses:
 
 
 def target(listening: socket.socket) -> str:
-    """A socket's address and port, as they stand in URLs."""
+    """A socket's address and port, formatted for URLs."""
     host, port = listening.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -36,12 +36,12 @@ def check_address(host: str, port: int, *, flag: str = "port") -> None:
 
 
 def bound_socket(host: str, port: int, *, flag: str = "port") -> socket.socket:
-    """A socket with an address of its own, not listening yet.
+    """A socket bound to an address, not listening yet.
 
     Args:
         host: the address.
-        port: 0 for any that is free.
-        flag: with which users choose the port.
+        port: the port; 0 for any free one.
+        flag: the flag that sets the port.
 
     Raises:
         ServeError: if the address is taken or not this machine's.
@@ -63,7 +63,7 @@ def bound_socket(host: str, port: int, *, flag: str = "port") -> socket.socket:
 
 
 def listen(listening: socket.socket, host: str, port: int) -> None:
-    """Takes connections from now on.
+    """Starts to accept connections.
 
     Raises:
         ServeError: if the address was taken meanwhile.
@@ -80,5 +80,5 @@ def _refused(error: OSError, host: str, port: int, flag: str) -> ServeError:
             f"Port {port} of {host} is taken. Choose another with --{flag}, or --{flag}=0 for a free one."
         )
     if error.errno == errno.EACCES:
-        return ServeError(f"Port {port} of {host} needs more rights. Choose one above 1023 with --{flag}.")
+        return ServeError(f"Port {port} of {host} needs more privileges. Choose one above 1023 with --{flag}.")
     return ServeError(f"Cannot listen on port {port} of {host}: {error.strerror or error}.")

@@ -1,4 +1,4 @@
-"""The server's addresses: TensorFlow Serving's REST protocol, health and counts.
+"""The server's addresses: TensorFlow Serving's REST protocol, health and metrics.
 
 Source: https://www.tensorflow.org/tfx/serving/api_rest
 """
@@ -27,11 +27,11 @@ _READING = ("GET", "HEAD")
 
 
 class App:
-    """An application, as ASGI has it.
+    """The ASGI application.
 
     Args:
-        models: that are served.
-        metrics: where requests are counted.
+        models: the served models.
+        metrics: counts requests.
     """
 
     def __init__(self, models: Models, metrics: Metrics) -> None:
@@ -73,7 +73,7 @@ async def _of_version(api: ModelApi, method: str, found: re.Match[str], request:
 
 
 def _version(found: re.Match[str], api: ModelApi) -> int | None:
-    """The version in an address; None where there is none."""
+    """The version in a URL; None if there is none."""
     if found["label"] is not None:
         return api.versions.labelled(found["label"])
     if found["version"] is None:

@@ -14,10 +14,10 @@ def is_encoded(value: Any) -> bool:
 
 
 def decoded(value: Any) -> bytes:
-    """The bytes that a value stands for; blanks in it, and the padding at its end, do not matter.
+    """The decoded bytes of a value; whitespace and padding are ignored.
 
     Raises:
-        ValueError: if it is no base64.
+        ValueError: if it is not base64.
 
     Example:
         >>> decoded({"b64": "aW1hZ2U"})

@@ -1,4 +1,4 @@
-"""Requests of many clients, given to the model together by one thread."""
+"""Batches requests of many clients for the model, in one thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Work:
     """One request that waits for the model.
 
     Args:
-        run: what is called with the arrays of one or several requests.
-        key: requests of equal keys can share a batch; None for one that goes alone.
-        arrays: by name; those that share a batch are joined along the first axis.
+        run: called with the arrays of one or several requests.
+        key: requests of equal keys can share a batch; None for one that is not batched.
+        arrays: by name; those that share a batch are concatenated along the first axis.
         num_rows: their length along it.
-        client: what the answer is delivered to.
+        client: the receiver of the answer.
     """
 
     run: Callable[[Sequence[Work]], Sequence[Any]]
@@ -37,15 +37,14 @@ class Work:
 
 
 class Batcher:
-    """A queue with a thread that gives its requests to the model in batches.
+    """A queue with a thread that runs the model on batches of requests.
 
     Args:
-        max_batch_size: rows of a batch, at most; a request that alone has more is a batch of its own.
+        max_batch_size: maximum number of rows in a batch; a larger request is a batch of its own.
         wait_seconds: how long the oldest request waits for others.
-        max_queue: requests that wait, at most.
-        deliver: called in the thread with what became of the requests of a batch: pairs of a client and a result, which
-            is an exception where there is none.
-        retry_seconds: what clients that come at a full queue are told to wait.
+        max_queue: maximum number of waiting requests.
+        deliver: called in the thread with the results of a batch: pairs of a client and a result or an exception.
+        retry_seconds: the `Retry-After` sent to clients if the queue is full.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait now."""
+        """The number of waiting requests."""
         return self._num_waiting
 
     def submit(self, work: Work) -> None:
@@ -91,7 +90,7 @@ class Batcher:
             self._changed.notify()
 
     def close(self) -> None:
-        """Finishes what waits, and ends the thread."""
+        """Finishes the waiting requests, and ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -104,7 +103,7 @@ class Batcher:
                 return
             try:
                 results = list(batch[0].run(batch))
-            except Exception as error:  # Whatever the model raises is these clients' answer.
+            except Exception as error:  # Any error of the model is sent to these clients.
                 results = [error] * len(batch)
             self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
 
@@ -132,7 +131,7 @@ class Batcher:
         return None
 
     def _take(self, key: Hashable) -> list[Work]:
-        """The requests at the head of a queue that fit into one batch together."""
+        """The requests at the head of a queue that fit into one batch."""
         works = self._waiting[key]
         batch = [works.popleft()]
         num_rows = batch[0].num_rows

@@ -1,4 +1,4 @@
-"""From the messages of a gRPC request to the arrays that a signature takes."""
+"""Converts the messages of a gRPC request to the inputs of a signature."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def inputs_of_tensors(tensors: Mapping[str, Any], specs: Mapping[str, InputSpec]
 
     Args:
         tensors: `TensorProto` messages by name.
-        specs: what the signature takes.
-        max_bytes: of one array, at most.
+        specs: the inputs of the signature.
+        max_bytes: maximum size of an array.
 
     Raises:
-        RequestError: 400, which names the input that is not as the signature has it.
+        RequestError: 400, naming the input that does not fit the signature.
     """
     check_names(tensors, specs, '"inputs"')
     return in_columns({name: _array(tensors[name], spec, max_bytes) for name, spec in specs.items()})
@@ -48,11 +48,11 @@ def inputs_of_examples(given: Any, specs: Mapping[str, InputSpec], kinds: Mappin
 
     Args:
         given: the message.
-        specs: what the signature takes.
-        kinds: of features, where it takes serialized `tf.train.Example` messages; None where it takes tensors by name.
+        specs: the inputs of the signature.
+        kinds: types of features, if it takes serialized `tf.train.Example` messages; None if it takes tensors by name.
 
     Raises:
-        RequestError: 400, which names the example and the input that are not as the signature has them.
+        RequestError: 400, naming the example and the input that do not fit the signature.
     """
     kind = given.WhichOneof("kind")
     part = given if kind is None else getattr(given, kind)
@@ -75,7 +75,7 @@ def _values(example: Any) -> dict[str, list[Any]]:
 
 
 def _shaped(values: Mapping[str, list[Any]], specs: Mapping[str, InputSpec]) -> dict[str, Any]:
-    """Lists in the shapes of the inputs that they are for; as they are, where they do not have such a number."""
+    """Lists reshaped to their inputs; unchanged where the number of values does not fit."""
     return {name: _nest(value, specs[name]) if name in specs else value for name, value in values.items()}
 
 

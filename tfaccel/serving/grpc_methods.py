@@ -1,4 +1,4 @@
-"""What the methods of TensorFlow Serving's gRPC services answer: through the same models as REST.
+"""The methods of TensorFlow Serving's gRPC services, on the same models as REST.
 
 Source: https://github.com/tensorflow/serving/tree/master/tensorflow_serving/apis
 """
@@ -29,7 +29,7 @@ from tfaccel.serving.row_results import classes_of_rows, one_value_a_row
 from tfaccel.serving.servable import Servable
 from tfaccel.serving.tensor_protos import fill_proto
 
-_METADATA = "signature_def"  # the only metadata that there is
+_METADATA = "signature_def"  # the only supported metadata field
 _TASKS = {"tensorflow/serving/classify": "classify", "tensorflow/serving/regress": "regress"}
 _ERROR_CODES = {"OK": 0, "UNKNOWN": 2}
 
@@ -38,8 +38,8 @@ class GrpcMethods:
     """The methods; each takes a message, and whether it is large, and returns the message of the answer.
 
     Args:
-        models: that are asked.
-        max_bytes: of a request, and of an array that is made of it.
+        models: the served models.
+        max_bytes: maximum size of a request, and of an array made from it.
 
     Raises:
         RequestError: from each method, if there is no answer.
@@ -125,13 +125,13 @@ class GrpcMethods:
 
 
 async def _inference(api: ModelApi, method: str, asked: tuple[Any, Any], is_large: bool) -> Any:
-    """What a signature says of examples.
+    """A signature's outputs for examples.
 
     Args:
-        api: of the model.
+        api: the model's API.
         method: "classify" or "regress".
         asked: the `ModelSpec`, and the `Input` with the examples.
-        is_large: whether to read them takes long.
+        is_large: whether reading them takes long.
     """
     spec, given = asked
     servable, name = _asked(api, spec)
@@ -178,7 +178,7 @@ async def _status(api: ModelApi, request: Any) -> Any:
 
 
 def _asked(api: ModelApi, spec: Any) -> tuple[Servable, str]:
-    """The version that is asked, and its signature's name."""
+    """The requested version, and the name of its signature."""
     return api.versions.get(_version(api, spec)), spec.signature_name or DEFAULT
 
 
@@ -190,13 +190,13 @@ def _version(api: ModelApi, spec: Any) -> int | None:
 
 
 def _spec(api: ModelApi, servable: Servable, signature_name: str) -> dict[str, Any]:
-    """Who answers: a `ModelSpec`."""
+    """The `ModelSpec` of the answer."""
     version = wrappers_pb2.Int64Value(value=servable.version)
     return {"name": api.versions.name, "version": version, "signature_name": signature_name}
 
 
 def _filtered(names: Sequence[str], outputs: Any) -> list[str]:
-    """The outputs that are asked for; all, where none is named."""
+    """The requested outputs; all if none is named."""
     for place, name in enumerate(names):
         if name not in outputs:
             there = ", ".join(sorted(outputs))

@@ -1,4 +1,4 @@
-"""The server for gRPC, beside that for HTTP, in the same event loop."""
+"""The gRPC server, in the same event loop as the HTTP server."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _CODES = {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_MAX_MESSAGE = 1000  # characters of an error's: it is sent in a header
-_IDLE_SECONDS = 75  # after which a connection without requests is closed
-_DOOR_SECONDS = 1.0  # in which requests are still taken at the end, and then refused, where they never cease to come
-_QUIET_SECONDS = 0.1  # without a new request, after which none is on its way
-_TURN_SECONDS = 0.01  # of the event loop, at the end
+_MAX_MESSAGE = 1000  # characters of an error message, which is sent in a header
+_IDLE_SECONDS = 75  # idle connections are closed after this time
+_DOOR_SECONDS = 1.0  # at shutdown, how long new requests are still received (and refused)
+_QUIET_SECONDS = 0.1  # without a new request, after which none is assumed to be in flight
+_TURN_SECONDS = 0.01  # polling interval at shutdown
 
 
 class GrpcServer:
     """TensorFlow Serving's `PredictionService` and `ModelService`.
 
     Args:
-        models: that are asked.
+        models: the served models.
         options: the server's limits.
-        reserved: a socket that has the address, and does not listen; it is closed when the server listens there.
+        reserved: a socket bound to the address and not listening; closed when the server listens there.
     """
 
     def __init__(self, models: Models, options: ServeOptions, reserved: socket.socket) -> None:
@@ -68,7 +68,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Takes requests from now on.
+        """Starts to accept requests.
 
         Raises:
             ServeError: if the address was taken meanwhile.
@@ -92,12 +92,12 @@ class GrpcServer:
         self._server = made
 
     async def stop(self, is_forced: Callable[[], bool]) -> None:
-        """Answers what was sent by now, refuses what comes later, and ends.
+        """Answers the requests sent so far, refuses later ones, and stops.
 
-        gRPC's own end drops requests that have arrived, and were not yet taken from their connections.
+        gRPC's own shutdown drops requests that have arrived but were not yet read from their connections.
 
         Args:
-            is_forced: whether to end at once.
+            is_forced: whether to stop at once.
         """
         if self._server is None:
             return
@@ -106,11 +106,11 @@ class GrpcServer:
         self._is_stopping = True
         while self._num_running and time.monotonic() < end and not is_forced():
             await asyncio.sleep(_TURN_SECONDS)
-        await self._wait_for_quiet(end, is_forced)  # what comes now is told that the server is stopping
+        await self._wait_for_quiet(end, is_forced)  # new requests are told that the server is stopping
         await self._server.stop(0.0 if is_forced() else max(0.0, end - time.monotonic()))
 
     async def _wait_for_quiet(self, end: float, is_forced: Callable[[], bool]) -> None:
-        """Waits until no request is on its way; not for ever, since clients may never cease to ask."""
+        """Waits until no request is in flight; only for a limited time, since clients may never stop."""
         last = time.monotonic()
         end = min(end, last + _DOOR_SECONDS)
         while time.monotonic() < end and not is_forced():
@@ -121,7 +121,7 @@ class GrpcServer:
             await asyncio.sleep(_TURN_SECONDS)
 
     def _handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
-        """Service -> method -> what answers it."""
+        """Service -> method -> its handler."""
         methods = self._methods
         found = {
             "PredictionService": {
@@ -142,10 +142,10 @@ class GrpcServer:
         }
 
     def _handler(self, kind: Any, method: Callable[[Any, bool], Awaitable[Any]]) -> grpc.RpcMethodHandler:
-        """What answers a method: from bytes to bytes.
+        """The handler of a method, from bytes to bytes.
 
-        To clients it is a method of one request and one answer; here the request is read as a stream of one message,
-        so that there is a limit on how long it may take to arrive.
+        Clients see a unary method; the request is read as a stream of one message, so that its arrival can be given a
+        deadline.
         """
 
         async def answer(stream: Any, context: Any) -> bytes:
@@ -193,13 +193,13 @@ def _message(kind: Any, body: bytes) -> Any:
 
 
 async def _refuse(context: Any, error: RequestError) -> None:
-    """Answers with an error; raises what tells gRPC so."""
+    """Answers with an error, by raising gRPC's abort exception."""
     seconds = error.headers.get("Retry-After")
     more = () if seconds is None else (("grpc-retry-pushback-ms", str(int(seconds) * 1000)),)
     await context.abort(_CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message[:_MAX_MESSAGE], more)
 
 
 def _has_unread(port: int) -> bool:
-    """Whether something waits to be read at one of this process's sockets of a port."""
+    """Whether one of this process's sockets of a port has unread data."""
     own = [found.fd for found in psutil.Process().net_connections("tcp") if found.laddr and found.laddr.port == port]
     return any(map(has_arrived, own))

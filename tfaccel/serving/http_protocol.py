@@ -1,7 +1,7 @@
-"""Uvicorn's HTTP connections, with limits on what comes before a body, and an end that loses nothing.
+"""Uvicorn's HTTP connections, with limits on request heads, and a shutdown that loses no request.
 
-Beyond uvicorn: heads of requests that are too large or too slow are refused, a client that has closed its side gets its
-answer, errors are JSON, and a connection ends when what has arrived on it has been answered.
+Beyond uvicorn: too large or too slow request heads are refused, a half-closed client still gets its answer, errors are
+JSON, and a connection closes once all requests that arrived on it are answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfaccel.serving.json_text import write_json
 
 MAX_HEAD_BYTES = 64 * 2**10
 _MAX_DISCARDED_BYTES = 64 * 2**20
-_LINGER_SECONDS = 2.0  # in which a client that is still sending can read why it was refused
+_LINGER_SECONDS = 2.0  # how long a client that is still sending can read the refusal
 _BAD_REQUEST = (400, "Invalid HTTP request received.")
 
 
@@ -32,24 +32,24 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **settings)
         self._head_seconds = head_seconds
         self._head_timer: asyncio.TimerHandle | None = None
-        self._is_in_head = False  # some of a head has come, but not all of it
+        self._is_in_head = False  # a head has partly arrived
         self._head_bytes = 0
         self._refusal = _BAD_REQUEST
-        self._discarded_bytes: int | None = None  # None as long as what comes is read
-        self._closes = False  # after the last answer that is owed
+        self._discarded_bytes: int | None = None  # None while data are being read
+        self._closes = False  # closes after the last pending answer
 
     def connection_made(self, transport: Any) -> None:
-        """Waits for the first request, but not for ever."""
+        """Waits for the first request, with a timeout."""
         super().connection_made(transport)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
+        """Cleans up after the connection."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Reads what has come, as far as it is wanted."""
+        """Reads the data, unless they are to be discarded."""
         if self._discarded_bytes is not None:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > _MAX_DISCARDED_BYTES:
@@ -63,7 +63,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(431, _too_large())
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keeps the connection open for answers that a client who sends no more still waits for."""
+        """Keeps a half-closed connection open until the pending answers are sent."""
         if self._discarded_bytes is None and not self.transport.is_closing():
             if self._is_in_head:
                 self._refuse(400, "The request ended within its headers.")
@@ -83,17 +83,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the address has come."""
+        """A part of the URL has arrived."""
         super().on_url(url)
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header has come."""
+        """A header has arrived."""
         super().on_header(name, value)
         self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is complete."""
         self._stop_timer()
         self._is_in_head = False
         super().on_headers_complete()
@@ -108,12 +108,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no HTTP, or has too large a head."""
+        """Refuses invalid HTTP, or a head that is too large."""
         del msg
         self._refuse(*self._refusal)
 
     def end(self) -> None:
-        """Closes the connection once all that has arrived on it has been answered; to be called again and again."""
+        """Closes the connection once all requests on it have been answered; call it repeatedly."""
         self._closes = True
         if self._discarded_bytes is not None and not self._is_answering():
             self.transport.close()
@@ -123,11 +123,11 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers with an error, unless answers to earlier requests are owed; reads no more."""
+        """Answers with an error, unless earlier requests are pending; stops reading."""
         self._stop_timer()
         self._is_in_head, self._closes, self._discarded_bytes = False, True, 0
         if self.pipeline:
-            if self.cycle.more_body:  # it is the last one of the pipeline, and will never be whole
+            if self.cycle.more_body:  # it is the last one of the pipeline, and will never be complete
                 self.pipeline.popleft()
             return
         if self._is_answering():
@@ -153,7 +153,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _count(self, num_bytes: int) -> None:
-        """Counts what has been read of a head, which may have come together with much else."""
+        """Counts the bytes of a head, which may have arrived together with other data."""
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refusal = (431, _too_large())
@@ -169,7 +169,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _is_late(self) -> None:
-        if self._is_answering():  # The rest of the next head may have come, and not been read.
+        if self._is_answering():  # The rest of the next head may have arrived without being read.
             self._start_timer()
         elif self._is_in_head:
             self._refuse(408, f"The headers were not there after {self._head_seconds:g} seconds.")
@@ -178,7 +178,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def has_arrived(descriptor: int) -> bool:
-    """Whether something waits to be read from a socket: bytes, or, at one that listens, a connection."""
+    """Whether a socket is readable: has bytes, or, if it listens, a pending connection."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(0))

@@ -1,4 +1,4 @@
-"""JSON as TensorFlow Serving's REST protocol has it: with NaN and Infinity, and bytes as {"b64": ...}."""
+"""JSON in the dialect of TensorFlow Serving's REST protocol: with NaN and Infinity, and bytes as {"b64": ...}."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import orjson
 from tfaccel.serving.request_error import RequestError
 
 _KEYS = (b'"context"', b'"examples"', b'"inputs"', b'"instances"', b'"signature_name"')  # of the protocol
-_BINARY_SUFFIX = "_bytes"  # outputs of such names are bytes, says the protocol
+_BINARY_SUFFIX = "_bytes"  # the protocol encodes outputs with such names as bytes
 
 
 def read_json(body: bytes) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
     Raises:
-        RequestError: 400, if it is none; the message says at which character.
+        RequestError: 400, if it is not one; the message says where.
     """
     try:
         data = orjson.loads(body)
@@ -36,7 +36,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def _check_keys(body: bytes) -> None:
-    """Refuses an object that has a key twice: which of its values holds, readers do not agree on."""
+    """Refuses an object with a duplicate key, which parsers treat differently."""
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -46,12 +46,12 @@ def _check_keys(body: bytes) -> None:
             raise RequestError(400, f"The body has an object with the key {twice!r:.60} twice.")
         return found
 
-    with contextlib.suppress(RecursionError):  # What is so deep is refused later.
+    with contextlib.suppress(RecursionError):  # Such deep nesting is refused later.
         json.loads(body, object_pairs_hook=check)
 
 
 def _read_with_nan(body: bytes, first: orjson.JSONDecodeError) -> Any:
-    """Python's own reader takes NaN and Infinity, which JSON proper does not have."""
+    """Python's parser accepts NaN and Infinity, which standard JSON does not have."""
     fault: json.JSONDecodeError = first
     try:
         body.decode()
@@ -90,7 +90,7 @@ def write_json(value: Any) -> bytes:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether nothing is NaN or infinity, for which orjson writes null."""
+    """Whether all values are finite; orjson writes null for others."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind != "f" or bool(np.isfinite(value).all())
     if isinstance(value, float):
@@ -103,7 +103,7 @@ def _is_finite(value: Any) -> bool:
 def _as_list(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str
 
 
 def _plain(name: str, array: np.ndarray) -> Any:
-    """Numbers as they are, texts as a nest of lists."""
+    """Numbers unchanged, strings as nested lists."""
     if array.dtype.kind in "biuf":
         return np.ascontiguousarray(array) if array.ndim else array.item()
     if array.dtype.kind in "OS":

@@ -22,15 +22,15 @@ Specs = Mapping[str, tf.TensorSpec]
 class LitertModel:
     """A LiteRT file with the signatures that a SavedModel of the same model has.
 
-    `serving_default` takes and gives tensors; `serving_raw`, where it is known what they are made of, takes encoded
-    images or texts, and gives the likeliest class and all probabilities where the classes are known.
+    `serving_default` takes and returns tensors; `serving_raw`, if the raw inputs are known, takes encoded images or
+    texts, and returns the most likely class and all probabilities if the classes are known.
 
     Args:
         file: the file.
 
     Attributes:
         signatures: name -> `SignatureDef`.
-        raw_input: what its tensors are made of; None where that is not known.
+        raw_input: its raw inputs; None if unknown.
 
     Raises:
         ExportError: if LiteRT cannot load it, or it has no signature that takes one row at a time.
@@ -47,11 +47,11 @@ class LitertModel:
         self.signatures = {name: _signature(self._inputs[name], outputs[name]) for name in outputs}
 
     def input_specs(self, name: str) -> Specs:
-        """What a signature takes, by name."""
+        """The inputs of a signature, by name."""
         return self._inputs[name]
 
     def run(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a signature gives for arrays by name.
+        """The outputs of a signature for arrays by name.
 
         Raises:
             tensorflow.errors.OpError: if the model cannot take them.
@@ -62,7 +62,7 @@ class LitertModel:
         return self._predictor.raw(contents.tolist())
 
     def writes(self, name: str) -> bool:
-        """Whether a signature changes what later requests get: none does."""
+        """Whether a signature changes the model's state: none does."""
         del name
         return False
 

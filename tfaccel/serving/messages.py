@@ -1,4 +1,4 @@
-"""Requests and answers of HTTP, as ASGI has them: bodies up to a limit, compressed or not."""
+"""HTTP requests and responses over ASGI: bodies up to a limit, compressed or not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tfaccel.serving.request_error import RequestError
 
 JSON = "application/json"
 _MAX_DISCARDED_BYTES = 64 * 2**20
-_MIN_COMPRESSED_BYTES = 1024  # smaller answers are not worth it
-_LARGE_BYTES = 64 * 2**10  # what is compressed in a thread
+_MIN_COMPRESSED_BYTES = 1024  # smaller answers are not compressed
+_LARGE_BYTES = 64 * 2**10  # larger bodies are compressed in a thread
 _GZIP = 31  # zlib's number for the format
 _CLOSE = {"Connection": "close"}
 
@@ -28,9 +28,9 @@ class Request:
 
     Args:
         method: such as "POST".
-        path: without what follows a question mark.
-        headers: by name in small letters.
-        receive: gives the body, in parts.
+        path: the path without the query string.
+        headers: by lower-case name.
+        receive: returns the body, in parts.
     """
 
     method: str
@@ -39,10 +39,10 @@ class Request:
     receive: Receive
 
     async def body(self, max_bytes: int, seconds: float) -> bytes:
-        """The body, whether its length was announced or not, decompressed if need be.
+        """The body, with or without a known length, decompressed if needed.
 
         Raises:
-            RequestError: 413, if it is larger than allowed (of what comes behind, no more than 64 MiB is read); 408, if
+            RequestError: 413, if it is too large (of the rest, at most 64 MiB is read); 408, if
                 it takes too long; 400, if it ends too early; 415, if it is compressed otherwise than with gzip.
         """
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
@@ -58,7 +58,9 @@ class Request:
     async def _whole_body(self, max_bytes: int) -> bytes:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > max_bytes:
-            waits = self.headers.get(b"expect", b"").lower() == b"100-continue"  # for leave to send it: it need not
+            waits = (
+                self.headers.get(b"expect", b"").lower() == b"100-continue"
+            )  # for "100 Continue", which need not be sent
             if int(announced) <= _MAX_DISCARDED_BYTES and not waits:
                 await self._discard()  # clients that are still writing would not see the answer
             raise _too_large(max_bytes)
@@ -87,7 +89,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent to a client.
+    """A response.
 
     Args:
         body: its content.
@@ -102,7 +104,7 @@ class Answer:
     media_type: str = JSON
 
     async def send(self, request: Request, send: Send) -> None:
-        """Sends it; compressed, if it is large and the client takes that."""
+        """Sends the response; compressed, if it is large and the client accepts that."""
         body, more = self.body, dict(self.headers)
         if len(body) >= _MIN_COMPRESSED_BYTES and _takes_gzip(request.headers.get(b"accept-encoding", b"")):
             large = len(body) > _LARGE_BYTES
@@ -115,7 +117,7 @@ class Answer:
 
 
 def error_answer(error: RequestError) -> Answer:
-    """An error as TensorFlow Serving has it: JSON with the message under "error"."""
+    """An error in TensorFlow Serving's format: JSON with the message under "error"."""
     return Answer(write_json({"error": error.message}), error.status, error.headers)
 
 
@@ -124,7 +126,7 @@ def _too_large(max_bytes: int) -> RequestError:
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:
-    """What was compressed with gzip, at most `max_bytes` of it."""
+    """The decompressed gzip data, at most `max_bytes` of it."""
     parts, room = [], max_bytes
     while body:
         stream = zlib.decompressobj(wbits=_GZIP)

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""The server's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counts of one server, each with a model's name as a label."""
+    """The metrics of one server, labelled by model name."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -53,11 +53,11 @@ class Metrics:
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def watch(self, name: str, model: str, value: Callable[[], float]) -> None:
-        """Asks for a number when it is shown: `queue_requests` or `versions` of a model."""
+        """Adds a gauge, read when the metrics are scraped: `queue_requests` or `versions` of a model."""
         self._gauges[name].labels(model).set_function(value)
 
     def forget(self, model: str) -> None:
-        """Asks for the numbers of a model no more."""
+        """Removes the gauges of a model."""
         for gauge in self._gauges.values():
             gauge.remove(model)
 
@@ -72,7 +72,7 @@ class Metrics:
         known[1].observe(seconds)
 
     def batches(self, model: str) -> Callable[[int, float], None]:
-        """What counts the batches of a model: called with the rows of one, and the seconds that it took."""
+        """A function that counts a model's batches: called with the rows of one, and the seconds that it took."""
         rows, durations = self._batch_rows.labels(model), self._batch_seconds.labels(model)
 
         def observe(num_rows: int, seconds: float) -> None:
@@ -82,5 +82,5 @@ class Metrics:
         return observe
 
     def text(self) -> bytes:
-        """All counts in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return bytes(generate_latest(self.registry))

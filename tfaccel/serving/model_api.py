@@ -1,4 +1,4 @@
-"""Requests for one model, and their answers.
+"""Answers requests for one model.
 
 Source: https://www.tensorflow.org/tfx/serving/api_rest
 """
@@ -28,19 +28,19 @@ from tfaccel.serving.versions import Versions
 
 logger = logging.getLogger("tfaccel")
 
-LARGE_BYTES = 256 * 2**10  # a body from here on is read in a thread
+LARGE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread
 
 Answered = TypeVar("Answered")
-Asked = tuple[str, Inputs]  # a signature's name, and what it is given
+Asked = tuple[str, Inputs]  # a signature's name, and its inputs
 
 
 class ModelApi:
-    """What answers requests for one model.
+    """Answers requests for one model.
 
     Args:
-        versions: of the model.
+        versions: the model's versions.
         options: the server's limits.
-        metrics: where its queue is shown.
+        metrics: shows its queue.
     """
 
     def __init__(self, versions: Versions, options: ServeOptions, metrics: Metrics) -> None:
@@ -56,15 +56,15 @@ class ModelApi:
         metrics.watch("versions", versions.name, lambda: len(versions.available))
 
     def close(self) -> None:
-        """Answers what waits, and ends the threads."""
+        """Answers the waiting requests, and ends the threads."""
         self.versions.stop()
         self._batcher.close()
 
     async def counted(self, method: str, answer: Awaitable[Answered]) -> Answered:
-        """An answer that is counted, whatever it is.
+        """The answer to a request, counted in the metrics.
 
         Raises:
-            RequestError: if there is none; 500 for what nobody foresaw.
+            RequestError: if the request fails; 500 for an unexpected error.
         """
         start, fault = time.perf_counter(), None
         try:
@@ -85,7 +85,7 @@ class ModelApi:
 
         Args:
             method: "predict", "classify", "regress", "metadata" or "status".
-            version: that is asked; None for the newest, or for the status of all.
+            version: the requested version; None for the newest, or for the status of all.
             request: whose body, if there is one, has not been read.
 
         Raises:
@@ -110,15 +110,15 @@ class ModelApi:
     async def outputs(
         self, servable: Servable, read: Callable[[], Asked], *, is_large: bool
     ) -> tuple[Inputs, dict[str, np.ndarray]]:
-        """What a request gives the model, and the model for it, together with others or alone.
+        """The inputs of a request and the model's outputs for them, batched with others or alone.
 
         Args:
-            servable: that is asked.
-            read: gives what it is asked.
-            is_large: whether that takes long, so that it is read in a thread.
+            servable: the requested version.
+            read: returns the signature's name and inputs.
+            is_large: whether to call `read` in a thread.
 
         Raises:
-            RequestError: if it cannot be read, or not be answered.
+            RequestError: if it cannot be parsed or answered.
         """
         name, inputs = await asyncio.to_thread(read) if is_large else read()
         self._loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class ModelApi:
         return inputs, result
 
     def _deliver(self, results: list[tuple[Any, Any]]) -> None:
-        """From the batcher's thread to the event loop, once for all clients of a batch."""
+        """Passes the results of a batch from the batcher's thread to the event loop."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(_set_results, results)
 
@@ -154,7 +154,7 @@ class ModelApi:
 
 
 def _read_predict(body: bytes, servable: Servable) -> Asked:
-    """What a `:predict` asks."""
+    """Parses a `:predict`."""
     specs = servable.inputs
 
     def specs_of(name: str) -> Mapping[str, InputSpec] | None:
@@ -167,7 +167,7 @@ def _read_predict(body: bytes, servable: Servable) -> Asked:
 
 
 def _read_rows(body: bytes, servable: Servable) -> Asked:
-    """What a `:classify` or `:regress` asks."""
+    """Parses a `:classify` or `:regress`."""
     return _read(body, servable, is_predict=False)
 
 
@@ -190,5 +190,5 @@ def _signature_name(data: dict[str, Any]) -> str:
 
 def _set_results(results: list[tuple[Any, Any]]) -> None:
     for answer, result in results:
-        if not answer.done():  # The client may have gone.
+        if not answer.done():  # The client may have disconnected.
             answer.set_result(result)

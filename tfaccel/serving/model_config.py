@@ -25,13 +25,13 @@ _PLATFORM = "tensorflow"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One model that is served.
+    """One served model.
 
     Args:
-        name: by which clients ask for it.
-        folder: of its versions, or of one of them; or a LiteRT file.
-        policy: which of them are served.
-        labels: other names of versions.
+        name: the model's name in requests.
+        folder: holds its versions, or is one of them; or a LiteRT file.
+        policy: which versions are served.
+        labels: version labels.
     """
 
     name: str
@@ -43,10 +43,10 @@ class ModelConfig:
 def read_model_configs(file: Path) -> list[ModelConfig]:
     """The models in a file with a `model_config_list`: protocol buffer text, or JSON of the same fields.
 
-    A model without a policy is served with its newest version, as TensorFlow Serving does it.
+    A model without a policy is served with its newest version, as in TensorFlow Serving.
 
     Raises:
-        ServeError: if the file cannot be read, or names what cannot be served.
+        ServeError: if the file cannot be read, or is invalid.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def _policy(policy: Any, place: str) -> VersionPolicy:
 
 @functools.cache
 def _server_config() -> Any:
-    """The class of the messages in configuration files."""
+    """The protobuf class of configuration files."""
     kinds = descriptor_pb2.FieldDescriptorProto
     text, number, message = kinds.TYPE_STRING, kinds.TYPE_INT64, kinds.TYPE_MESSAGE
     file = descriptor_pb2.FileDescriptorProto(name="tfaccel/serving_config.proto", package=_PACKAGE, syntax="proto3")

@@ -1,4 +1,4 @@
-"""The models that a server has, and how they come and go."""
+"""The models of a server, which can be added and removed while it runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Models:
     """Models by name.
 
     Args:
-        configs: the first ones.
+        configs: the initial models.
         options: the server's limits.
-        metrics: where their batches are counted.
+        metrics: counts their batches.
 
     Attributes:
-        apis: name -> what answers its requests.
+        apis: name -> the model's API.
     """
 
     def __init__(self, configs: Sequence[ModelConfig], options: ServeOptions, metrics: Metrics) -> None:
@@ -42,10 +42,10 @@ class Models:
         self._thread: threading.Thread | None = None
 
     def api(self, name: str) -> ModelApi:
-        """What answers the requests for a model.
+        """The API of a model.
 
         Raises:
-            RequestError: 404, if there is none of this name.
+            RequestError: 404, if there is no model of this name.
         """
         if name not in self.apis:
             served = ", ".join(sorted(self.apis))
@@ -53,7 +53,7 @@ class Models:
         return self.apis[name]
 
     def start(self, *, loaded: Loaded, failed: Failed) -> None:
-        """Starts to load all models, each in a thread of its own, which looks for new versions afterwards.
+        """Starts to load all models, each in its own thread, which then watches for new versions.
 
         Args:
             loaded: called in a model's thread when its first versions are served.
@@ -63,12 +63,12 @@ class Models:
             self._watch(api.versions, loaded, failed)
 
     def follow(self, file: Path, poll_seconds: float) -> None:
-        """Starts a thread that reads a configuration file again when it has changed, and does what it says."""
+        """Starts a thread that applies a configuration file again whenever it changes."""
         self._thread = threading.Thread(target=self._follow, args=(file, poll_seconds), daemon=True)
         self._thread.start()
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Serves these models and no others: new ones are loaded, others let go, the rest gets its new settings."""
+        """Serves exactly these models: loads new ones, unloads others, and updates the settings of the rest."""
         before, apis = self.apis, {}
         for config in configs:
             api = before.get(config.name)
@@ -88,11 +88,11 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each model has loaded what it should be served with."""
+        """Whether each model has loaded its versions."""
         return all(api.versions.is_ready for api in self.apis.values())
 
     def close(self) -> None:
-        """Answers what waits, and ends all threads."""
+        """Answers the waiting requests, and ends all threads."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -126,8 +126,8 @@ class Models:
             known = found
             try:
                 self.configure(read_model_configs(file))
-                logger.info("%s was read again", file)
-            except ServeError as error:  # What is served stays.
+                logger.info("%s was reloaded", file)
+            except ServeError as error:  # The current models stay.
                 logger.warning("%s", error)
 
 

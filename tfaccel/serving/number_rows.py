@@ -1,8 +1,8 @@
-"""Requests that are one nest of numbers, read without a Python list for each of its lists.
+"""A fast parser for requests that are one nested list of numbers.
 
-Most requests are: `{"instances": [[[1, 2], ...], ...]}`. A general reader makes lists of lists of them, and an array of
-those; both take longer than many a model. Here the brackets are compared as text with those of an even nest, and the
-numbers are read as one flat list. Whatever is not exactly so is left to the general reader, errors too.
+Most requests are: `{"instances": [[[1, 2], ...], ...]}`. A general parser makes nested lists of them, then an
+array; both take longer than many models. Here the brackets are compared as text with those of a rectangular nest, and
+the numbers are parsed as one flat list. Everything else, errors included, is left to the general parser.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import orjson
 from tfaccel.serving.request_inputs import Inputs, InputSpec, fits
 
 _HEAD = re.compile(rb'\s*\{\s*(?:"signature_name"\s*:\s*"([\w/.-]*)"\s*,\s*)?"(instances|inputs)"\s*:(?=\s*\[)')
-_MIN_BYTES = 2048  # smaller bodies are read no slower by the general reader
+_MIN_BYTES = 2048  # smaller bodies gain nothing
 _BLANKS = b" \t\r\n"
-# All that numbers are made of becomes "0"; brackets become blanks.
+# Characters of numbers become "0"; brackets become blanks.
 _AS_ZEROS = bytes(ord("0") if byte in b"0123456789+-.eE" else byte for byte in range(256))
 _WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(256))
 
@@ -31,7 +31,7 @@ def number_rows(body: bytes, specs_of: Any) -> tuple[str, Inputs] | None:
 
     Args:
         body: of a `:predict`.
-        specs_of: called with a signature's name ("" for none), gives what it takes by name, or None.
+        specs_of: called with a signature's name ("" for none), returns its inputs by name, or None.
 
     Returns:
         None for every other body.
@@ -65,8 +65,7 @@ def _nest(text: bytes, spec: InputSpec) -> np.ndarray | None:
 
 
 def _shape(brackets: bytes, *, rank: int) -> tuple[int, ...] | None:
-    """The shape of an even nest, of which only brackets and commas are left; None if it is uneven, or
-    of another rank.
+    """The shape of a rectangular nest, reduced to brackets and commas; None if it is ragged, or of another rank.
 
     Example:
         >>> _shape(b"[[,,],[,,]]", rank=2), _shape(b"[[,,],[,]]", rank=2)
@@ -79,7 +78,7 @@ def _shape(brackets: bytes, *, rank: int) -> tuple[int, ...] | None:
     sizes = [end - depth + 1]
     part = b"[" + b"," * (end - depth) + b"]"
     for level in range(depth - 1, 0, -1):
-        # Of the outermost list the length says how many there are; of others, those in the first one are counted.
+        # The outermost dimension follows from the length; the others are counted in the first element.
         whole = len(brackets) if level == 1 else brackets.find(part + b"]", level - 1) + len(part) + 1 - (level - 1)
         size = (whole - 1) // (len(part) + 1)
         if size < 1:
@@ -90,7 +89,7 @@ def _shape(brackets: bytes, *, rank: int) -> tuple[int, ...] | None:
 
 
 def _is_between_brackets(zeros: bytes) -> bool:
-    """Whether no number stands before a bracket that opens or behind one that closes, and no list is empty."""
+    """Whether no number precedes an opening bracket or follows a closing one, and no list is empty."""
     codes = np.frombuffer(zeros, np.uint8)
     opens, closes, number = codes == ord("["), codes == ord("]"), codes == ord("0")
     return not (np.any(closes[:-1] & number[1:]) or np.any(number[:-1] & opens[1:]) or np.any(opens[:-1] & closes[1:]))

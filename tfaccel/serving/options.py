@@ -15,24 +15,23 @@ class ServeOptions:
     """Where a server listens, and its limits.
 
     Attributes:
-        host: the address to listen on; the default is reached from this machine only.
-        port: of REST; 0 for any that is free.
-        grpc_port: of gRPC, at the same address; 0 for any that is free, None for no gRPC.
-        max_batch_size: rows that are given to the model at once, at most; 1 for no batching.
-        batch_wait_ms: how long a request waits for others to share a batch with, in milliseconds.
-        max_queue: requests that wait for the model, at most; others are answered with 429.
+        host: the address to listen on; the default accepts connections from this machine only.
+        port: the REST port; 0 for any free one.
+        grpc_port: the gRPC port, at the same address; 0 for any free one, None for no gRPC.
+        max_batch_size: maximum number of rows per call of the model; 1 for no batching.
+        batch_wait_ms: how long a request waits for others to be batched with, in milliseconds.
+        max_queue: maximum number of waiting requests; others are answered with 429.
         max_request_bytes: the largest body of a request; larger ones are answered with 413.
         body_seconds: how long the body of a request may take to arrive; slower ones are answered with 408.
         head_seconds: how long the headers of a request may take to arrive; slower ones are answered with 408.
-        allowed_origins: web pages of these origins may ask, such as "https://example.org"; "*" for all.
-        allow_file_operations: whether models may hold operations that are not known to be safe, such as those that read
-            and write files.
-        poll_seconds: how often folders of versions, and a configuration file, are looked at.
-        max_versions: the newest so many versions are served; 0 for all that are there.
-        stop_seconds: how long requests that are being answered may take after SIGTERM.
+        allowed_origins: origins allowed by CORS, such as "https://example.org"; "*" for all.
+        allow_file_operations: whether models may hold operations that are not known to be safe, such as file access.
+        poll_seconds: how often folders of versions and the configuration file are checked.
+        max_versions: number of newest versions to serve; 0 for all.
+        stop_seconds: how long requests in progress may take after SIGTERM.
 
     Raises:
-        ServeError: for a value that makes no sense.
+        ServeError: for an invalid value.
 
     Example:
         >>> ServeOptions(max_batch_size=0)

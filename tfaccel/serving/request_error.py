@@ -1,4 +1,4 @@
-"""What a client did wrong, or what the server cannot do for it now."""
+"""The error of a request, by the fault of the client or of the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 
 class RequestError(Exception):
-    """A request that is not answered as asked.
+    """A request that is answered with an error.
 
     Args:
         status: of HTTP: 400 (malformed), 404 (no such model or version), 413 (too large), 429 (too many) or 503.
-        message: where the fault is, what was received and what was expected.
+        message: where the error is, what was received and what was expected.
         headers: more headers of the answer.
     """
 

@@ -1,4 +1,4 @@
-"""From the JSON of a request to the arrays that a signature takes, or a message that says where the fault is."""
+"""Converts the JSON of a request to the inputs of a signature, or to an error that says where the fault is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.serving.base64_text import decoded, is_encoded
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.tf_examples import serialized_examples
 
 _LONGEST_SHOWN = 60  # characters of a value in a message
-_MAX_DEPTH = 64  # lists within lists; numpy has no more axes
+_MAX_DEPTH = 64  # nested lists; NumPy's maximum number of axes
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class InputSpec:
 
     Args:
         name: its name.
-        shape: with the rows in front; None for any length; None as a whole for any shape.
-        dtype: numpy's kind; object for texts.
+        shape: with the batch axis first; None entries for any length; None for any shape.
+        dtype: the NumPy dtype; object for strings.
     """
 
     name: str
@@ -35,7 +35,7 @@ class InputSpec:
 
     @property
     def row(self) -> str:
-        """What one row is, for messages."""
+        """A description of one row, for messages."""
         kind = 'texts, or bytes as {"b64": ...}' if self.dtype == object else self.dtype.name
         if self.shape is None or len(self.shape) == 1:
             return kind if self.shape is None else f"one {kind}" if self.dtype != object else 'a text, or {"b64": ...}'
@@ -44,12 +44,12 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a request asks a signature.
+    """The inputs of a request.
 
     Args:
         arrays: by name.
-        num_rows: that all arrays have in front; None where they have no common number.
-        place: where they stand in the request: "instances" (rows), "inputs" (columns) or "examples".
+        num_rows: the common length of the first axis; None if there is none.
+        place: the key that holds them in the request: "instances" (rows), "inputs" (columns) or "examples".
     """
 
     arrays: dict[str, np.ndarray]
@@ -66,7 +66,7 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
     """The arrays in the `instances` (rows) or `inputs` (columns) of a `:predict`.
 
     Raises:
-        RequestError: 400, which names the instance and the input that are not as the signature has them.
+        RequestError: 400, naming the instance and the input that do not fit the signature.
     """
     if ("instances" in data) == ("inputs" in data):
         found = "both" if "inputs" in data else "neither"
@@ -83,7 +83,7 @@ def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inpu
 
 
 def in_columns(arrays: dict[str, np.ndarray]) -> Inputs:
-    """Whole columns, as a request asks with them."""
+    """Inputs in column format."""
     counts = {array.shape[0] if array.ndim else None for array in arrays.values()}
     return Inputs(arrays, counts.pop() if len(counts) == 1 else None, "inputs")
 
@@ -91,12 +91,12 @@ def in_columns(arrays: dict[str, np.ndarray]) -> Inputs:
 def read_examples(
     data: Mapping[str, Any], specs: Mapping[str, InputSpec], kinds: Mapping[str, str] | None = None
 ) -> Inputs:
-    """The arrays in the `examples` of a `:classify`; `context` holds what all of them have in common.
+    """The arrays in the `examples` of a `:classify`; `context` holds the features they share.
 
     Args:
         data: the request.
-        specs: what the signature takes.
-        kinds: of features, where it takes serialized `tf.train.Example` messages; None where it takes tensors by name.
+        specs: the inputs of the signature.
+        kinds: types of features, if it takes serialized `tf.train.Example` messages; None if it takes tensors by name.
 
     Raises:
         RequestError: 400, as `read_inputs`.
@@ -116,7 +116,7 @@ def read_examples(
         return Inputs({next(iter(specs)): messages}, len(examples), "examples")
     singles = {name for name, spec in specs.items() if spec.shape is not None and spec.shape[1:] == (1,)}
     rows = [{**context, **example} for example in examples]
-    for row in rows:  # The protocol takes a value in place of a list of one.
+    for row in rows:  # The protocol accepts a value instead of a list of one.
         row |= {name: [row[name]] for name in singles if name in row and not isinstance(row[name], list)}
     return _from_rows(rows, specs, "examples")
 
@@ -138,12 +138,12 @@ def _from_rows(rows: Any, specs: Mapping[str, InputSpec], place: str) -> Inputs:
 
 
 def check_names(found: Mapping[str, Any], specs: Mapping[str, InputSpec], place: str) -> None:
-    """Raises RequestError, 400, where an input is missing, or there is one that the signature does not take."""
+    """Raises RequestError, 400, for a missing or unknown input."""
     missing = [name for name in specs if name not in found]
     unknown = [name for name in found if name not in specs]
     if missing or unknown:
         fault = f"there is no input {unknown[0]!r}" if unknown else f"it lacks {missing[0]!r}"
-        hint = near_name(unknown[0], missing or specs) if unknown else ""
+        hint = did_you_mean(unknown[0], missing or specs) if unknown else ""
         raise RequestError(400, f"{place}: {fault}.{hint} The signature takes {_names(specs)}.")
 
 
@@ -164,7 +164,7 @@ def _column(values: Any, spec: InputSpec) -> np.ndarray:
 
 
 def _rows(values: list[Any], spec: InputSpec, place: str) -> np.ndarray:
-    """The rows of one input as an array; looks for the one at fault only where there is a fault."""
+    """The rows of one input as an array; locates the wrong one only after a failure."""
     array = _array(values, spec)
     if array is not None and fits(array.shape[1:], spec):
         return array
@@ -187,12 +187,12 @@ def fits(shape: tuple[int, ...], spec: InputSpec) -> bool:
 
 
 def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
-    """Values as an array of the input's kind; None where they are of another kind, or of no even shape."""
+    """Values as an array of the input's dtype; None if they are of another type, or ragged."""
     try:
         if spec.dtype == object:
             return np.array(_with_bytes(values, _MAX_DEPTH), dtype=object)
         if not _leaves(values) <= ({bool} if spec.dtype.kind == "b" else {int, float}):
-            return None  # Of texts numpy would make an array in which each has the room of the longest.
+            return None  # NumPy would pad each string to the longest.
         array = np.array(values)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
@@ -206,12 +206,12 @@ def _array(values: Any, spec: InputSpec) -> np.ndarray | None:
     with np.errstate(over="ignore"):
         found = array.astype(spec.dtype)
     if spec.dtype.kind == "f" and not np.isfinite(found).all() and np.isfinite(array[~np.isfinite(found)]).any():
-        return None  # a number that is too large for the input's kind
+        return None  # a number out of the dtype's range
     return found
 
 
 def _leaves(value: Any) -> set[type]:
-    """The kinds of values in a nest of lists."""
+    """The types of values in nested lists."""
     found: set[type] = set()
     level = [value]
     while level:
@@ -224,7 +224,7 @@ def _leaves(value: Any) -> set[type]:
 
 
 def _with_bytes(value: Any, depth: int) -> Any:
-    """A nest of texts, bytes and {"b64": ...} as a nest of bytes."""
+    """Nested strings, bytes and {"b64": ...} as nested bytes."""
     if isinstance(value, list) and depth:
         return [_with_bytes(item, depth - 1) for item in value]
     if isinstance(value, str):
@@ -242,7 +242,7 @@ def _shown(value: Any) -> str:
 
 
 def _short() -> reprlib.Repr:
-    """What writes as much of a value as a message has room for, however deep it is."""
+    """A `repr` that shortens values to fit a message."""
     short = reprlib.Repr()
     short.maxlevel, short.maxlist, short.maxdict = 8, _LONGEST_SHOWN, _LONGEST_SHOWN
     short.maxstring = short.maxlong = short.maxother = 2 * _LONGEST_SHOWN

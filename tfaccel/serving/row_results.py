@@ -1,4 +1,4 @@
-"""A model's outputs in the form in which `:classify` and `:regress` answer."""
+"""Converts a model's outputs to the answers of `:classify` and `:regress`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
     """Pairs of a class's name and its score for each row: what `:classify` answers.
 
     Args:
-        outputs: of the model, by name.
-        known: what is known of its classes; without names, each is "".
+        outputs: the model's outputs, by name.
+        known: gives class names; without it, each is "".
 
     Raises:
-        RequestError: 400, if the outputs are no scores of classes.
+        RequestError: 400, if the outputs are not class scores.
     """
     if set(outputs) <= {"classes", "scores"}:
         return _pairs_of_rows(outputs)
@@ -37,7 +37,7 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
 
 
 def _pairs_of_rows(outputs: dict[str, np.ndarray]) -> list[list[list[Any]]]:
-    """As TensorFlow Serving has it: labels are "", and scores 0, where the signature gives only the others."""
+    """As in TensorFlow Serving: missing labels are "", missing scores 0."""
     arrays = list(outputs.values())
     if any(array.ndim != 2 or array.shape != arrays[0].shape for array in arrays):
         shapes = ", ".join(f"{name} {value.shape}" for name, value in outputs.items())
@@ -54,10 +54,10 @@ def _text(label: Any) -> str:
 
 
 def one_value_a_row(outputs: dict[str, np.ndarray]) -> list[float]:
-    """The one number that a model gives for each row: what `:regress` answers.
+    """The number that a model predicts for each row: the answer of `:regress`.
 
     Raises:
-        RequestError: 400, if it gives something else.
+        RequestError: 400, if it predicts anything else.
 
     Example:
         >>> one_value_a_row({"price": np.array([[2.5], [3.0]])})

@@ -1,4 +1,4 @@
-"""One version of a model, loaded and called with rows of several requests at once."""
+"""One loaded version of a model, called on batches of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_no
 from tfaccel.exporting.saved_model_session import SavedModelSession
 from tfaccel.exporting.signatures import DEFAULT
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 from tfaccel.serving.batcher import Arrays, Work
 from tfaccel.serving.litert_model import LitertModel
 from tfaccel.serving.request_error import RequestError
@@ -30,7 +30,7 @@ logger = logging.getLogger("tfaccel")
 
 
 def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """The sizes to which batches are filled up, so that the model sees few different ones.
+    """The sizes to which batches are padded, so that the model sees few distinct ones.
 
     Example:
         >>> batch_sizes(24)
@@ -43,17 +43,17 @@ def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 class Servable:
     """One version of a model.
 
-    A LiteRT file takes one row at a time: requests for it do not share batches.
+    A LiteRT file takes one row at a time: requests for it are not batched.
 
     Args:
-        folder: of the SavedModel, or of a LiteRT file; or that file.
+        folder: a SavedModel, or a folder with a LiteRT file; or that file.
         version: its number.
-        max_batch_size: rows that the model gets at once, at most.
+        max_batch_size: maximum number of rows per call.
         allow_file_operations: whether its graph may hold operations that are not known to be safe.
         observe: called with the number of rows of a batch and the seconds that it took.
 
     Raises:
-        ServeError: if the folder holds no model that can be loaded and asked.
+        ServeError: if the folder holds no model that can be loaded and served.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Servable:
         self._observe = observe
 
     def work(self, signature_name: str, inputs: Inputs, client: Any) -> Work:
-        """What waits in the queue for one request."""
+        """The queue entry of a request."""
         key = None
         is_by_rows = inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values())
         is_by_rows = is_by_rows and signature_name not in self._alone
@@ -98,13 +98,13 @@ class Servable:
         return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
-        """What a signature takes.
+        """The inputs of a signature.
 
         Raises:
-            RequestError: 400, if there is none of this name.
+            RequestError: 400, if there is no signature of this name.
         """
         if name not in self.inputs:
-            hint, known = near_name(name, self.inputs), ", ".join(sorted(self.inputs))
+            hint, known = did_you_mean(name, self.inputs), ", ".join(sorted(self.inputs))
             raise RequestError(
                 400, f"Serving signature name: {name!r:.60} not found in signature def.{hint} There are: {known}."
             )
@@ -116,14 +116,14 @@ class Servable:
         return lambda works: self._run_together(name, works, place)
 
     def _run_alone(self, name: str, work: Work) -> Any:
-        """The outputs of one request as it came; what the model cannot take is that client's fault."""
+        """The outputs of one unbatched request; an error of the model is answered as that client's fault."""
         try:
             return self._call(name, work.arrays, num_rows=work.num_rows)
         except (tf.errors.OpError, ValueError) as error:
             return RequestError(400, graph_error_reason(error))
 
     def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
-        """The outputs of each request; where the batch fails, each request is tried alone."""
+        """The outputs of each request; if the batch fails, each request is tried alone."""
         num_rows = [work.num_rows for work in works]
         joined = {
             key: np.concatenate([work.arrays[key] for work in works]) if len(works) > 1 else works[0].arrays[key]
@@ -144,7 +144,7 @@ class Servable:
         ]
 
     def _run_rows(self, name: str, arrays: Arrays, num_rows: int) -> Arrays:
-        """Outputs of rows, in pieces of at most `max_batch_size`, each filled up to one of a few sizes."""
+        """Outputs of rows, in chunks of at most `max_batch_size`, each padded to one of a few sizes."""
         pieces = []
         fixed = next(iter(self.inputs[name].values())).shape
         most = fixed[0] if fixed and fixed[0] else self._max_batch_size
@@ -166,7 +166,7 @@ class Servable:
         return outputs
 
     def _fault(self, name: str, work: Work, error: Exception, place: str) -> RequestError:
-        """What is wrong with a request that the model cannot take, and which of its rows."""
+        """The error of a request that the model rejects, naming the row."""
         if work.num_rows > 1:
             for row in range(work.num_rows):
                 try:
@@ -176,7 +176,7 @@ class Servable:
         return RequestError(400, f"{place}[0]: {graph_error_reason(error)}")
 
     def _warm_up(self) -> None:
-        """Runs each size of batches once, with the rows that came with the model."""
+        """Runs each batch size once, with the model's warm-up rows."""
         for signature_name, arrays in dict(read_warm_up_requests(self.folder)).items():
             if signature_name not in self.signatures or signature_name in self._alone:
                 continue
@@ -184,19 +184,19 @@ class Servable:
                 for size in batch_sizes(self._max_batch_size):
                     rows = {key: _filled(array[:1], size) for key, array in arrays.items()}
                     self._run_rows(signature_name, rows, size)
-            except Exception as error:  # A model serves without warm-up too.
+            except Exception as error:  # Warm-up is optional.
                 logger.warning("The warm-up of version %d failed: %s", self.version, graph_error_reason(error))
 
 
 class _NotByRows(Exception):
-    """Outputs do not have the rows of the inputs, so that requests cannot share a batch."""
+    """Outputs have another number of rows than the inputs, so requests cannot be batched."""
 
 
 def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> SavedModelSession:
     """A SavedModel with a signature.
 
     Raises:
-        ServeError: if there is none that can be loaded.
+        ServeError: if it cannot be loaded.
     """
     if not (folder / GRAPH_FILE).is_file():
         raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
@@ -246,6 +246,6 @@ def _nothing(num_rows: int, seconds: float) -> None:
 
 
 def _filled(array: np.ndarray, size: int) -> np.ndarray:
-    """Rows, with the last one repeated until there are so many."""
+    """Rows, padded to `size` by repeating the last one."""
     missing = size - len(array)
     return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

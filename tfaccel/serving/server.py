@@ -1,4 +1,4 @@
-"""`serve`: a server for models, from its start to its graceful end."""
+"""`serve`: runs a server for models until its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-_IDLE_SECONDS = 75  # after which a connection without requests is closed
-_DOOR_SECONDS = 1.0  # in which connections are still taken at the end, where they never cease to come
-_TURN_SECONDS = 0.005  # of the event loop, at the end
-# The model's thread asks for Python's lock many times in a batch; the default of 5 ms would be waited for each time.
+_IDLE_SECONDS = 75  # idle connections are closed after this time
+_DOOR_SECONDS = 1.0  # at shutdown, how long new connections are still accepted
+_TURN_SECONDS = 0.005  # polling interval at shutdown
+# The model's thread takes the GIL many times per batch; with the default it could wait 5 ms each time.
 _SWITCH_SECONDS = 0.0005
-_PREFLIGHT_SECONDS = 600  # for which a browser need not ask again whether it may ask
+_PREFLIGHT_SECONDS = 600  # how long browsers cache a CORS preflight response
 
 Ready = Callable[[Addresses, Versions], None]
 
@@ -49,12 +49,12 @@ def serve(
     config_file: Path | None = None,
     on_ready: Ready = lambda addresses, versions: None,
 ) -> None:
-    """Serves models until the process gets SIGTERM or SIGINT; requests that were sent are answered first.
+    """Serves models until the process gets SIGTERM or SIGINT; pending requests are answered first.
 
     Args:
         configs: the models.
         options: where to listen, and limits.
-        config_file: where the configurations come from; it is read again when it changes.
+        config_file: the file of the configurations; reloaded when it changes.
         on_ready: called for each model with the server's addresses once its requests are answered.
 
     Raises:
@@ -103,11 +103,11 @@ def _config(app: Any, options: ServeOptions) -> uvicorn.Config:
 
 
 def _answer(server: _Server, models: Models, options: ServeOptions, config_file: Path | None, on_ready: Ready) -> None:
-    """Answers requests until the end; /readyz and all that needs a model with 503 until it is loaded."""
+    """Answers requests until shutdown; /readyz and requests for a model get 503 until it is loaded."""
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
-    gc.freeze()  # what is loaded stays; to look through it, now and then, would make all requests wait for 0.3 s
+    gc.freeze()  # loaded objects stay; scanning them in each collection would pause requests for 0.3 s
     before = _end_at_signals(server)
     faults: list[BaseException] = []
 
@@ -132,7 +132,7 @@ def _answer(server: _Server, models: Models, options: ServeOptions, config_file:
 
 
 class _Server(uvicorn.Server):
-    """A server that answers, before it ends, every request that was sent by then."""
+    """A server that answers all pending requests before it stops."""
 
     def __init__(
         self, config: uvicorn.Config, listening: socket.socket, stop_seconds: float, grpc_server: GrpcServer | None
@@ -143,24 +143,24 @@ class _Server(uvicorn.Server):
         self.on_start: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes requests from now on, and says so."""
+        """Starts to accept requests, and reports it."""
         await super().startup(sockets)
         if self._grpc_server is not None:
             await self._grpc_server.start()
         self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends both protocols, each of which answers what was sent."""
+        """Stops both protocols, after they have answered pending requests."""
         if self._grpc_server is None:
             await self._end_http(sockets)
         else:
             await asyncio.gather(self._end_http(sockets), self._grpc_server.stop(lambda: self.force_exit))
 
     async def _end_http(self, sockets: list[socket.socket] | None) -> None:
-        """Takes the connections that were made, reads what has arrived on them, and ends as uvicorn does.
+        """Accepts pending connections, reads what has arrived on them, then shuts down as uvicorn does.
 
-        A connection that is closed while something of it has not been read is reset, and so is one that was made, but
-        never taken: clients lose answers to requests that they had sent whole.
+        Closing a connection with unread data resets it, as does never accepting it: clients would lose answers to
+        complete requests.
         """
         start = time.monotonic()
         while has_arrived(self.listening.fileno()) and time.monotonic() < start + _DOOR_SECONDS:
@@ -182,7 +182,7 @@ def _give_up(server: uvicorn.Server, faults: list[BaseException], error: BaseExc
 
 
 def _end_at_signals(server: uvicorn.Server) -> dict[int, Any]:
-    """Lets uvicorn's graceful end be the end, from now on: it sends itself the signal again when it is done."""
+    """Makes the signal harmless that uvicorn sends itself again after its graceful shutdown."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,4 +1,4 @@
-"""`TensorProto` messages, from anyone, as arrays; and arrays as such messages."""
+"""Converts untrusted `TensorProto` messages to arrays, and arrays to messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Where a message holds the values of a dtype.
+# The message field of each dtype.
 _FIELDS = {
     "float_val": (tf.float32,),
     "double_val": (tf.float64,),
@@ -37,17 +37,17 @@ _FIELD_OF = {kind: field for field, kinds in _FIELDS.items() for kind in kinds}
 
 
 def array_of(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
-    """The array that a message holds.
+    """The array in a message.
 
-    As in TensorFlow, the last of too few values fills the rest of the shape; where there are none, zeros do.
+    As in TensorFlow, the last value is repeated to fill the shape; without values it is all zeros.
 
     Args:
         proto: a `TensorProto`.
-        dtype: that is wanted; object for strings.
-        max_bytes: of the array, at most, however small the message is.
+        dtype: the expected dtype; object for strings.
+        max_bytes: maximum size of the array, which may be much larger than the message.
 
     Raises:
-        ValueError: which says what the message holds, if that is something else, or nothing whole.
+        ValueError: if the message holds anything else; describes what it holds.
     """
     kind = _dtype(proto)
     if kind not in _FIELD_OF or np.dtype(kind.as_numpy_dtype) != dtype:
@@ -64,18 +64,18 @@ def array_of(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
         raise ValueError("tensor_content; strings stand in string_val")
     try:
         array: np.ndarray = tf.make_ndarray(proto)
-    except (ValueError, OverflowError) as error:  # too few or too many values, or such as the dtype does not have
+    except (ValueError, OverflowError) as error:  # too few or too many values, or out of range
         raise ValueError(f"shape {_shown(shape)} with other values than it has room for") from error
     if kind == tf.string:
         return np.array([value or b"" for value in array.ravel().tolist()], dtype=object).reshape(shape)
-    # Bytes other than 0 and 1 are no truth values to the kernels.
+    # Kernels expect booleans to be 0 or 1.
     return array.view(np.uint8) != 0 if kind == tf.bool else array
 
 
 def fill_proto(proto: Any, array: np.ndarray) -> None:
-    """Writes an array into an empty `TensorProto`, its values one by one, as TensorFlow Serving does.
+    """Writes an array into an empty `TensorProto`, in its typed value field, as TensorFlow Serving does.
 
-    Many clients read `float_val` and its like themselves.
+    Many clients read `float_val` and similar fields directly.
     """
     kind = tf.as_dtype(array.dtype)
     field = _FIELD_OF.get(kind)
@@ -96,7 +96,7 @@ def _dtype(proto: Any) -> tf.DType:
     try:
         return tf.as_dtype(proto.dtype)
     except TypeError as error:
-        raise ValueError(f"no dtype that there is ({proto.dtype})") from error
+        raise ValueError(f"an unknown dtype ({proto.dtype})") from error
 
 
 def _shown(shape: tuple[int, ...]) -> str:

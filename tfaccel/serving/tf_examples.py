@@ -1,4 +1,4 @@
-"""Serialized `tf.train.Example` messages, which a signature may take in place of named tensors."""
+"""Serialized `tf.train.Example` messages, which a signature may take instead of named tensors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _INT64 = np.iinfo(np.int64)
 
 
 def example_kinds(walk: GraphWalk, signature: Any) -> dict[str, str] | None:
-    """What the examples that a signature takes hold: a feature's name -> "float", "int64" or "bytes", as far as known.
+    """The features of a signature's examples: name -> "float", "int64" or "bytes", as far as known.
 
     Args:
         walk: the graph.
         signature: a `SignatureDef`.
 
     Returns:
-        None if the signature takes no examples: if its input is not parsed as such, and is not one of strings that
-        TensorFlow Serving would take for examples by its name.
+        None if the signature takes no examples: its input is not parsed as such, nor a string input with the name that
+        TensorFlow Serving uses for examples.
     """
     if len(signature.inputs) != 1:
         return None
@@ -65,9 +65,9 @@ def serialized_examples(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, s
     """Rows of features as an array of messages.
 
     Args:
-        rows: of a request: values or lists of values, by the feature's name.
-        kinds: what `example_kinds` found; where a feature's kind is not known, whole numbers become int64, others
-            float, and texts bytes.
+        rows: rows of a request: values or lists of values, by feature name.
+        kinds: what `example_kinds` found; for unknown features, integers become int64, other numbers float, and
+            strings bytes.
 
     Raises:
         RequestError: 400, which names the example and the feature at fault.

@@ -10,8 +10,8 @@ class VersionPolicy:
     """Which versions of a model are served.
 
     Args:
-        latest: the newest so many; 0 for all.
-        versions: if there are any, these and no others.
+        latest: number of newest versions; 0 for all.
+        versions: if not empty, exactly these.
 
     Example:
         >>> VersionPolicy(latest=1)

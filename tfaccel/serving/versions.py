@@ -1,4 +1,4 @@
-"""The versions of a model that are served: found in a folder, which is looked at again and again."""
+"""The served versions of a model, found by polling a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHARD = re.compile(r"variables\.data-\d+-of-(\d+)")
 
 @dataclass(frozen=True)
 class VersionState:
-    """How a version stands.
+    """The state of a version.
 
     Args:
         state: in TensorFlow Serving's words.
@@ -44,11 +44,11 @@ class Versions:
     """The versions of one model.
 
     Args:
-        name: of the model.
-        folder: of its versions, or of a single SavedModel; or a LiteRT file.
+        name: the model's name.
+        folder: holds its versions, or is a single SavedModel; or a LiteRT file.
         load: makes a servable of a folder and a version.
         policy: which versions are served.
-        labels: other names of versions.
+        labels: version labels.
 
     Raises:
         ServeError: from `load_all`, if no version can be served.
@@ -67,18 +67,18 @@ class Versions:
         self._load, self._policy, self._labels = load, policy or VersionPolicy(), dict(labels or {})
         self._servables: dict[int, Servable] = {}
         self._states: dict[int, VersionState] = {}
-        self._seen: dict[int, Hashable] = {}  # what the folders held when they were looked at last
-        self._tried: dict[int, Hashable] = {}  # what they held when they were loaded, or could not be
+        self._seen: dict[int, Hashable] = {}  # the folders' contents at the last poll
+        self._tried: dict[int, Hashable] = {}  # their contents when loading was last tried
         self._fault = ""  # of the folder of versions
         self._is_loaded = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def load_all(self) -> None:
-        """Loads what is there.
+        """Loads the versions found.
 
         Raises:
-            ServeError: if that is no version, or none can be loaded; the message is the newest's.
+            ServeError: if there is no version, or none can be loaded; with the newest version's message.
         """
         self._look(wait_for_rest=False)
         self._is_loaded = True
@@ -94,10 +94,10 @@ class Versions:
     def watch(
         self, poll_seconds: float, *, loaded: Callable[[], None], failed: Callable[[BaseException], None]
     ) -> None:
-        """Starts a thread that loads what is there, and then looks again and again.
+        """Starts a thread that loads the versions found, then polls for new ones.
 
         Args:
-            poll_seconds: between looks.
+            poll_seconds: polling interval.
             loaded: called in the thread when the first versions are served.
             failed: called there with the error if none can be; the thread has ended then.
         """
@@ -112,22 +112,22 @@ class Versions:
             self._thread.join()
 
     def configure(self, policy: VersionPolicy, labels: Mapping[str, int]) -> None:
-        """Changes which versions are served, from the next look on, and what they are called, now."""
+        """Changes the policy, from the next poll on, and the labels, at once."""
         self._policy, self._labels = policy, dict(labels)
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that should be served has been loaded once, or could not be, and a version can be asked."""
+        """Whether loading has been tried for all versions to serve, and one is available."""
         found = self._servables
         return self._is_loaded and bool(found) and not self._stopped.is_set() and self._policy.versions <= set(found)
 
     @property
     def available(self) -> list[int]:
-        """Versions that can be asked, in rising order."""
+        """Available versions, in ascending order."""
         return sorted(self._servables)
 
     def get(self, version: int | None) -> Servable:
-        """A version; None: the newest.
+        """A version; None for the newest.
 
         Raises:
             RequestError: 404, if it is not served; 503, while the first versions are loaded.
@@ -156,7 +156,7 @@ class Versions:
         return self._labels[label]
 
     def states(self, version: int | None = None) -> dict[int, VersionState]:
-        """How each version stands, the newest first; or how one of them does.
+        """The state of each version, newest first; or of one of them.
 
         Raises:
             RequestError: 404, if there is no such version.
@@ -174,23 +174,23 @@ class Versions:
             self.load_all()
             if self._servables:
                 loaded()
-        except BaseException as error:  # Whatever it is, the server ends with it.
+        except BaseException as error:  # Any error stops the server.
             failed(error)
             return
         while not self._stopped.wait(max(poll_seconds, 0.05)):
             fault = ""
             try:
                 self._look()
-            except OSError as error:  # The folder may be gone for a while: what is served stays.
+            except OSError as error:  # The folder may be missing for a while: loaded versions stay.
                 fault = str(error)
                 if fault != self._fault:
                     logger.warning("Cannot look for versions of %s: %s", self.name, fault)
             self._fault = fault
 
     def _look(self, *, wait_for_rest: bool = True) -> None:
-        """Loads new versions, then lets go of those that are gone: their last requests still hold them.
+        """Loads new versions, then unloads those that are gone; their last requests still hold them.
 
-        With `wait_for_rest`, a folder is loaded when nothing in it has changed since the last look.
+        With `wait_for_rest`, a folder is loaded once nothing in it has changed since the last poll.
         """
         folders = self._folders()
         marks = {version: _mark(folder) for version, folder in folders.items()}
@@ -215,7 +215,7 @@ class Versions:
                 self._let_go(version)
 
     def _next(self, whole: list[int]) -> int | None:
-        """The newest version that is not served yet, and has not been tried as it is; None where there is none."""
+        """The newest version that is not served yet and not tried with its current content; None if there is none."""
         num_served = 0
         for version in sorted(self._seen, reverse=True):
             if self._policy.latest and num_served == self._policy.latest:
@@ -273,11 +273,11 @@ class Versions:
 
 
 def _mark(folder: Path) -> Hashable:
-    """What a version's folder or file holds: names, sizes and times of files; None while it is not whole."""
+    """A fingerprint of a version's folder or file: names, sizes and times of files; None while it is incomplete."""
     paths = [folder] if folder.is_file() else folder.rglob("*")
     try:
         files = {str(path.relative_to(folder)): path.stat() for path in paths if path.is_file()}
-    except OSError:  # A file was renamed while it was looked at.
+    except OSError:  # A file was renamed meanwhile.
         return None
     if not folder.is_file() and not (holds_model(folder) and _has_variables(folder)):
         return None
@@ -285,7 +285,7 @@ def _mark(folder: Path) -> Hashable:
 
 
 def _has_variables(folder: Path) -> bool:
-    """Whether all variables are there, or the model has none."""
+    """Whether all variables exist, or the model has none."""
     if not (folder / "variables").is_dir():
         return True
     names = {path.name for path in (folder / "variables").iterdir()}

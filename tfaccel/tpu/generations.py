@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from tfaccel.errors import HardwareError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 GIBIBYTE = 2**30
 
@@ -71,7 +71,7 @@ def parse_tpu(text: str | None) -> TpuTarget:
     match = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", text.lower())
     found = [generation for generation in GENERATIONS if match is not None and generation.name == match[1]]
     if match is None or not found:
-        hint = near_name(text, names)
+        hint = did_you_mean(text, names)
         raise HardwareError(
             f"A TPU is written as a generation, or with its number of cores: v5e, v5e-8. Received: {text!r}.{hint} "
             f"Generations: {', '.join(names)}."

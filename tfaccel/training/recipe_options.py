@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tfaccel.data.data_place import data_place
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.near_name import check_names
-from tfaccel.planning.option_checks import check_choice, check_counts, check_parts, shortened
+from tfaccel.known_names import check_names
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
 
 _COUNT, _FRACTION = "a count", "a fraction"
 
@@ -97,6 +97,6 @@ def _check(name: str, value: Any, hint: Any) -> None:
     elif _COUNT in getattr(hint, "__metadata__", ()):
         check_counts(**{name: value})
     elif _FRACTION in getattr(hint, "__metadata__", ()):
-        check_parts(**{name: value})
+        check_fractions(**{name: value})
     elif hint in _PLAIN and type(value) not in _PLAIN[hint][0]:
         raise WorkloadError(f"`{name}` must be {_PLAIN[hint][1]}. Received: {name}={shortened(value)}.")

@@ -165,7 +165,7 @@ def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
 
 
 def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
-    """Raises PlanError for strategies under which Keras 3 models cannot be trained rightly."""
+    """Raises PlanError for strategies under which Keras 3 models cannot be trained correctly."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PlanError(
             "Received a model built under ParameterServerStrategy. Keras 3 does not support parameter server training "

@@ -1,6 +1,6 @@
 """Unfreezing by stages inside one run: parts of a model begin to learn later than others, and more slowly.
 
-Each part has an optimizer of its own in a `keras.optimizers.MultiOptimizer`; its learning rate is nothing until its
+Each part has an optimizer of its own in a `keras.optimizers.MultiOptimizer`; its learning rate is 0 until its
 stage begins. All of it follows from the number of the step, so that a run resumes exactly.
 """
 

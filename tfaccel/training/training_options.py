@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.near_name import check_names, near_name
+from tfaccel.known_names import check_names, did_you_mean
 
 if TYPE_CHECKING:
     import keras
@@ -84,7 +84,7 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         name = str(self.optimizer).lower()
         if name not in _OPTIMIZERS:
-            hint = near_name(name, _OPTIMIZERS) or f" Optimizers: {', '.join(_OPTIMIZERS)}."
+            hint = did_you_mean(name, _OPTIMIZERS) or f" Optimizers: {', '.join(_OPTIMIZERS)}."
             raise WorkloadError(f"Keras has no optimizer {self.optimizer!r}.{hint}")
         object.__setattr__(self, "optimizer", name)
         for name in ("decay_per_run", "learning_rate_factor"):
@@ -105,7 +105,7 @@ class TrainingOptions:
         if type(self.ema) is not bool:
             raise WorkloadError(f"`ema` must be true or false. Received: ema={self.ema!r}.")
         if self.schedule not in SCHEDULES:
-            hint = near_name(str(self.schedule), SCHEDULES) or f" Schedules: {', '.join(SCHEDULES)}."
+            hint = did_you_mean(str(self.schedule), SCHEDULES) or f" Schedules: {', '.join(SCHEDULES)}."
             raise WorkloadError(f"There is no learning-rate schedule {self.schedule!r}.{hint}")
         if type(self.warm_up) not in (int, float) or not 0 <= self.warm_up < 1:
             raise WorkloadError(f"`warm_up` must be a number from 0 to below 1. Received: warm_up={self.warm_up!r}.")

@@ -32,7 +32,7 @@ class WorkloadSource(IteratorSource):
     Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
     Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
 
-    Where it takes `num_epochs`, one worker asks it for several small epochs, one behind the other, at once.
+    Where it takes `num_epochs`, one worker asks it for several consecutive small epochs at once.
 
     While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch; not where
     `train_data.prepares_ahead` is False, because an epoch changes what the next one holds.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.near_name import near_name
+from tfaccel.known_names import did_you_mean
 
 # What every trial can be measured by beside its metrics; short names stand for them.
 MEASURED = ("latency_seconds", "model_bytes")
@@ -191,7 +191,7 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
     for text in texts:
         name = str(text).strip().partition(":")[0]
         if _SHORT.get(name, name) not in known:
-            hint = near_name(name, known)
+            hint = did_you_mean(name, known)
             raise SearchError(f"No trial has the metric {name!r}.{hint} Metrics: {', '.join(known)}.")
     return Objective.of(wanted)
 

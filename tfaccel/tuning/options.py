@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.near_name import check_names, near_name
+from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.planning.plan import check_field_names
 from tfaccel.planning.plan_fields import check_value
 from tfaccel.tuning.objective import written_objective
@@ -252,7 +252,7 @@ class SearchOptions:
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        hint = near_name(str(value), choices)
+        hint = did_you_mean(str(value), choices)
         raise SearchError(f"`{name}` must be one of {', '.join(choices)}. Received: {name}={value!r}.{hint}")
 
 

@@ -100,7 +100,7 @@ class OwnArguments:
 
 
 def _batches(workload: Workload, batch_size: int, seed: int, epochs: range) -> dict[str, Any]:
-    """All epochs one behind the other, each in the order that the seed gives it."""
+    """All epochs consecutively, each in its seeded order."""
     passes = [workload.train_data(batch_size, seed=seed, epoch=epoch) for epoch in epochs]
     held_out = None if workload.validation_data is None else workload.validation_data(batch_size)
     steps = int(passes[0].cardinality())

@@ -4,11 +4,11 @@ import difflib
 from collections.abc import Collection, Iterable
 
 
-def near_name(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the known name nearest to `name`, or "" where none is near.
 
     Example:
-        >>> near_name("mixed_bfloat61", ["float32", "mixed_bfloat16"])
+        >>> did_you_mean("mixed_bfloat61", ["float32", "mixed_bfloat16"])
         " Did you mean 'mixed_bfloat16'?"
     """
     near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -25,4 +25,4 @@ def check_names(names: Iterable[str], known: Collection[str], error: type[Except
     """
     for name in names:
         if name not in known:
-            raise error(text.format(name) + (near_name(name, known) or f" Options: {', '.join(known)}."))
+            raise error(text.format(name) + (did_you_mean(name, known) or f" Options: {', '.join(known)}."))
