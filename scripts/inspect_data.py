@@ -36,11 +36,11 @@ _TEXTS: dict[str, Flag] = {
     "encoding": ("utf-8", "of CSV and text files"),
 }
 _QUIET_SECONDS = 2.0  # before progress is shown
-_FEWEST_CHARACTERS = 120  # of a line: a column's name is written whole
-_MOST_COLUMNS_SHOWN = 40
-_MOST_CLASSES_SHOWN = 30
-_MOST_FINDINGS_SHOWN = 10  # of one kind
-_LONGEST_TEXT = 300  # characters
+_MIN_CHARACTERS = 120  # of a line: a column's name is written whole
+_MAX_COLUMNS_SHOWN = 40
+_MAX_CLASSES_SHOWN = 30
+_MAX_FINDINGS_SHOWN = 10  # of one kind
+_MAX_TEXT_LENGTH = 300  # characters
 
 
 def run(argv: list[str]) -> int:
@@ -90,7 +90,7 @@ class _Progress:
 
 def _print(report: InspectionReport) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.width = max(console.width, _FEWEST_CHARACTERS)
+    console.width = max(console.width, _MIN_CHARACTERS)
     sizes = ", ".join(f"{count:,} to {part}" for part, count in report.num_examples.items())
     console.print(f"{report.path}: {report.kind}, {sizes}; each {report.shape}.")
     verdict = "fits" if report.fits_in_memory else "does not fit"
@@ -101,31 +101,31 @@ def _print(report: InspectionReport) -> None:
         _print_columns(report, console)
     if report.class_counts:
         table = _table("class", "examples to train on", "weight to use")
-        for name, count in list(report.class_counts.items())[:_MOST_CLASSES_SHOWN]:
+        for name, count in list(report.class_counts.items())[:_MAX_CLASSES_SHOWN]:
             table.add_row(name, f"{count:,}", f"{report.class_weights[name]:.3g}")
-        _print_table(table, console, len(report.class_counts) - _MOST_CLASSES_SHOWN)
+        _print_table(table, console, len(report.class_counts) - _MAX_CLASSES_SHOWN)
     console.print(f"\nFound: {len(report.findings)}" if report.findings else "\nFound nothing to worry about.")
     num_shown = Counter[str]()
     for finding in report.findings:
         num_shown[finding.kind] += 1
-        if num_shown[finding.kind] <= _MOST_FINDINGS_SHOWN:
+        if num_shown[finding.kind] <= _MAX_FINDINGS_SHOWN:
             console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {finding.advice}".rstrip())
     for kind, count in num_shown.items():
-        if count > _MOST_FINDINGS_SHOWN:
-            console.print(f"  {kind}: and {count - _MOST_FINDINGS_SHOWN} more; --json lists all")
+        if count > _MAX_FINDINGS_SHOWN:
+            console.print(f"  {kind}: and {count - _MAX_FINDINGS_SHOWN} more; --json lists all")
 
 
 def _cut(text: str) -> str:
     """A text that is not too long for people; JSON has it whole."""
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]} ..."
 
 
 def _print_columns(report: InspectionReport, console: Console) -> None:
     table = _table("column", "kind", "missing", "different", "lowest", "median", "highest")
-    for name, about in list(report.columns.items())[:_MOST_COLUMNS_SHOWN]:
+    for name, about in list(report.columns.items())[:_MAX_COLUMNS_SHOWN]:
         numbers = [f"{about[key]:.6g}" if key in about else "" for key in ("min", "median", "max")]
         table.add_row(name, about["kind"], f"{about['num_missing']:,}", f"{about['num_distinct']:,}", *numbers)
-    _print_table(table, console, len(report.columns) - _MOST_COLUMNS_SHOWN)
+    _print_table(table, console, len(report.columns) - _MAX_COLUMNS_SHOWN)
 
 
 def _table(first: str, *others: str) -> TextTable:

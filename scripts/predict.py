@@ -40,7 +40,7 @@ _FLAGS: dict[str, Flag] = {
     "quiet": (False, "no progress"),
 }
 _QUIET_SECONDS = 2.0  # before progress is shown
-_MOST_NAMED = 20  # files that cannot be read
+_MAX_NAMED = 20  # files that cannot be read
 
 
 def run(argv: list[str]) -> int:
@@ -81,10 +81,10 @@ def _main() -> int:
     progress.close()
     for line in rows.notes:
         print(f"predict: {line}", file=sys.stderr)
-    for name, reason in list(found.unreadable.items())[:_MOST_NAMED]:
+    for name, reason in list(found.unreadable.items())[:_MAX_NAMED]:
         print(f"predict: cannot predict {name}: {reason}", file=sys.stderr)
-    if len(found.unreadable) > _MOST_NAMED:
-        print(f"predict: and {len(found.unreadable) - _MOST_NAMED} more", file=sys.stderr)
+    if len(found.unreadable) > _MAX_NAMED:
+        print(f"predict: and {len(found.unreadable) - _MAX_NAMED} more", file=sys.stderr)
     if value("json"):
         print(
             json.dumps(

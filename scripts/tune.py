@@ -35,7 +35,7 @@ from tfaccel.tuning.trial_row import TrialRow
 define_tune_flags()
 
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
-_MOST_ROWS = 30
+_MAX_ROWS = 30
 
 
 def run(argv: list[str]) -> int:
@@ -126,15 +126,15 @@ def _print_result(result: SearchResult) -> None:
     ):
         table.add_column(heading, overflow="fold")
     ranked = sorted(result.rows, key=lambda row: _rank(row, rising=result.objective.direction == "max"))
-    for row in ranked[:_MOST_ROWS]:
+    for row in ranked[:_MAX_ROWS]:
         name = f"{row.trial_id} *" if row.trial_id in pareto else row.trial_id
         measured = [_number(row.metrics.get(metric)) for metric in result.objective.names] if pareto else []
         values = ", ".join(f"{key}={_number(value)}" for key, value in row.hyperparameters.items())
         cells = [name, row.status, _number(row.score), *measured, f"{row.seconds:.1f}", values, row.cause or ""]
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
-    if len(ranked) > _MOST_ROWS:
-        print(f"{len(ranked) - _MOST_ROWS} more trials stand in {result.run_dir}/trials.jsonl.")
+    if len(ranked) > _MAX_ROWS:
+        print(f"{len(ranked) - _MAX_ROWS} more trials stand in {result.run_dir}/trials.jsonl.")
     if pareto:
         print("* no other trial is better in one of these and as good in the others (Pareto front)")
     if result.best is None:

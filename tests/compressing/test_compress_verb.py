@@ -250,7 +250,7 @@ def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkey
         with pytest.raises(CompressionError, match="int16x8 does not support the integer input 'tokens'"):
             converter.convert("int16x8", rows)
         assert not any(layer.unroll for layer in model._flatten_layers() if hasattr(layer, "unroll"))
-        monkeypatch.setattr(post_training, "MOST_STEPS", 5)
+        monkeypatch.setattr(post_training, "MAX_STEPS", 5)
         del converter.without_loops
         with pytest.raises(CompressionError, match=r"are loops: 'both_ways/backward_lstm', 'both_ways/forward_lstm'"):
             converter.convert("int8", rows)

@@ -7,7 +7,7 @@ import pytest
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, ParityCheck, Placement
 from tfaccel.parity.references import SGD_TOLERANCE
-from tfaccel.parity.run_cases import FEWEST_CASES, process_shares, run_cases
+from tfaccel.parity.run_cases import MIN_CASES, process_shares, run_cases
 from tfaccel.parity.shared_references import SharedReferences, reference_key
 
 TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
@@ -46,12 +46,12 @@ def test_a_child_that_cannot_start_is_a_row():
 
 def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
     single = [ParityCase(Placement("none")), ParityCase(Placement("mirrored", 1), xla=True)]
-    many = [ParityCase(TWO, accumulation=number) for number in range(4 * FEWEST_CASES)]
+    many = [ParityCase(TWO, accumulation=number) for number in range(4 * MIN_CASES)]
     workers = [ParityCase(Placement("multi_worker", 1)), ParityCase(WORKERS)]
     cases = [*many, *single, *workers]
-    assert sorted(map(len, process_shares(cases, 2))) == [1, 1, 2, 4 * FEWEST_CASES]
+    assert sorted(map(len, process_shares(cases, 2))) == [1, 1, 2, 4 * MIN_CASES]
     shares = process_shares(cases, 16)
-    assert sorted(map(len, shares)) == [1, 1, 2] + [FEWEST_CASES] * 4
+    assert sorted(map(len, shares)) == [1, 1, 2] + [MIN_CASES] * 4
     assert [case for share in shares for case in share if case in many] == many
     assert single in shares
     assert process_shares([], 2) == []

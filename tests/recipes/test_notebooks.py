@@ -10,7 +10,7 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs the sources")
 
 # After two epochs, far above chance.
-LEAST_ACCURACY = {"text_classification": 0.3}
+MIN_ACCURACY = {"text_classification": 0.3}
 
 RUN = """
 import json, sys
@@ -69,7 +69,7 @@ def test_every_cell_runs_and_the_last_shows_a_picture(run_python, tmp_path, name
     outputs = json.loads(done.stdout.splitlines()[-1])
     assert text_of(outputs["preflight"]) == "CPU runtime: no TPU and no GPU here.\n"
     accuracy = float(text_of(outputs["train"]).split("test accuracy ")[1].split()[0])
-    assert accuracy > LEAST_ACCURACY.get(name, 0.6)
+    assert accuracy > MIN_ACCURACY.get(name, 0.6)
     assert any("image/png" in output.get("data", {}) for output in outputs["picture"])
     assert list(outputs)[-1] == "picture"
     assert list((tmp_path / "runs").glob("*/model.keras"))

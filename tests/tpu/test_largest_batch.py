@@ -1,6 +1,6 @@
 import pytest
 
-from tfaccel.tpu.largest_batch import MOST_TRIALS, Trial, largest_batch, memory_part
+from tfaccel.tpu.largest_batch import MAX_TRIALS, Trial, largest_batch, memory_part
 
 
 def search(limit, *, known=64, highest=65536, tells=False, silent_from=10**9):
@@ -14,7 +14,7 @@ def search(limit, *, known=64, highest=65536, tells=False, silent_from=10**9):
 
     found = largest_batch(try_batch, known=known, highest=highest)
     assert all(rows % 8 == 0 for rows in tried)
-    assert len(tried) <= MOST_TRIALS
+    assert len(tried) <= MAX_TRIALS
     assert len(set(tried)) == len(tried)
     return found, tried
 

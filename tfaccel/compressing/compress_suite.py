@@ -25,7 +25,7 @@ from tfaccel.training.train import train
 
 # Figure of the image recipe -> its method.
 RECIPE_METHODS = {"int8": "int8", "pruning": "prune"}
-MOST_INT8_SIZE, MOST_INT8_LATENCY, MOST_PRUNED_ZIPPED_SIZE, MOST_DROP = 0.27, 0.67, 0.4, 0.01
+MAX_INT8_SIZE, MAX_INT8_LATENCY, MAX_PRUNED_ZIPPED_SIZE, MAX_DROP = 0.27, 0.67, 0.4, 0.01
 _RECIPE = "image_classification"
 _LATENCY_SECONDS = 1.0
 
@@ -60,7 +60,7 @@ def _recipe_figures(
         found = compress(
             run_dir,
             methods=[RECIPE_METHODS[name] for name in names],
-            max_metric_drop=MOST_DROP,
+            max_metric_drop=MAX_DROP,
             workload=work,
             latency_seconds=_LATENCY_SECONDS,
             progress=lambda text: options.progress(f"{_RECIPE}: {text}"),
@@ -87,13 +87,13 @@ def _int8_figures(
         seconds.append(tuple(min(one.p50_seconds for one in each) for each in both))
     ratios = tuple(int8 / float32 for float32, int8 in seconds)
     figures = [
-        Figure(name="int8", quantity="size int8 / float32", values=(found.size_ratio(result),), at_most=MOST_INT8_SIZE),
-        Figure(name="int8", quantity=f"{found.metric} float32 - int8", values=(found.drop(result),), at_most=MOST_DROP),
+        Figure(name="int8", quantity="size int8 / float32", values=(found.size_ratio(result),), at_most=MAX_INT8_SIZE),
+        Figure(name="int8", quantity=f"{found.metric} float32 - int8", values=(found.drop(result),), at_most=MAX_DROP),
         Figure(
             name="int8",
             quantity="latency of one image int8 / float32, best threads",
             values=ratios,
-            at_most=MOST_INT8_LATENCY,
+            at_most=MAX_INT8_LATENCY,
         ),
         Figure(name="int8", quantity=f"{found.metric}, float32", values=(found.value(of_float),)),
         Figure(name="int8", quantity="decisions as the float model's", values=(result.agreement,)),
@@ -111,13 +111,13 @@ def _pruning_figures(found: CompressResult) -> list[Figure]:
             name="pruning",
             quantity="zipped size with zeros / float32",
             values=(zipped,),
-            at_most=MOST_PRUNED_ZIPPED_SIZE,
+            at_most=MAX_PRUNED_ZIPPED_SIZE,
         ),
         Figure(
             name="pruning",
             quantity=f"{found.metric} float32 - with zeros",
             values=(found.drop(result),),
-            at_most=MOST_DROP,
+            at_most=MAX_DROP,
         ),
     ]
 

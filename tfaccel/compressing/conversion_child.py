@@ -16,10 +16,10 @@ from tfaccel.processes.connection import ConnectedChild
 _PROGRAM = "tfaccel.compressing.conversion_program"
 # Total bytes that conversions in this process may leak; each is assumed to leak the model's size and a million bytes
 # more.
-_MOST_LEFT_BEHIND = 32 * 2**20
+_MAX_LEFT_BEHIND = 32 * 2**20
 _LEFT_BY_EACH = 10**6
 # The child is replaced after this many conversions, so that it does not grow either.
-_MOST_OF_A_CHILD = 20
+_MAX_CONVERSIONS_PER_CHILD = 20
 _ENVIRON = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -62,7 +62,7 @@ class ConversionChild:
 
     def _made(self, conversion: Conversion, kept: list[str] | None) -> bytes:
         size = sum(path.stat().st_size for path in Path(conversion.folder).rglob("*") if path.is_file())
-        if ConversionChild.left_behind + size + _LEFT_BY_EACH <= _MOST_LEFT_BEHIND:
+        if ConversionChild.left_behind + size + _LEFT_BY_EACH <= _MAX_LEFT_BEHIND:
             ConversionChild.left_behind += size + _LEFT_BY_EACH
             return self._made_here(conversion, kept)
         return self._made_there(conversion, kept)
@@ -74,7 +74,7 @@ class ConversionChild:
             raise ConversionError(str(error) or type(error).__name__) from error
 
     def _made_there(self, conversion: Conversion, kept: list[str] | None) -> bytes:
-        if self._count >= _MOST_OF_A_CHILD:
+        if self._count >= _MAX_CONVERSIONS_PER_CHILD:
             self.close()
         if self._child is None:
             self._child = ConnectedChild(_PROGRAM, options=("-P", "-W", "ignore"), environment=_ENVIRON)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import keras
 
 TEMPERATURE, ALPHA = 4.0, 0.5
-_LEAST_PROBABILITY = 1e-7
+_MIN_PROBABILITY = 1e-7
 
 
 def distill(
@@ -198,7 +198,7 @@ def _logits_of(model: keras.Model) -> Callable[[Any], Any]:
     )
     if not is_softmax:
         return lambda outputs: outputs
-    return lambda outputs: keras.ops.log(keras.ops.maximum(keras.ops.cast(outputs, "float32"), _LEAST_PROBABILITY))
+    return lambda outputs: keras.ops.log(keras.ops.maximum(keras.ops.cast(outputs, "float32"), _MIN_PROBABILITY))
 
 
 def _digest(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from scipy import special
 
-_MOST_EXAMPLES = 10**9
+_MAX_EXAMPLES = 10**9
 _HALVINGS = 60
 # A group with a smaller relative contribution to the drop counts as unchanged: float32 has seven digits.
 _NO_CHANGE = 1e-5
@@ -160,7 +160,7 @@ def _least_count(is_enough: Callable[[float], bool]) -> int | None:
     high = 1
     while not is_enough(high):
         high *= 2
-        if high > _MOST_EXAMPLES:
+        if high > _MAX_EXAMPLES:
             return None
     low = high // 2
     while high - low > 1:

@@ -14,7 +14,7 @@ from tfaccel.compressing.agreement import are_classes
 from tfaccel.compressing.drop_interval import DropInterval, jackknife_interval, paired_interval
 
 # Groups of the jackknife: more would take longer and hardly tighten the bounds.
-_MOST_GROUPS = 30
+_MAX_GROUPS = 30
 # Batches of equal shapes are evaluated together, up to this many bytes of outputs.
 _BYTES_TOGETHER = 2**26
 # A metric counts as an accuracy if the fraction of correct predictions is this close; float32 has seven digits.
@@ -134,7 +134,7 @@ class DropJudge:
         return self._left_out(self._of_float)
 
     def _left_out(self, outputs: Sequence[Any]) -> list[float]:
-        count = min(_MOST_GROUPS, self._num_examples)
+        count = min(_MAX_GROUPS, self._num_examples)
         groups = range(count if count > 1 else 0)
         return [self._value_of(self._without_group(outputs, group, count)) for group in groups]
 

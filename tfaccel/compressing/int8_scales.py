@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Per-kernel scales must make a file smaller by this fraction to be tried; the output error may grow by this factor at
 # most.
-_LEAST_SAVING = 0.01
-_MOST_ERROR = 1.1
+_MIN_SAVING = 0.01
+_MAX_ERROR = 1.1
 
 
 def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> tuple[bytes, str]:
@@ -34,7 +34,7 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
     """
     by_channel = converter.convert("int8", rows)
     by_kernel = converter.convert("int8", rows, one_scale=True)
-    if len(slim(by_kernel)) > (1 - _LEAST_SAVING) * len(slim(by_channel)):
+    if len(slim(by_kernel)) > (1 - _MIN_SAVING) * len(slim(by_channel)):
         return by_channel, "one scale for each channel of a kernel"
     expected = _outputs(converter.float_content, signature, rows)
     errors = [relative_error(expected, _outputs(content, signature, rows)) for content in (by_kernel, by_channel)]
@@ -42,7 +42,7 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
         f"the outputs for representative examples move by {errors[0]:.1%} with one scale for each kernel, by "
         f"{errors[1]:.1%} with one for each channel"
     )
-    if errors[0] <= _MOST_ERROR * errors[1]:
+    if errors[0] <= _MAX_ERROR * errors[1]:
         return by_kernel, f"one scale for each kernel: {told}"
     return by_channel, f"one scale for each channel of a kernel: {told}"
 

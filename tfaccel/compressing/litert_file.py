@@ -20,7 +20,7 @@ from tfaccel.compressing.litert_schema import schema
 
 _FILE_IDENTIFIER = b"TFL3"
 _ALIGNMENT = 16  # of weights, required by the format
-_MOST_BYTES = 2**31 - 1  # the size limit of a FlatBuffer
+_MAX_BYTES = 2**31 - 1  # the size limit of a FlatBuffer
 # These only convert dtypes.
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE", "CAST")
 # Metadata that only TensorFlow's converter uses.
@@ -68,7 +68,7 @@ def slim(content: bytes) -> bytes:
     Names of inner tensors, calibration ranges and the converter's own metadata are dropped.
     Inputs, outputs and signatures keep their names.
     """
-    if len(content) > _MOST_BYTES:
+    if len(content) > _MAX_BYTES:
         return content
     model = schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
     for buffer in model.buffers:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.training.private_tensorflow import saved_model_of
 
 # Constants of this magnitude and above are masks; these replacements are tried.
-_LEAST_HUGE = 1e6
+_MIN_HUGE = 1e6
 MASK_VALUES = (16.0, 32.0, 64.0)
 _GRAPH = "saved_model.pb"
 COPY = "masks_at_"  # prefix of the folders of copies
@@ -75,4 +75,4 @@ def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
 
 
 def _is_huge(array: np.ndarray) -> np.ndarray:
-    return np.abs(array) >= _LEAST_HUGE
+    return np.abs(array) >= _MIN_HUGE

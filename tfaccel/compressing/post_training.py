@@ -35,9 +35,9 @@ from tfaccel.errors import CompressionError
 from tfaccel.training.private_api import all_layers, tf_variable
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
-MOST_STEPS = 256
+MAX_STEPS = 256
 # Mask values are compared by the outputs for this many examples.
-_MOST_COMPARED = 50
+_MAX_COMPARED = 50
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -87,7 +87,7 @@ class Converter:
         TensorFlow's converter cannot calibrate activations inside loops: it would crash the process.
         """
         longest = max((tensor.shape[0] for tensor in self._signature.inputs if tensor.shape), default=0)
-        if "WHILE" not in operations(self.float_content) or longest > MOST_STEPS:
+        if "WHILE" not in operations(self.float_content) or longest > MAX_STEPS:
             return self
         folder = Path(self._folder) / "unrolled"
         folder.mkdir()
@@ -129,7 +129,7 @@ class Converter:
     def _with_masks(self, rows: Rows) -> tuple[str, str]:
         """The SavedModel with quantizable masks, made once, and a note on it."""
         if self._masks is None:
-            few = rows[:_MOST_COMPARED]
+            few = rows[:_MAX_COMPARED]
             expected = self._outputs(self.float_content, few)
             folders: dict[float | None, str] = {None: self._folder}
 

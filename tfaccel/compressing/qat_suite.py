@@ -17,7 +17,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
 # The smallest accuracy loss of post-training int8 for a meaningful test, and the fraction of it that QAT must recover.
-LEAST_LOSS, LEAST_PART_WON_BACK = 0.02, 0.5
+MIN_LOSS, MIN_FRACTION_WON_BACK = 0.02, 0.5
 _METRIC = "accuracy"
 _LATENCY_SECONDS = 0.02  # latency does not matter here
 
@@ -69,14 +69,14 @@ def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
     """
     losses = [of_float - int8 for of_float, int8, _ in found]
     won = [(qat - int8) / (of_float - int8) for of_float, int8, qat in found if of_float > int8]
-    figures = [Figure(name="qat", quantity=f"{_METRIC} float32 - int8", values=tuple(losses), at_least=LEAST_LOSS)]
+    figures = [Figure(name="qat", quantity=f"{_METRIC} float32 - int8", values=tuple(losses), at_least=MIN_LOSS)]
     if won:
         figures.append(
             Figure(
                 name="qat",
                 quantity="part of that loss won back by qat",
                 values=tuple(won),
-                at_least=LEAST_PART_WON_BACK,
+                at_least=MIN_FRACTION_WON_BACK,
             )
         )
     for name, values in zip(("float32", "int8", "qat"), zip(*found, strict=True), strict=True):

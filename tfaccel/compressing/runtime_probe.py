@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_LEAST_CALLS, _MOST_CALLS, _CALLS_AT_ONCE = 20, 3000, 10
+_MIN_CALLS, _MAX_CALLS, _CALLS_AT_ONCE = 20, 3000, 10
 _WARM_UP_CALLS = 5
 
 
@@ -91,7 +91,7 @@ def _times(calls: list[Callable[[], None]], *, seconds: float) -> list[list[floa
 
 
 def _wants_more(times: list[float], seconds: float) -> bool:
-    return len(times) < _LEAST_CALLS or (sum(times) < seconds and len(times) < _MOST_CALLS)
+    return len(times) < _MIN_CALLS or (sum(times) < seconds and len(times) < _MAX_CALLS)
 
 
 def _timed(call: Callable[[], None]) -> list[float]:

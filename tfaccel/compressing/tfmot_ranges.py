@@ -14,7 +14,7 @@ import numpy as np
 # The update rate of ranges in TFMOT's MovingAverageQuantizer (tensorflow-model-optimization 0.8.1).
 _STEP = 0.001
 _OF_INPUTS = "QuantizeLayer"  # its range covers all values seen so far, and -6..6
-_MOST_PASSES = 10
+_MAX_PASSES = 10
 _SMALL_CHANGE = 0.05  # fraction of a range's width: passes end once all changes are smaller
 
 
@@ -37,7 +37,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
     for variable in of_inputs:
         if not variable.shape.rank and variable.dtype.is_floating:
             variable.assign(0.0)  # covers all values from now on
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         before = [(float(low), float(high)) for low, high, _ in ranges]
         forward()
         largest_change = 0.0

@@ -18,8 +18,8 @@ from tfaccel.errors import DataError
 STRIDE = 4  # pixels of the image to a cell of the maps
 NUM_BOX_CHANNELS = 4  # height, width, and where in its cell the centre is: down, across
 _SPREAD = 6.0  # a heat spot's standard deviation is the box's side divided by this
-_LEAST_SPREAD = 0.6  # cells
-_LEAST_VISIBLE = 0.4  # of a box that was moved partly out of the image; less is no object any more
+_MIN_SPREAD = 0.6  # cells
+_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; less is no object any more
 
 
 def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_classes: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
         corners = boxes[images, place].reshape(-1, 2, 2) / STRIDE  # left and top, right and bottom
         centres, sides = corners.mean(axis=1)[:, ::-1], (corners[:, 1] - corners[:, 0])[:, ::-1]  # down, across
         of_cells = np.minimum(centres.astype(int), num_cells - 1)
-        distances = (cells - of_cells[..., None]) / np.maximum(sides / _SPREAD, _LEAST_SPREAD)[..., None]
+        distances = (cells - of_cells[..., None]) / np.maximum(sides / _SPREAD, _MIN_SPREAD)[..., None]
         down, across = np.exp(-0.5 * distances**2).transpose(1, 0, 2)
         of_class = images, slice(None), slice(None), labels[images, place]
         maps[of_class] = np.maximum(maps[of_class], down[:, :, None] * across[:, None, :])
@@ -149,5 +149,5 @@ def moved_boxes(
     whole = np.concatenate(corners, axis=-1)
     cut = np.clip(whole, 0, image_size)
     area, left_over = (np.prod(b[..., 2:] - b[..., :2], axis=-1) for b in (whole, cut))
-    visible = left_over > _LEAST_VISIBLE * np.maximum(area, 1e-6)
+    visible = left_over > _MIN_VISIBLE * np.maximum(area, 1e-6)
     return cut.astype(np.float32), np.where(visible, labels, NO_OBJECT)

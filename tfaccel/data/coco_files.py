@@ -20,7 +20,7 @@ _FIELDS = {
     "categories": ("id", "name"),
 }
 _SLACK = 1.0  # pixels by which a box may lie outside its image: annotation tools round
-_MOST_BYTES = 2**31
+_MAX_BYTES = 2**31
 
 
 def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImages:
@@ -53,7 +53,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
         listed = _split(listed[0], paths[0])
     most = max(1, *(len(boxes) for part in listed for _, boxes in part))
     num_bytes = sum(map(len, listed)) * image_size**2 * 3
-    if num_bytes > _MOST_BYTES:
+    if num_bytes > _MAX_BYTES:
         raise DataError(
             f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
         )

@@ -11,9 +11,9 @@ from tfaccel.data.digits import digits
 from tfaccel.data.image_set import ImageSplit, split_rows
 
 IMAGE_SIZE = 64
-MOST_DIGITS = 4
+MAX_DIGITS = 4
 NUM_TRAIN_SCENES, NUM_TEST_SCENES = 1024, 256
-_SMALLEST, _LARGEST = 14, 30  # pixels, of a digit's longer side
+_MIN_SIZE, _MAX_SIZE = 14, 30  # pixels, of a digit's longer side
 _NUM_LINES, _NUM_PATCHES = 4, 4
 _INK = 96  # a pixel of a digit that is brighter belongs to its box
 TEST_SEEDS = {"test": 20_000, "validation": 30_000}  # of the scenes to test with, by what digits they show
@@ -38,7 +38,7 @@ def digit_scenes(test_part: str = "test") -> BoxedImages:
         class_names=tuple("0123456789"),
         image_size=IMAGE_SIZE,
         num_channels=1,
-        most_objects=MOST_DIGITS,
+        most_objects=MAX_DIGITS,
         num_train_images=NUM_TRAIN_SCENES,
         num_test_images=NUM_TEST_SCENES,
         train=lambda seed, epoch: make_scenes(parts()[0], NUM_TRAIN_SCENES, np.random.default_rng([seed, epoch])),
@@ -61,16 +61,16 @@ def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generato
 
     Digits are placed one after another; one that would hide another is left out.
     """
-    canvas = np.zeros((num_scenes, IMAGE_SIZE + _LARGEST, IMAGE_SIZE + _LARGEST), np.uint8)
+    canvas = np.zeros((num_scenes, IMAGE_SIZE + _MAX_SIZE, IMAGE_SIZE + _MAX_SIZE), np.uint8)
     _draw_clutter(canvas, part, generator)
-    shape = num_scenes, MOST_DIGITS
+    shape = num_scenes, MAX_DIGITS
     boxes, is_placed = np.zeros((*shape, 4), np.float32), np.zeros(shape, bool)
     rows = generator.integers(0, len(part.labels), shape)
-    longer_sides = generator.integers(_SMALLEST, _LARGEST + 1, shape)
+    longer_sides = generator.integers(_MIN_SIZE, _MAX_SIZE + 1, shape)
     corners = generator.random((*shape, 2))
-    num_tried = generator.integers(1, MOST_DIGITS + 1, num_scenes)
+    num_tried = generator.integers(1, MAX_DIGITS + 1, num_scenes)
     ink = _cut_to_ink(np.asarray(part.images)[..., 0])
-    for place in range(MOST_DIGITS):
+    for place in range(MAX_DIGITS):
         cut, sizes = ink[0][rows[:, place]], ink[1][rows[:, place]]
         scaled = np.round(sizes * (longer_sides[:, place] / sizes.max(axis=1))[:, None])
         sides = np.maximum(1, scaled).astype(int)  # height and width of each digit
@@ -101,15 +101,15 @@ def _cut_to_ink(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _enlarged(digits: np.ndarray, sizes: np.ndarray, sides: np.ndarray) -> np.ndarray:
-    """Digits enlarged to these sides by bilinear interpolation; zeros below and beside them, up to _LARGEST pixels."""
+    """Digits enlarged to these sides by bilinear interpolation; zeros below and beside them, up to _MAX_SIZE pixels."""
     down, across = (_interpolation(sizes[:, axis], sides[:, axis], digits.shape[1]) for axis in (0, 1))
     return np.round(down @ digits @ across.transpose(0, 2, 1)).astype(np.uint8)
 
 
 def _interpolation(sizes: np.ndarray, sides: np.ndarray, most: int) -> np.ndarray:
-    """Matrices of shape (_LARGEST, most) that take so many values (sizes) to so many (sides)."""
+    """Matrices of shape (_MAX_SIZE, most) that take so many values (sizes) to so many (sides)."""
     size, side = sizes[:, None], sides[:, None]
-    pixels = np.arange(_LARGEST)
+    pixels = np.arange(_MAX_SIZE)
     positions = np.clip((pixels + 0.5) * size / side - 0.5, 0, size - 1)
     weights = np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(most)))
     return np.asarray(weights * (pixels < side)[..., None], np.float32)

@@ -6,7 +6,7 @@ from tfaccel.data.image_set import ImageSet, ImageSplit, check_image_size, split
 
 _IMAGE_SIZE = 8
 _NUM_TRAIN, _NUM_TEST = 1437, 360
-_HIGHEST_VALUE = 16  # of a pixel; the images count the ink in fields of 4 x 4 pixels
+_MAX_VALUE = 16  # of a pixel; the images count the ink in fields of 4 x 4 pixels
 
 
 def digits(image_size: int | None = None) -> ImageSet:
@@ -40,7 +40,7 @@ def _load() -> tuple[ImageSplit, ImageSplit]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images = np.round(data.images * (255 / _HIGHEST_VALUE)).astype(np.uint8)[..., np.newaxis]
+    images = np.round(data.images * (255 / _MAX_VALUE)).astype(np.uint8)[..., np.newaxis]
     labels = data.target.astype(np.int64)
     train, test = split_rows(labels)
     return ImageSplit(images[train], labels[train]), ImageSplit(images[test], labels[test])

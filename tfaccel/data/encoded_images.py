@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.data.image_set import (
-    LARGEST_DEFAULT_IMAGE_SIZE,
-    SMALLEST_IMAGE_SIZE,
+    MAX_DEFAULT_IMAGE_SIZE,
+    MIN_IMAGE_SIZE,
     EncodedImages,
     ImageSet,
     ImageSplit,
@@ -116,7 +116,7 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
         30
     """
     median = int(np.median([header.longer_side for header in headers]))
-    return min(max(median, SMALLEST_IMAGE_SIZE), LARGEST_DEFAULT_IMAGE_SIZE)
+    return min(max(median, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE)
 
 
 def encoded_image_set(

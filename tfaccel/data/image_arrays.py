@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.image_set import LARGEST_DEFAULT_IMAGE_SIZE, SMALLEST_IMAGE_SIZE, ImageSet, ImageSplit
+from tfaccel.data.image_set import MAX_DEFAULT_IMAGE_SIZE, MIN_IMAGE_SIZE, ImageSet, ImageSplit
 from tfaccel.errors import DataError
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
@@ -52,7 +52,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
     scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": _spread(x_train)}
     return ImageSet(
         class_names=classes,
-        image_size=image_size or min(max(longer_side, SMALLEST_IMAGE_SIZE), LARGEST_DEFAULT_IMAGE_SIZE),
+        image_size=image_size or min(max(longer_side, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE),
         num_channels=x_train.shape[3],
         num_train_images=len(x_train),
         num_test_images=len(x_test),

@@ -16,9 +16,9 @@ from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
 _STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
-_HIGHEST = 255.0  # pixels lie between 0 and this while they are augmented
+_MAX_PIXEL = 255.0  # pixels lie between 0 and this while they are augmented
 _CROP_MARGIN = 8  # an image's size is divided by this
-_MOST_TRACED = 32
+_MAX_TRACED = 32
 
 _FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the policy of the model is
 
@@ -28,11 +28,11 @@ _LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
         layers.ZeroPadding2D(max(1, size // _CROP_MARGIN), **_FLOAT32),
         layers.RandomCrop(size, size, **_FLOAT32),
     ],
-    "randaugment": lambda size: [layers.RandAugment((0, _HIGHEST), num_ops=2, factor=0.3, **_FLOAT32)],
+    "randaugment": lambda size: [layers.RandAugment((0, _MAX_PIXEL), num_ops=2, factor=0.3, **_FLOAT32)],
     "mixup": lambda size: [layers.MixUp(alpha=0.2, **_FLOAT32)],
     "cutmix": lambda size: [layers.CutMix(factor=1.0, **_FLOAT32)],
     "cutout": lambda size: [
-        layers.RandomErasing(1.0, (0.02, 0.2), _HIGHEST / 2, value_range=(0, _HIGHEST), **_FLOAT32)
+        layers.RandomErasing(1.0, (0.02, 0.2), _MAX_PIXEL / 2, value_range=(0, _MAX_PIXEL), **_FLOAT32)
     ],
 }
 AUGMENTATIONS = tuple(_LAYERS)
@@ -85,7 +85,7 @@ class ImageAugmentation:
             raise DataError(f"There is no augmentation {name!r}.{hint}")
         self._kind = name, images.image_size, images.pixel_mean, images.pixel_scale, keras.config.dtype_policy().name
         self._low = images.pixel_mean - 2 * images.pixel_scale
-        self._scale = 4 * images.pixel_scale / _HIGHEST
+        self._scale = 4 * images.pixel_scale / _MAX_PIXEL
         self._seeds = BatchSeeds()
         self._layers = _LAYERS[name](images.image_size)
         for layer in self._layers:
@@ -139,7 +139,7 @@ class ImageAugmentation:
         return tf.ensure_shape(augmented, images.shape), tf.ensure_shape(mixed, labels.shape)
 
 
-@functools.lru_cache(maxsize=_MOST_TRACED)
+@functools.lru_cache(maxsize=_MAX_TRACED)
 def _traced(augmentation: ImageAugmentation, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
     """The function for batches of these shapes: traced once, and neither in every epoch nor in every trial."""
     specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)

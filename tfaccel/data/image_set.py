@@ -8,9 +8,9 @@ import numpy as np
 
 from tfaccel.errors import DataError
 
-SMALLEST_IMAGE_SIZE = 8
-LARGEST_IMAGE_SIZE = 512
-LARGEST_DEFAULT_IMAGE_SIZE = 64
+MIN_IMAGE_SIZE = 8
+MAX_IMAGE_SIZE = 512
+MAX_DEFAULT_IMAGE_SIZE = 64
 TEST_FRACTION = 0.2
 
 
@@ -78,9 +78,9 @@ def check_image_size(image_size: int) -> None:
         ...
         tfaccel.errors.DataError: `image_size` must be a whole number from 8 to 512 pixels. Received: image_size=4.
     """
-    if type(image_size) is not int or not SMALLEST_IMAGE_SIZE <= image_size <= LARGEST_IMAGE_SIZE:
+    if type(image_size) is not int or not MIN_IMAGE_SIZE <= image_size <= MAX_IMAGE_SIZE:
         raise DataError(
-            f"`image_size` must be a whole number from {SMALLEST_IMAGE_SIZE} to {LARGEST_IMAGE_SIZE} pixels. "
+            f"`image_size` must be a whole number from {MIN_IMAGE_SIZE} to {MAX_IMAGE_SIZE} pixels. "
             f"Received: image_size={image_size!r}."
         )
 

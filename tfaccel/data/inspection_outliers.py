@@ -6,8 +6,8 @@ import numpy as np
 
 from tfaccel.data.inspection import Finding
 
-_FEWEST_ROWS = 20
-_MOST_OUTLIERS = 0.05  # fraction of the rows
+_MIN_ROWS = 20
+_MAX_OUTLIERS = 0.05  # fraction of the rows
 _GAP, _GAP_OF_NINES = 3.0, 0.5  # between outliers and the others, in ranges of the others
 _NINES = frozenset(sign * (10**digits - 1) for digits in range(2, 10) for sign in (1, -1))
 
@@ -29,7 +29,7 @@ def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
     low = _number_below(values)
     high = len(values) - _number_below(-values[::-1])
     apart = np.sort(np.concatenate([order[:low], order[high:]]))
-    if len(values) < _FEWEST_ROWS or len(apart) == 0:
+    if len(values) < _MIN_ROWS or len(apart) == 0:
         return []
     shown = ", ".join(f"{numbers[row]:.15g} in row {row + 1}" for row in apart)
     verb = "stands" if len(apart) == 1 else "stand"
@@ -41,12 +41,12 @@ def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
 
 def _number_below(values: np.ndarray) -> int:
     """How many of the lowest of sorted values a gap separates from the others."""
-    for count in range(int(_MOST_OUTLIERS * len(values)) + 1, 0, -1):
+    for count in range(int(_MAX_OUTLIERS * len(values)) + 1, 0, -1):
         others = values[count:]
-        if len(np.unique(others[: len(others) - int(_MOST_OUTLIERS * len(values)) or None])) < 3:
+        if len(np.unique(others[: len(others) - int(_MAX_OUTLIERS * len(values)) or None])) < 3:
             continue
         # The other end may have outliers of its own: they are no part of the range.
-        spread = float(others[-1 - min(int(_MOST_OUTLIERS * len(values)), len(others) - 2)] - others[0])
+        spread = float(others[-1 - min(int(_MAX_OUTLIERS * len(values)), len(others) - 2)] - others[0])
         gap = float(others[0] - values[count - 1])
         wanted = _GAP_OF_NINES if {abs(value) for value in values[:count].tolist()} <= _NINES else _GAP
         if spread > 0 and gap > wanted * spread:

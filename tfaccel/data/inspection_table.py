@@ -17,7 +17,7 @@ from tfaccel.data.table import Column, Table
 from tfaccel.data.table_dates import could_be_either
 
 _HIGH_CORRELATION = 0.98
-_MOST_CORRELATED_COLUMNS = 300  # among which correlations are looked for
+_MAX_CORRELATED_COLUMNS = 300  # among which correlations are looked for
 _MANY_MISSING = 0.5  # fraction of the rows
 # Kind of a column -> what training makes of missing values in it.
 _OF_MISSING = {
@@ -26,7 +26,7 @@ _OF_MISSING = {
     DATE: "Medians stand in for them, and the model is told where.",
     IGNORED: "",
 }
-_MOST_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
+_MAX_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
 
 
 def inspect_tables(
@@ -166,13 +166,13 @@ def _are_classes(target: Column) -> bool:
     """Whether a target holds classes; many different numbers are numbers to predict."""
     texts = target.texts()
     distinct = {text for text in texts.tolist() if text is not None}
-    is_few = len(distinct) <= min(_MOST_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS))
+    is_few = len(distinct) <= min(_MAX_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS))
     return is_few or kind_of(target) != NUMERIC
 
 
 def _correlations(columns: list[Column]) -> list[Finding]:
     """Pairs of numeric columns, one of which says almost nothing beside the other."""
-    columns = columns[:_MOST_CORRELATED_COLUMNS]
+    columns = columns[:_MAX_CORRELATED_COLUMNS]
     numbers = [_filled(column) for column in columns]
     varied = [number for number, values in enumerate(numbers) if values.std() > 0]
     if len(varied) < 2:

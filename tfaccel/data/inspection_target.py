@@ -9,9 +9,9 @@ from scipy import stats
 
 from tfaccel.data.inspection import Finding
 
-_FEWEST_ROWS = 20  # from which anything is said
+_MIN_ROWS = 20  # from which anything is said
 _EQUAL = 0.98  # fraction of rows in which a copy may be told by its values
-_FEWEST_ROWS_PER_VALUE = 5  # of a column that could be a function of the target
+_MIN_ROWS_PER_VALUE = 5  # of a column that could be a function of the target
 _LEFT_OVER = 0.1  # of the errors that the most frequent class makes; more than this is no function
 _MONOTONE = 0.9995  # rank correlation
 _SMOOTH = 0.002  # of the target's variance between neighbours by the column
@@ -39,13 +39,13 @@ def tells_the_target(
     """
     rows = [row for row, (a, b) in enumerate(zip(column[0], target[0], strict=True)) if a is not None and b is not None]
     texts, goals = [column[0][row] for row in rows], [target[0][row] for row in rows]
-    if len(rows) < _FEWEST_ROWS or len(set(goals)) < 2:
+    if len(rows) < _MIN_ROWS or len(set(goals)) < 2:
         return []
     numbers, values = (None if one is None else one[rows] for one in (column[1], target[1]))
     text = _equal(texts, goals) or _function_of_values(texts, goals, values)
     if not text and numbers is not None:
         usable = np.isfinite(numbers) if values is None else np.isfinite(numbers) & np.isfinite(values)
-        if usable.sum() >= _FEWEST_ROWS and np.ptp(numbers[usable]) > 0:
+        if usable.sum() >= _MIN_ROWS and np.ptp(numbers[usable]) > 0:
             if values is None:
                 text = _apart(numbers[usable], np.array(goals, dtype=object)[usable])
             else:
@@ -65,9 +65,9 @@ def _function_of_values(texts: Texts, goals: Texts, values: np.ndarray | None) -
     groups: dict[str | None, list[int]] = {}
     for row, text in enumerate(texts):
         groups.setdefault(text, []).append(row)
-    if len(groups) < 2 or len(texts) < _FEWEST_ROWS_PER_VALUE * len(groups):
+    if len(groups) < 2 or len(texts) < _MIN_ROWS_PER_VALUE * len(groups):
         return ""
-    if values is not None and len(set(goals)) * _FEWEST_ROWS_PER_VALUE > len(goals):
+    if values is not None and len(set(goals)) * _MIN_ROWS_PER_VALUE > len(goals):
         inside = sum(float(((values[rows] - values[rows].mean()) ** 2).sum()) for rows in groups.values())
         whole = float(((values - values.mean()) ** 2).sum())
         return "its values leave almost nothing of the target open" if inside < _SMOOTH * whole else ""

@@ -18,7 +18,7 @@ from tfaccel.data.table import Table
 from tfaccel.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
-_MOST_WORDS = 20_000  # that the classifier knows
+_MAX_WORDS = 20_000  # that the classifier knows
 _RARE, _LONG_TEXT = 5, 10_000  # occurrences of a character in a text of so many
 _LONG_LINE = 40  # characters, from which a line that comes twice is no accident
 _EVERY = 200  # files between two reports of progress
@@ -166,7 +166,7 @@ def _report(
     findings += found
     if labels is not None:
         progress("Labels, by cross-validation", 0, 1)
-        words = TfidfVectorizer(sublinear_tf=True, max_features=_MOST_WORDS, token_pattern=r"(?u)\b\w+\b")
+        words = TfidfVectorizer(sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b")
         features = np.array(texts, dtype=object)
         classifier = make_pipeline(words, LogisticRegression(C=10, max_iter=1000))
         findings += probable_label_errors(classifier, features, examples)

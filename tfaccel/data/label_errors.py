@@ -8,11 +8,11 @@ import numpy as np
 
 from tfaccel.data.inspection import Examples, Finding
 
-_MOST_EXAMPLES = 10_000  # a sample of more is looked at
+_MAX_EXAMPLES = 10_000  # a sample of more is looked at
 _NUM_FOLDS = 5
-_FEWEST_OF_A_CLASS = 10  # with fewer, nobody can say what the class looks like
+_MIN_CLASS_EXAMPLES = 10  # with fewer, nobody can say what the class looks like
 _CLEARLY = 0.5  # by which the likelier class must be ahead of the given one
-_LEAST_KAPPA = 0.65  # agreement with the labels, beyond chance, from which a classifier may doubt them
+_MIN_KAPPA = 0.65  # agreement with the labels, beyond chance, from which a classifier may doubt them
 _TEMPERATURES = np.geomspace(0.3, 20.0, 60)
 KIND = "probable label error"
 
@@ -55,7 +55,7 @@ def probable_label_errors(classifier: Any, features: Any, examples: Examples) ->
     names = np.unique(labels)
     given = np.searchsorted(names, labels)
     guessed = probabilities.argmax(axis=1)
-    if not cohen_kappa_score(given, guessed) >= _LEAST_KAPPA:
+    if not cohen_kappa_score(given, guessed) >= _MIN_KAPPA:
         text = f"a simple classifier gives the label of {np.mean(guessed == given):.0%} of the examples only"
         return [Finding("labels not checked", "labels", text, "It cannot say which labels are wrong.")]
     probabilities = _calibrated(probabilities, given)
@@ -96,11 +96,11 @@ def _usable_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     if examples.labels is None:
         return none
     rows = np.array([row for row, label in enumerate(examples.labels) if label is not None], dtype=np.int64)
-    if len(rows) > _MOST_EXAMPLES:
-        rows = np.sort(np.random.default_rng(0).choice(rows, _MOST_EXAMPLES, replace=False))
+    if len(rows) > _MAX_EXAMPLES:
+        rows = np.sort(np.random.default_rng(0).choice(rows, _MAX_EXAMPLES, replace=False))
     labels = examples.labels[rows].astype(str)
     names, counts = np.unique(labels, return_counts=True)
-    is_usable = np.isin(labels, names[counts >= _FEWEST_OF_A_CLASS])
-    if np.sum(counts >= _FEWEST_OF_A_CLASS) < 2:
+    is_usable = np.isin(labels, names[counts >= _MIN_CLASS_EXAMPLES])
+    if np.sum(counts >= _MIN_CLASS_EXAMPLES) < 2:
         return none
     return rows[is_usable], labels[is_usable]

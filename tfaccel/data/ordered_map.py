@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_MOST_PARALLEL_CALLS = 8
+_MAX_PARALLEL_CALLS = 8
 
 
 def ordered_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
@@ -21,7 +21,7 @@ def ordered_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
         >>> [int(number) for number in ordered_map(tf.data.Dataset.range(3), lambda number: 10 * number)]
         [0, 10, 20]
     """
-    num_calls = min(len(os.sched_getaffinity(0)), _MOST_PARALLEL_CALLS)
+    num_calls = min(len(os.sched_getaffinity(0)), _MAX_PARALLEL_CALLS)
     return untuned(dataset.map(tf.autograph.experimental.do_not_convert(function), num_parallel_calls=num_calls))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-_LARGEST_SEED = 2**31 - 1  # as in `tf.random.set_seed`
+_MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
 
 def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
@@ -22,8 +22,8 @@ def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed:
     if num_rows == 0:
         return lambda _: np.zeros(0, np.int64)
     size = batch_size if shuffle == "batch" else num_rows
-    seeds = (seed % _LARGEST_SEED, 0)
-    first, second = (0, _LARGEST_SEED) if seeds == (0, 0) else seeds
+    seeds = (seed % _MAX_SEED, 0)
+    first, second = (0, _MAX_SEED) if seeds == (0, 0) else seeds
 
     def shuffled(rows: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.RandomShuffle(value=rows, seed=first, seed2=second)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-_SHORTEST = 2
-_LONGEST_PART = 1 / 3  # of the series
+_MIN_SEASON = 2
+_MAX_FRACTION = 1 / 3  # of the series
 
 
 def season_length(values: np.ndarray) -> int:
@@ -19,11 +19,11 @@ def season_length(values: np.ndarray) -> int:
         >>> season_length(np.sin(2 * np.pi * np.arange(120) / 12)[:, np.newaxis])
         12
     """
-    longest = int(len(values) * _LONGEST_PART)
+    longest = int(len(values) * _MAX_FRACTION)
     centred = (values - values.mean(axis=0)).astype(np.float64)
     deviations = centred.std(axis=0)
     centred = centred[:, deviations > 0] / deviations[deviations > 0]
-    if longest <= _SHORTEST or centred.shape[1] == 0:
+    if longest <= _MIN_SEASON or centred.shape[1] == 0:
         return 1
     correlations = np.array([np.mean(centred[:-lag] * centred[lag:]) for lag in range(1, longest + 1)])
     is_peak = (correlations[1:-1] > correlations[:-2]) & (correlations[1:-1] >= correlations[2:])

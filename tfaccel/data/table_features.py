@@ -2,7 +2,7 @@
 
 from tfaccel.data.table_encoding import TableEncoding
 
-_WIDEST_EMBEDDING = 16
+_MAX_EMBEDDING_WIDTH = 16
 
 
 def embedding_width(num_codes: int) -> int:
@@ -12,7 +12,7 @@ def embedding_width(num_codes: int) -> int:
         >>> embedding_width(4), embedding_width(50), embedding_width(10_000)
         (2, 8, 16)
     """
-    return min(_WIDEST_EMBEDDING, round(num_codes**0.5 + 0.5))
+    return min(_MAX_EMBEDDING_WIDTH, round(num_codes**0.5 + 0.5))
 
 
 def num_features(encoding: TableEncoding) -> int:

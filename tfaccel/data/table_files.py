@@ -19,7 +19,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 # Texts that stand for a missing value, in lower case.
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 _DELIMITERS = ",;\t|"
-_LONGEST_FIELD = 2**24  # characters
+_MAX_FIELD_LENGTH = 2**24  # characters
 
 
 def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Table:
@@ -70,7 +70,7 @@ def _codec(encoding: str) -> str:
 
 
 def _read_csv(path: Path, encoding: str) -> Table:
-    csv.field_size_limit(_LONGEST_FIELD)
+    csv.field_size_limit(_MAX_FIELD_LENGTH)
     try:
         with path.open(encoding=encoding, newline="") as file:
             lines = _parsed(file, path)

@@ -10,7 +10,7 @@ from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
 # A target with more classes than this, and few rows for each, is treated as numeric.
-_MOST_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
+_MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
 
 def class_numbers(
@@ -49,7 +49,7 @@ def class_numbers(
             f"The target column {column.name!r} of {source} must have at least two classes. "
             f"Received: {names[0]!r} only."
         )
-    if len(names) > _MOST_CLASSES and len(texts) < _FEW_ROWS_PER_CLASS * len(names):
+    if len(names) > _MAX_CLASSES and len(texts) < _FEW_ROWS_PER_CLASS * len(names):
         raise DataError(
             f"The target column {column.name!r} of {source} has {len(names)} classes in {len(texts)} rows. "
             "If it holds numbers to predict, use the recipe tabular_regression."

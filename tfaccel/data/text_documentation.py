@@ -26,8 +26,8 @@ _GROUPS = {
     " identifiers imaginary",
 }
 GROUP_NAMES = tuple(_GROUPS)
-_LEAST_WORDS_OF_A_PASSAGE = 30
-_LEAST_WORDS_OF_A_REST = 12
+_MIN_PASSAGE_WORDS = 30
+_MIN_REST_WORDS = 12
 
 _HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
 
@@ -55,7 +55,7 @@ class Topic:
             if _HEADING.match(paragraph):
                 continue
             words += paragraph.split()
-            if len(words) >= _LEAST_WORDS_OF_A_PASSAGE:
+            if len(words) >= _MIN_PASSAGE_WORDS:
                 found.append(" ".join(words))
                 words = []
         return tuple(found)
@@ -140,4 +140,4 @@ def _indent(paragraph: str) -> int:
 
 def _without_first_sentence(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     pairs = map(first_sentence, texts)
-    return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _LEAST_WORDS_OF_A_REST)
+    return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _MIN_REST_WORDS)

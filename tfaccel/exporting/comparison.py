@@ -18,8 +18,8 @@ from tfaccel.processes.child import ProcessError, last_words, run_program
 
 TOLERANCE = 1e-4  # of the largest output, at least of 1
 _OF_TENSORFLOW = ("keras", "saved_model")  # one process is fresh for both: to start TensorFlow takes seconds
-_MOST_SECONDS = 600.0
-_LONGEST_REASON = 400  # characters
+_MAX_SECONDS = 600.0
+_MAX_REASON_LENGTH = 400  # characters
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -80,9 +80,9 @@ def _run(order: str, names: str) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "tfaccel.exporting.fresh_process", order]
     try:
-        run_program(command, environment=environment, time_limit_seconds=_MOST_SECONDS)
+        run_program(command, environment=environment, time_limit_seconds=_MAX_SECONDS)
     except ProcessError as error:
-        how = f"it {error.how}. Its last words: {last_words(error.output)[:_LONGEST_REASON]}"
+        how = f"it {error.how}. Its last words: {last_words(error.output)[:_MAX_REASON_LENGTH]}"
         raise ExportError(f"{names} cannot be used in a fresh process: {how}") from error
 
 

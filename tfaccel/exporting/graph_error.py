@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LONGEST_REASON = 300  # characters
+_MAX_REASON_LENGTH = 300  # characters
 
 
 def graph_error_reason(error: BaseException) -> str:
@@ -19,6 +19,6 @@ def graph_error_reason(error: BaseException) -> str:
     before = text.partition("[[")[0]
     lines = [" ".join(line.split()) for line in before.splitlines() if line.strip()]
     if "Detected at node" in before and lines:
-        return lines[-1][:_LONGEST_REASON]
+        return lines[-1][:_MAX_REASON_LENGTH]
     plain = " ".join(lines) or " ".join(text.split()) or type(error).__name__
-    return plain[:_LONGEST_REASON]
+    return plain[:_MAX_REASON_LENGTH]

@@ -14,11 +14,11 @@ from typing import Any
 from tfaccel.errors import ExportError
 
 _CONFIG = "config.json"
-_MOST_CONFIG_BYTES = 256 * 2**20
-_MOST_MEMBERS = 10_000
-_MOST_RATIO = 1000  # of a member's size to what it takes in the file
+_MAX_CONFIG_BYTES = 256 * 2**20
+_MAX_MEMBERS = 10_000
+_MAX_RATIO = 1000  # of a member's size to what it takes in the file
 _SMALL_BYTES = 2**20  # members up to this size may be packed as tightly as they like
-_MOST_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # of all members together
+_MAX_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # of all members together
 # Classes that run what a file brings along: code, pickles, or a SavedModel from elsewhere.
 _RUNS_CODE = {
     "Lambda": "a Lambda layer, which runs Python code from the file",
@@ -92,21 +92,21 @@ def _config(path: Path) -> Any:
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
-    if len(members) > _MOST_MEMBERS:
-        raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MOST_MEMBERS} are the most.")
+    if len(members) > _MAX_MEMBERS:
+        raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MAX_MEMBERS} are the most.")
     total, total_packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
-    if total > _SMALL_TOTAL_BYTES and total > _MOST_TOTAL_RATIO * total_packed:
+    if total > _SMALL_TOTAL_BYTES and total > _MAX_TOTAL_RATIO * total_packed:
         raise ExportError(f"{path} is refused: it grows from {total_packed:,} to {total:,} bytes when unpacked.")
     for member in members:
         name = member.filename
         if name.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", name) or ":" in name:
             raise ExportError(f"{path} is refused: it holds {name!r}, which would be written outside of its folder.")
         packed = max(1, member.compress_size)
-        if member.file_size > _SMALL_BYTES and member.file_size / packed > _MOST_RATIO:
+        if member.file_size > _SMALL_BYTES and member.file_size / packed > _MAX_RATIO:
             raise ExportError(
                 f"{path} is refused: {name!r} in it grows from {packed:,} to {member.file_size:,} bytes when unpacked."
             )
-        if name == _CONFIG and member.file_size > _MOST_CONFIG_BYTES:
+        if name == _CONFIG and member.file_size > _MAX_CONFIG_BYTES:
             raise ExportError(f"{path} is refused: its {_CONFIG} has {member.file_size:,} bytes.")
 
 

@@ -25,7 +25,7 @@ from tfaccel.exporting.litert_metadata import with_metadata
 from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
 from tfaccel.training.private_api import call_model
 
-_LONGEST_REASON = 300  # characters
+_MAX_REASON_LENGTH = 300  # characters
 
 
 def litert_content(
@@ -100,7 +100,7 @@ def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
             f"LiteRT cannot take these layers of the model: {found}; the operations in brackets have no form in it. "
             "Replace them by others, or leave litert out of --formats."
         )
-    reason = " ".join(str(error).split())[:_LONGEST_REASON]
+    reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
     return f"LiteRT cannot take this model ({type(error).__name__}): {reason} Leave litert out of --formats."
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import keras
 
 MODEL_FILE = "model.keras"
-_LONGEST_REASON = 300  # characters
+_MAX_REASON_LENGTH = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
 def _reason(error: BaseException) -> str:
     """What Keras says of the innermost part that it cannot load, without that part's whole configuration."""
     text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
-    return text.partition(" Full object config: ")[0][:_LONGEST_REASON] or type(error).__name__
+    return text.partition(" Full object config: ")[0][:_MAX_REASON_LENGTH] or type(error).__name__
 
 
 def served_model(model: keras.Model) -> keras.Model:

@@ -20,7 +20,7 @@ from tfaccel.training.private_api import all_layers
 
 _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
 _OPSET = 18  # which onnxruntime knows from 1.14 on
-_LONGEST_REASON = 300  # characters
+_MAX_REASON_LENGTH = 300  # characters
 _UNKNOWN = re.compile(r"op \[(\S+): (\w+)\] is not supported")
 
 
@@ -48,7 +48,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # The converter raises errors of many kinds.
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
             raise ExportError(
                 f"The model cannot be written as ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
             ) from error

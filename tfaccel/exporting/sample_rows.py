@@ -21,7 +21,7 @@ from tfaccel.training.private_api import all_layers
 
 NUM_ROWS = 4
 _UNKNOWN_LENGTH = 8  # of an axis that may have any
-_HIGHEST_PIXEL = 255
+_MAX_PIXEL = 255
 
 
 def sample_rows(
@@ -50,7 +50,7 @@ def sample_rows(
         elif dtype.kind in "iu":
             rows[name] = rng.integers(0, min(highest, np.iinfo(dtype).max), shape).astype(dtype)
         elif isinstance(raw_input, ImageInput):
-            rows[name] = rng.integers(0, _HIGHEST_PIXEL + 1, shape).astype(dtype)
+            rows[name] = rng.integers(0, _MAX_PIXEL + 1, shape).astype(dtype)
         elif dtype.kind == "f" or spec.dtype.is_floating:
             rows[name] = rng.standard_normal(shape).astype(dtype)
         else:

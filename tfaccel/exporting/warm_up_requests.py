@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PLACE = Path("assets.extra", "tf_serving_warmup_requests")
 _PACKAGE = "tfaccel.serving_messages"
-_MOST_REQUESTS = 1000  # that TensorFlow Serving takes
+_MAX_REQUESTS = 1000  # that TensorFlow Serving takes
 
 Request = tuple[str, Mapping[str, np.ndarray]]  # a signature's name, and arrays by name
 
@@ -33,7 +33,7 @@ def write_warm_up_requests(folder: Path, name: str, requests: Sequence[Request])
     path = folder / PLACE
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as file:
-        for signature_name, inputs in requests[:_MOST_REQUESTS]:
+        for signature_name, inputs in requests[:_MAX_REQUESTS]:
             file.write(prediction_log(name, signature_name, inputs))
 
 
@@ -42,7 +42,7 @@ def read_warm_up_requests(folder: Path) -> list[Request]:
     path, found = folder / PLACE, []
     if path.is_file():
         try:
-            for record in tf.data.TFRecordDataset(str(path)).take(_MOST_REQUESTS).as_numpy_iterator():
+            for record in tf.data.TFRecordDataset(str(path)).take(_MAX_REQUESTS).as_numpy_iterator():
                 request = _messages()["PredictionLog"].FromString(record).predict_log.request
                 arrays = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
                 found.append((request.model_spec.signature_name, arrays))

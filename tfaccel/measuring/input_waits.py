@@ -24,8 +24,8 @@ from tfaccel.training.runtime import Runtime
 from tfaccel.training.validation import validation_of
 from tfaccel.training.workload_source import WorkloadSource
 
-_LEAST_SECONDS = 2.0
-_MOST_EPOCHS = 1000
+_MIN_SECONDS = 2.0
+_MAX_EPOCHS = 1000
 
 
 def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
@@ -40,7 +40,7 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
         repetitions: parts into which the epochs are divided: at least one each, and for two seconds in all, after a
             first epoch that traces and compiles.
     """
-    plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MOST_EPOCHS)
+    plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MAX_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
         source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
         num_steps = num_optimizer_steps(work, plan, epochs=epochs, num_batches=source.num_batches)
@@ -118,7 +118,7 @@ class _WaitClock(keras.callbacks.Callback):
         self._in_steps.assign(0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch + 1 >= self._num_epochs and sum(self.total[1:]) >= _LEAST_SECONDS:
+        if epoch + 1 >= self._num_epochs and sum(self.total[1:]) >= _MIN_SECONDS:
             self.model.stop_training = True
 
 

@@ -21,8 +21,8 @@ from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import run_epochs_of
 
-MOST_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
-MOST_INPUT_WAIT = 0.05
+MAX_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
+MAX_INPUT_WAIT = 0.05
 _MORE_EPOCHS = 2  # times the recipe's, after which Keras's defaults count as done without the result
 
 
@@ -53,10 +53,10 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
             figures += _of_program(name, program, measurement)
         options.progress(f"{name}: wait for the input")
         waits = input_waits(programs[0].workload, repetitions=options.repetitions)
-        figures.append(Figure(name=name, quantity="wait for the input / step", values=waits, at_most=MOST_INPUT_WAIT))
+        figures.append(Figure(name=name, quantity="wait for the input / step", values=waits, at_most=MAX_INPUT_WAIT))
     for quantity, of_recipes in ratios.items():
         means = tuple(math.exp(sum(map(math.log, values)) / len(values)) for values in zip(*of_recipes, strict=True))
-        at_most = MOST_TIME if quantity.endswith("defaults") else None
+        at_most = MAX_TIME if quantity.endswith("defaults") else None
         figures.append(Figure(name="all", quantity=f"{quantity}, geometric mean", values=means, at_most=at_most))
     return Report(suite="recipes", machine=options.machine(), measurements=measurements, figures=tuple(figures))
 

@@ -17,7 +17,7 @@ from tfaccel.processes.child import ProcessError, run_program
 SAMPLER_FIGURES = ("tpe", "bayesian")
 NUM_TRIALS, EPOCHS = 30, 5
 ALONE = "Optuna alone"
-MOST_LOSS = 1.01  # of Optuna's own loop: the same trials, with sums that are rounded differently
+MAX_LOSS = 1.01  # of Optuna's own loop: the same trials, with sums that are rounded differently
 _PROGRAM = "tfaccel.tuning.sampler_program"
 
 
@@ -59,7 +59,7 @@ def sampler_figures(found: Mapping[str, Sequence[dict[str, Any]]], num_trials: i
                 name=name,
                 quantity="best val_loss / Optuna alone",
                 values=ratios,
-                at_most=MOST_LOSS if name == "tpe" else None,
+                at_most=MAX_LOSS if name == "tpe" else None,
             ),
             Figure(name=name, quantity="processor time of a suggestion / Optuna alone", values=slower),
         ]

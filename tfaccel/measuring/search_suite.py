@@ -25,8 +25,8 @@ SEARCHES = {"image_classification": (32, "val_accuracy", 0.01)}
 # workers a matter of which trial happens to come last.
 FIXED = {"image_classification": {"width": 32, "num_blocks": 1}}
 NUM_TRIALS, PARALLEL = 16, 2
-MOST_TIME = 0.6  # of plain Keras Tuner's
-MOST_OVERHEAD = 0.15  # of the time that the epochs alone take
+MAX_TIME = 0.6  # of plain Keras Tuner's
+MAX_OVERHEAD = 0.15  # of the time that the epochs alone take
 _SEED = 1
 
 
@@ -79,11 +79,11 @@ def _figures(
             name=name,
             quantity=f"time tfaccel tune --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
             values=ratios,
-            at_most=MOST_TIME,
+            at_most=MAX_TIME,
             loss_difference=apart,
             loss_tolerance=tolerance,
         ),
-        Figure(name=name, quantity="a trial beside its epochs / its epochs", values=overheads, at_most=MOST_OVERHEAD),
+        Figure(name=name, quantity="a trial beside its epochs / its epochs", values=overheads, at_most=MAX_OVERHEAD),
         Figure(name=name, quantity="the same with the processes' start, shared by all trials", values=whole),
         Figure(name=name, quantity="seconds of a trial's epochs", values=trial_seconds),
         Figure(name=name, quantity="best score, Keras Tuner", values=tuple(plain["best"] for plain, _ in found)),

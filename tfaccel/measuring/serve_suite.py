@@ -23,7 +23,7 @@ from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.processes.child import ProcessError, run_program
 
 NUM_CLIENTS = 32
-LEAST_GAIN = 3.0  # throughput with batching / without
+MIN_GAIN = 3.0  # throughput with batching / without
 NUM_ROWS, NUM_ROW_CLIENTS = 32, 64  # of requests with several rows
 MIN_SHARE = 0.8  # rows a second of such requests / of the model itself in batches of as many
 WINDOW_SECONDS, WARM_UP_SECONDS = 6.0, 1.0
@@ -86,7 +86,7 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
             name=name,
             quantity=f"throughput at {NUM_CLIENTS} clients with batching / without",
             values=gains,
-            at_least=LEAST_GAIN,
+            at_least=MIN_GAIN,
         )
     ]
     figures += [

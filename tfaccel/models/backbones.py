@@ -32,7 +32,7 @@ APPLICATIONS = (  # of keras.applications
     "Xception",
 )
 _SIGNED_PIXELS = ("MobileNetV2", "ResNet50V2", "Xception")  # from -1 to 1; the others scale raw pixels themselves
-_SMALLEST_SIZE = {"Xception": 71}
+_MIN_SIZE = {"Xception": 71}
 _OTHERS_SMALLEST_SIZE = 32
 
 
@@ -87,7 +87,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
     """
     text = os.fspath(name)
     if text in APPLICATIONS:
-        return Backbone(text, None, 3, _SMALLEST_SIZE.get(text, _OTHERS_SMALLEST_SIZE))
+        return Backbone(text, None, 3, _MIN_SIZE.get(text, _OTHERS_SMALLEST_SIZE))
     if text != DIGITS and not text.endswith(".keras"):
         known = (DIGITS, *APPLICATIONS)
         hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."

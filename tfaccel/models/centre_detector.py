@@ -15,9 +15,9 @@ from keras import ops
 from tfaccel.data.box_batches import NUM_BOX_CHANNELS, STRIDE
 
 _SIZE_WEIGHT, _PLACE_WEIGHT = 0.1, 1.0
-_MOST_PEAKS, _MOST_DETECTIONS = 100, 50
-_LARGEST_IOU = 0.5  # of two boxes of one class; of those that overlap more, the surer one stays
-_LEAST_SCORE = 0.01
+_MAX_PEAKS, _MAX_DETECTIONS = 100, 50
+_MAX_IOU = 0.5  # of two boxes of one class; of those that overlap more, the surer one stays
+_MIN_SCORE = 0.01
 
 
 @keras.saving.register_keras_serializable("tfaccel")
@@ -75,7 +75,7 @@ def _peaks(maps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     heat = tf.sigmoid(maps[..., :num_classes])
     peaks = tf.where(tf.nn.max_pool2d(heat, 3, 1, "SAME") == heat, heat, tf.zeros_like(heat))
     flat = tf.reshape(peaks, [-1, num_cells * num_cells * num_classes])
-    scores, places = tf.math.top_k(flat, min(_MOST_PEAKS, flat.shape[1]))
+    scores, places = tf.math.top_k(flat, min(_MAX_PEAKS, flat.shape[1]))
     cells, labels = places // num_classes, places % num_classes
     of_boxes = tf.reshape(maps[..., num_classes:], [-1, num_cells * num_cells, NUM_BOX_CHANNELS])
     sizes_and_places = tf.gather(of_boxes, cells, batch_dims=1)
@@ -103,7 +103,7 @@ def read_detections(maps: np.ndarray) -> list[Detections]:
         # Boxes of different classes are kept apart, so that they do not cover each other.
         apart = boxes + (labels * maps.shape[1] * STRIDE * 2)[:, None].astype(np.float32)
         kept = tf.image.non_max_suppression(
-            apart, scores, _MOST_DETECTIONS, iou_threshold=_LARGEST_IOU, score_threshold=_LEAST_SCORE
+            apart, scores, _MAX_DETECTIONS, iou_threshold=_MAX_IOU, score_threshold=_MIN_SCORE
         ).numpy()
         found.append(Detections(boxes[kept][:, [1, 0, 3, 2]], labels[kept].astype(np.int64), scores[kept]))
     return found

@@ -10,7 +10,7 @@ from keras import ops
 from tfaccel.models.attention import causal_mask
 from tfaccel.models.transformer_stack import TransformerStack
 
-_LEAST_PROBABILITY = 1e-9
+_MIN_PROBABILITY = 1e-9
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
@@ -146,7 +146,7 @@ class CopyingDecoder(TextDecoder):
         copied = ops.einsum("bts,bsv->btv", places, ops.one_hot(source, self.num_tokens + self.num_copied))
         gate = ops.sigmoid(self.gate(x))
         written = ops.pad(ops.softmax(self.logits(x)), ((0, 0), (0, 0), (0, self.num_copied)))
-        return ops.log(gate * written + (1.0 - gate) * copied + _LEAST_PROBABILITY)
+        return ops.log(gate * written + (1.0 - gate) * copied + _MIN_PROBABILITY)
 
     def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
         """The shape of the tokens, and the number of scores."""

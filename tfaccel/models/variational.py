@@ -12,8 +12,8 @@ import numpy as np
 from keras import ops
 
 _LOG_TWO_PI = float(np.log(2 * np.pi))
-_LARGEST_LOG_VARIANCE = 4.0
-_LEAST_PROBABILITY = 1e-3
+_MAX_LOG_VARIANCE = 4.0
+_MIN_PROBABILITY = 1e-3
 _ROWS_AT_ONCE = 512
 
 
@@ -53,7 +53,7 @@ def normal_cost(y_true: Any, y_pred: Any) -> Any:
         0.919
     """
     mean, raw = ops.split(ops.cast(y_pred, "float32"), 2, axis=-1)
-    log_variance = _LARGEST_LOG_VARIANCE * ops.tanh(raw / _LARGEST_LOG_VARIANCE)
+    log_variance = _MAX_LOG_VARIANCE * ops.tanh(raw / _MAX_LOG_VARIANCE)
     squares = (ops.cast(y_true, "float32") - mean) ** 2
     return 0.5 * ops.sum(squares * ops.exp(-log_variance) + log_variance + _LOG_TWO_PI, axis=-1)
 
@@ -98,7 +98,7 @@ def independent_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_imag
         Nats, of shape (num_rows,).
     """
     if is_image:
-        p = np.clip(train.mean(axis=0), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+        p = np.clip(train.mean(axis=0), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
         return -np.asarray(bernoulli_cost(values, np.broadcast_to(np.log(p / (1 - p)), values.shape)))
     return -np.asarray(normal_cost(values, np.zeros((len(values), 2 * values.shape[1]), np.float32)))
 

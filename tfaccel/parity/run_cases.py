@@ -28,7 +28,7 @@ _ENVIRONMENT: dict[str, str | None] = {
 
 START_LIMIT_SECONDS = 120.0
 CASE_LIMIT_SECONDS = 60.0
-FEWEST_CASES = 6  # a process takes about as long to start as a few cases
+MIN_CASES = 6  # a process takes about as long to start as a few cases
 
 OnRow = Callable[[ParityRow], None]
 Cases = Sequence[ParityCase | ParityCheck]
@@ -88,7 +88,7 @@ def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
     num_parts = max(1, num_parallel // max(1, len(groups)))
     shares: list[Cases] = []
     for _, group in sorted(groups.items()):
-        length = max(FEWEST_CASES, -(-len(group) // num_parts))
+        length = max(MIN_CASES, -(-len(group) // num_parts))
         shares += [group[start : start + length] for start in range(0, len(group), length)]
     return shares
 

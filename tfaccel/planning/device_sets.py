@@ -11,7 +11,7 @@ from tfaccel.planning.plan_fields import parse_device
 from tfaccel.planning.workload import Workload
 
 # Below this share of the global batch, a replica's step on a part of the CPU is too short to be worth its sums.
-SMALLEST_USEFUL_REPLICA_BATCH = 8
+MIN_USEFUL_REPLICA_BATCH = 8
 # Fewer cores than this are kept busy by the operations of one replica.
 CORES_PER_LOGICAL_CPU = 8
 
@@ -64,9 +64,7 @@ def cpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *
     counts = [
         count
         for count in (2, 4)
-        if cores >= count * CORES_PER_LOGICAL_CPU
-        and batch % count == 0
-        and batch // count >= SMALLEST_USEFUL_REPLICA_BATCH
+        if cores >= count * CORES_PER_LOGICAL_CPU and batch % count == 0 and batch // count >= MIN_USEFUL_REPLICA_BATCH
     ]
     reason = "{} replicas with {} of {} cores each: small operations do not keep so many cores busy. To be measured."
     return [whole, *(_logical_cpus(count, reason.format(count, cores // count, cores)) for count in counts)]

@@ -24,7 +24,7 @@ from tfaccel.processes.child import Child, Environment, how_it_ended
 _PROGRAM = "tfaccel.processes.fork_server_program"
 _GRACE_SECONDS = 5.0
 _SHOWN_CHARACTERS = 2000
-_LONGEST_MESSAGE = 2**16
+_MAX_MESSAGE_LENGTH = 2**16
 
 
 class ForkedChild:
@@ -145,7 +145,7 @@ class ForkServer:
     def _read_server(self) -> None:
         data = b""
         with contextlib.suppress(ConnectionError):
-            data = self._socket.recv(_LONGEST_MESSAGE)
+            data = self._socket.recv(_MAX_MESSAGE_LENGTH)
         if data:
             ended = json.loads(data)
             self._has_ended(self._children[ended["name"]], ended["status"])

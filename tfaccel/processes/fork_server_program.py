@@ -26,7 +26,7 @@ from typing import Any
 from tfaccel.processes.child import end_group
 from tfaccel.processes.connection import end_with_parent
 
-_LONGEST_ORDER = 2**17
+_MAX_ORDER_BYTES = 2**17
 _POLL_SECONDS = 0.05
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
@@ -59,7 +59,7 @@ def _serve(owner: socket.socket, running: dict[int, str]) -> None:
     while True:
         if select.select([owner], [], [], _POLL_SECONDS)[0]:
             try:
-                data, descriptors, _, _ = socket.recv_fds(owner, _LONGEST_ORDER, 1)
+                data, descriptors, _, _ = socket.recv_fds(owner, _MAX_ORDER_BYTES, 1)
             except ConnectionError:  # the owner ended without reading everything
                 return
             if not data:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_LEAST_PROBABILITY = 1e-3
+_MIN_PROBABILITY = 1e-3
 _NUM_COMPONENTS = (10, 20, 40, 80)
 _NUM_ITERATIONS = 40
 _VALIDATION_PART = 5  # every fifth example, to choose the number of components by
@@ -81,7 +81,7 @@ def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: in
     """Expectation maximization from examples drawn at random."""
     generator = np.random.default_rng(0)
     first = train[generator.choice(len(train), num_components, replace=False)]
-    p = np.clip(0.5 * first + 0.5 * train.mean(axis=0), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    p = np.clip(0.5 * first + 0.5 * train.mean(axis=0), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
     weights = np.full(num_components, 1 / num_components)
     for _ in range(_NUM_ITERATIONS):
         logs = _joint(train, p, weights)
@@ -90,7 +90,7 @@ def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: in
         counts = shares.sum(axis=0) + 1e-9
         # As if each component had seen one more example, the mean of all.
         p = (shares.T @ train + train.mean(axis=0)) / (counts + 1)[:, None]
-        p, weights = np.clip(p, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY), counts / counts.sum()
+        p, weights = np.clip(p, _MIN_PROBABILITY, 1 - _MIN_PROBABILITY), counts / counts.sum()
     logs = _joint(values, p, weights)
     highest = logs.max(axis=1)
     return np.asarray(highest + np.log(np.exp(logs - highest[:, None]).sum(axis=1)))

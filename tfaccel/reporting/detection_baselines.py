@@ -32,7 +32,7 @@ _NUM_PROPOSED = 40  # windows of each image that the machines look at
 _NUM_COMPONENTS = 80
 _MAX_OF_A_KIND = 4000  # windows with objects, and without
 _PENALTY = 5.0
-_LEAST_SCORE, _LARGEST_IOU = -1.0, 0.4
+_MIN_SCORE, _MAX_IOU = -1.0, 0.4
 _AMBIGUOUS = -2
 _IMAGES_AT_ONCE = 32
 
@@ -265,10 +265,10 @@ def _surest(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> Detec
     found: list[tuple[float, int, np.ndarray]] = []
     for number, own in zip(classes.tolist(), scores.T, strict=True):
         left = np.argsort(-own, kind="stable")
-        left = left[own[left] > _LEAST_SCORE]
+        left = left[own[left] > _MIN_SCORE]
         while len(left):
             found.append((float(own[left[0]]), number, boxes[left[0]]))
-            left = left[1:][_overlaps(boxes[left[:1]], boxes[left[1:]])[0] < _LARGEST_IOU]
+            left = left[1:][_overlaps(boxes[left[:1]], boxes[left[1:]])[0] < _MAX_IOU]
     found.sort(key=lambda one: -one[0])
     return Detections(
         np.array([box for *_, box in found]).reshape(-1, 4),

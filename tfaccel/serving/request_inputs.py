@@ -15,7 +15,7 @@ from tfaccel.serving.base64_text import decoded, is_encoded
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.tf_examples import serialized_examples
 
-_LONGEST_SHOWN = 60  # characters of a value in a message
+_MAX_SHOWN_LENGTH = 60  # characters of a value in a message
 _MAX_DEPTH = 64  # nested lists; NumPy's maximum number of axes
 
 
@@ -238,14 +238,14 @@ def _with_bytes(value: Any, depth: int) -> Any:
 
 def _shown(value: Any) -> str:
     text = _SHORT.repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[: _MAX_SHOWN_LENGTH - 3]}..."
 
 
 def _short() -> reprlib.Repr:
     """A `repr` that shortens values to fit a message."""
     short = reprlib.Repr()
-    short.maxlevel, short.maxlist, short.maxdict = 8, _LONGEST_SHOWN, _LONGEST_SHOWN
-    short.maxstring = short.maxlong = short.maxother = 2 * _LONGEST_SHOWN
+    short.maxlevel, short.maxlist, short.maxdict = 8, _MAX_SHOWN_LENGTH, _MAX_SHOWN_LENGTH
+    short.maxstring = short.maxlong = short.maxother = 2 * _MAX_SHOWN_LENGTH
     return short
 
 

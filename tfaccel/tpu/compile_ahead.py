@@ -28,7 +28,7 @@ _ENVIRON = {
 _INSTALL = "pip install 'tfaccel[tpu-aot]' has the step compiled by the real TPU compiler"
 # The TPU compiler may take so many times longer than other probes of the doctor.
 _PATIENCE = 5.0
-MOST_ROWS = 65536
+MAX_ROWS = 65536
 
 WriteProgram = Callable[[int, Path], ProbeResult]
 
@@ -157,7 +157,7 @@ def largest_batch_check(
 ) -> Check:
     """The check that tells the most rows a core can take."""
     name = f"{generation.name} largest batch"
-    highest = min(num_train_examples or MOST_ROWS, MOST_ROWS) // 8 * 8
+    highest = min(num_train_examples or MAX_ROWS, MAX_ROWS) // 8 * 8
     if not known:
         smallest = ahead.compile(generation, 8)
         if not smallest.ok or smallest.data.keys() & {"out_of_memory", "refusal"}:
@@ -167,9 +167,9 @@ def largest_batch_check(
     found, unanswered = ahead.largest(generation, known=known, highest=highest)
     if unanswered:
         why = f"more could not be told; {unanswered}"
-    elif num_train_examples is not None and found == highest < MOST_ROWS:
+    elif num_train_examples is not None and found == highest < MAX_ROWS:
         why = "all training examples fit"
-    elif found >= MOST_ROWS:
+    elif found >= MAX_ROWS:
         why = "no more were tried"
     else:
         why = "to within a tenth"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ROWS_OF_A_TILE = 8
-MOST_TRIALS = 8
-MOST_UNANSWERED = 2
+MAX_TRIALS = 8
+MAX_UNANSWERED = 2
 _NEAR = 1.1  # The answer is at most this much too small.
 _NEEDED = re.compile(r"\((\d+(?:\.\d+)?)([KMGT])\) exceeds available \w+ \((\d+(?:\.\d+)?)([KMGT])\)")
 _USED = re.compile(r"[Uu]sed (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])")
@@ -38,11 +38,11 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
     if high == low:
         return low
     candidate, foretold, num_unanswered = high, False, 0
-    for _ in range(MOST_TRIALS):
+    for _ in range(MAX_TRIALS):
         trial = try_batch(candidate)
         if trial is None:
             num_unanswered += 1
-            if num_unanswered == MOST_UNANSWERED:
+            if num_unanswered == MAX_UNANSWERED:
                 break
             trial = Trial(fits=False)  # fewer rows may get an answer
         low, high = (candidate, high) if trial.fits else (low, candidate)

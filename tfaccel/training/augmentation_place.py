@@ -30,7 +30,7 @@ logger = logging.getLogger("tfaccel")
 
 REPETITIONS = 3
 WINDOW_SECONDS = 0.5
-FEWEST_STEPS, MOST_STEPS = 4, 64  # in one turn
+MIN_STEPS, MAX_STEPS = 4, 64  # in one turn
 
 
 def is_unplaced(plan: Plan) -> bool:
@@ -86,7 +86,7 @@ def place_augmentation(
     except tf.errors.OpError as error:
         # The device has no kernel for an operation, or too little memory; or XLA, on a TPU, cannot compile it.
         return _with_place(plan, "host", f"The device cannot run `augment`: {_cause(error)}")
-    num_steps = min(MOST_STEPS, max(FEWEST_STEPS, round(window_seconds / max(estimates))))
+    num_steps = min(MAX_STEPS, max(MIN_STEPS, round(window_seconds / max(estimates))))
     seconds: dict[str, list[float]] = {place: [] for place in trials}
     for repetition in range(REPETITIONS):
         for place in trials if repetition % 2 == 0 else reversed(trials):

@@ -20,7 +20,7 @@ _FOLLOWED, _FAR_BELOW = 0.8, 0.5  # how far validation followed training; the tr
 _HARDLY_FOLLOWED, _BELOW = 0.4, 0.85
 _PLATEAU, _MEMORISED = 0.1, 0.2  # validation's progress over training's, of logarithms; the losses' quotient
 _STILL_FALLING = 0.03
-_FALL_OF_LEVEL, _LEAST_FALL = 0.1, 0.005  # of the loss itself
+_FALL_OF_LEVEL, _MIN_FALL = 0.1, 0.005  # of the loss itself
 _HARDLY_LEARNT = 0.1  # of the first loss
 
 
@@ -93,7 +93,7 @@ class LossCurves:
         far = 3 * _STILL_FALLING if len(values) < 2 * MIN_EPOCHS - 1 else _STILL_FALLING
         of_level = lately / before if before > 0 else 0.0
         is_much = lately > far * learnt or (of_level > _FALL_OF_LEVEL and values[-1] > 0.05 * start)
-        if is_much and lately > max(_NOISE * _noise(values), _LEAST_FALL * abs(before)):
+        if is_much and lately > max(_NOISE * _noise(values), _MIN_FALL * abs(before)):
             epochs = "epoch" if num_last == 1 else f"{num_last} epochs"
             brought = f"from {before:.4g} to {min(values[-num_last:]):.4g}"
             return [f"the {name} loss still falls: {brought} in the last {epochs} of {len(values)}"]

@@ -21,7 +21,7 @@ from tfaccel.training.replicas import Replicas
 
 Source = ArraySource | IteratorSource
 
-_LARGEST_SEED = 2**31 - 1
+_MAX_SEED = 2**31 - 1
 
 
 def source_of(
@@ -81,10 +81,10 @@ def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: 
     """The order of `Model.fit` where a global seed is set, else any; the same on all workers."""
     num_rows = int(next(array for array in keras.tree.flatten(arrays) if array is not None).shape[0])
     global_seed = private_tensorflow.global_seed()
-    seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _LARGEST_SEED)
+    seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _MAX_SEED)
     if seed >= 0:
         return order_of_keras(num_rows, batch_size, shuffle=shuffle, seed=seed)
-    seed = replicas.same_on_all_workers(lambda: secrets.randbelow(_LARGEST_SEED))
+    seed = replicas.same_on_all_workers(lambda: secrets.randbelow(_MAX_SEED))
     return random_order(num_rows, batch_size, shuffle=shuffle, seed=seed)
 
 

@@ -18,7 +18,7 @@ from tfaccel.training.checkpoint import read_state, save_checkpoint
 from tfaccel.training.engine import Engine
 from tfaccel.training.run_dir import RunDir
 
-_MOST_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
+_MAX_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
 
 
 class StepTimes(keras.callbacks.Callback):
@@ -141,7 +141,7 @@ class Checkpoints(keras.callbacks.Callback):
             started = time.perf_counter()
             self._save(self._epoch, 0, self._step)
             ended = time.perf_counter()
-            self._due_at = ended + (ended - started) / _MOST_TIME_FOR_CHECKPOINTS
+            self._due_at = ended + (ended - started) / _MAX_TIME_FOR_CHECKPOINTS
 
     def _is_last(self, epoch: int) -> bool:
         return bool(self.model.stop_training) or epoch + 1 == self.params["epochs"]

@@ -13,7 +13,7 @@ from tfaccel.training.engine import Engine, WindowResult
 from tfaccel.training.private_api import traces_batches
 
 WINDOW_SECONDS = 0.4
-LONGEST_GROWTH = 16
+MAX_GROWTH = 16
 
 _BATCH_HOOKS = {
     "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
@@ -92,7 +92,7 @@ class WindowLength:
         if length is None:
             known = self._engine.step_seconds.get(self._kind)
             wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
-            length = min(wanted, self._last * LONGEST_GROWTH) if self._last else wanted
+            length = min(wanted, self._last * MAX_GROWTH) if self._last else wanted
         ends = [bound(done) for bound in self._bounds]
         ends += [] if limit is None else [limit - done]
         return min([length, *(end for end in ends if end)])

@@ -21,7 +21,7 @@ from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.replicas import Replicas
 from tfaccel.training.runtime import background_thread
 
-_MOST_JOINED_EPOCHS = 64
+_MAX_JOINED_EPOCHS = 64
 _BYTES_OF_JOINED_EPOCHS = 4 << 20
 
 
@@ -121,7 +121,7 @@ class WorkloadSource(IteratorSource):
         if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
             return 1
         num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
-        return min(_MOST_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
+        return min(_MAX_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
 
     def close(self) -> None:
         """Lets go of the iterator and of the thread."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-FEWEST_TRIALS = 6  # fewer tell nothing
+MIN_TRIALS = 6  # fewer tell nothing
 _NUM_TREES, _NUM_SHUFFLES = 200, 20
 
 
@@ -36,7 +36,7 @@ def importances(
         >>> list(shares), shares["a"] > 0.9
         (['a', 'b'], True)
     """
-    if len(scores) < FEWEST_TRIALS:
+    if len(scores) < MIN_TRIALS:
         return None
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance

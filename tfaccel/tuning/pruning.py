@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 # Fewer other trials tell too little.
-FEWEST_OTHERS = 3
+MIN_OTHERS = 3
 _FACTOR = 3
 
 
@@ -27,7 +27,7 @@ def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float
     """
     epoch = len(own)
     reached = [values[:epoch] for values in others if len(values) >= epoch]
-    if rule == "none" or epoch == 0 or len(reached) < FEWEST_OTHERS:
+    if rule == "none" or epoch == 0 or len(reached) < MIN_OTHERS:
         return None
     best = max if direction == "max" else min
     bests, mine = [best(values) for values in reached], best(own)

@@ -33,8 +33,8 @@ PRELOADED = (
 )
 START_ANEW = 75  # as in the worker's program
 _POLL_SECONDS = 0.2
-_MOST_FAILED_STARTS = 3
-_FEWEST_START_SECONDS = 300.0
+_MAX_FAILED_STARTS = 3
+_MIN_START_SECONDS = 300.0
 
 OnRow = Callable[[TrialRow], None]
 
@@ -108,7 +108,7 @@ class Supervisor:
         Raises:
             SearchError: if the workload or the space cannot be used.
         """
-        limit_seconds = max(self._options.stall_seconds, _FEWEST_START_SECONDS)
+        limit_seconds = max(self._options.stall_seconds, _MIN_START_SECONDS)
         deadline = time.monotonic() + limit_seconds
         while True:
             child, message = self._next()
@@ -237,7 +237,7 @@ class Supervisor:
             return
         elif status != START_ANEW and slot.ended_because is None:
             slot.failed_starts += 1
-            if slot.failed_starts >= _MOST_FAILED_STARTS:
+            if slot.failed_starts >= _MAX_FAILED_STARTS:
                 raise SearchError(f"A worker cannot begin: {how} {self._fork_server.end_of_log(slot.child)}")
         slot.trial_id, slot.ended_because, slot.asks = None, None, False
         slot.child = self._worker(slot.index)

@@ -16,7 +16,7 @@ from tfaccel.tuning.pruning import prune_cause
 
 _SIGN_EVERY_SECONDS = 1.0
 _FILE = "epochs.json"
-_FEWEST_EPOCHS = 3
+_MIN_EPOCHS = 3
 
 
 class Pruner(Protocol):
@@ -131,7 +131,7 @@ class TrialReport(keras.callbacks.Callback):
     def train_seconds(self) -> float | None:
         """What the epochs took without tracing, which is in the first one; None for fewer than three."""
         ends = self._epoch_ends
-        if len(ends) < _FEWEST_EPOCHS:
+        if len(ends) < _MIN_EPOCHS:
             return None
         return round((ends[-1] - ends[0]) / (len(ends) - 1) * len(ends), 3)
 

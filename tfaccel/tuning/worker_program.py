@@ -25,7 +25,7 @@ from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
 
 START_ANEW = 75
-_MOST_GROWTH_BYTES = 512 * 2**20  # beyond what the first two trials have taken
+_MAX_GROWTH_BYTES = 512 * 2**20  # beyond what the first two trials have taken
 _SETTLED_AFTER = 2
 _IDLE_SECONDS = 0.2
 
@@ -105,7 +105,7 @@ def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
         used = psutil.Process().memory_info().rss
         if finished <= _SETTLED_AFTER:
             settled_bytes = used
-        if (row.cause or "").startswith(OUT_OF_MEMORY) or used > settled_bytes + _MOST_GROWTH_BYTES:
+        if (row.cause or "").startswith(OUT_OF_MEMORY) or used > settled_bytes + _MAX_GROWTH_BYTES:
             os._exit(START_ANEW)
 
 
