@@ -69,7 +69,7 @@ def workload(
     # and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",  # of a CSV file
-    # whether rows of small classes count more; see `tfaccel.data.table_options.TableOptions`
+    # whether rows of small classes count more; see `tfaccel.data.tables.options.TableOptions`
     class_weights: Literal["auto", "balanced", "none"] = "auto",
     width: tfaccel.Count = 64,  # of each hidden layer
     num_layers: tfaccel.Count = 2,  # hidden layers

@@ -20,9 +20,9 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import CompressResult
-from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
 from tfaccel.errors import RunDirError
 from tfaccel.planning.run_workload import check_finished_run
 from tfaccel.scripts.command import run_command, show_progress, table_console

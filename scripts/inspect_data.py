@@ -19,8 +19,8 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table as TextTable
 
-from tfaccel.data.inspect_data import inspect_data
-from tfaccel.data.inspection import InspectionReport
+from tfaccel.data.inspection.findings import InspectionReport
+from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.scoped_flags import Flag, scoped_flags

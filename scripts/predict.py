@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tfaccel.compressing.litert_archive import is_litert_file
+from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tfaccel.compressing.litert_archive import is_litert_file
+from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.scripts.command import run_command

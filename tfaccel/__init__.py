@@ -29,7 +29,7 @@ _PUBLIC_NAMES = {
     "TrainingOptions": "tfaccel.training.training_options",
     "ExportResult": "tfaccel.exporting.export_result",
     "SearchResult": "tfaccel.tuning.search_result",
-    "CompressResult": "tfaccel.compressing.gate",
+    "CompressResult": "tfaccel.compressing.comparison.gate",
     "ImageInput": "tfaccel.data.raw_input",
     "TextInput": "tfaccel.data.raw_input",
     "TableInput": "tfaccel.data.raw_input",

@@ -9,11 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import compress
-from tfaccel.compressing.agreement import Agreement
 from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.comparison.agreement import Agreement
+from tfaccel.compressing.comparison.task_metric import TaskMetrics, lower_is_better
 from tfaccel.compressing.compress_source import source_of
 from tfaccel.compressing.examples import batches_of, check_ranges, repeated_batches_of
-from tfaccel.compressing.task_metric import TaskMetrics, lower_is_better
 from tfaccel.errors import CompressionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}

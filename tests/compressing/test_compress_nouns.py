@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, notes_of
+from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.compress import known_workload
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.gate import CompressResult
-from tfaccel.compressing.gate_table import HEADINGS, cells, notes_of
-from tfaccel.compressing.layer_cost import LayerCost
+from tfaccel.compressing.litert.layer_cost import LayerCost
+from tfaccel.compressing.litert.sensitivity import Sensitivity
 from tfaccel.compressing.methods import checked_methods, parts_of
-from tfaccel.compressing.sensitivity import Sensitivity
 from tfaccel.compressing.variant import Variant
-from tfaccel.compressing.variant_result import Latency, VariantResult
 from tfaccel.errors import CompressionError, WorkloadError
 
 

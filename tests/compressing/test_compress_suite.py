@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tfaccel.compressing import qat_suite
-from tfaccel.compressing.gate import CompressResult
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.variant import Variant
-from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError, TfaccelError
 from tfaccel.measuring.report import Report
 from tfaccel.scripts.benchmark import COMPRESS_FIGURE_NAMES, chosen_figures

@@ -14,10 +14,10 @@ from PIL import Image
 from tfaccel import compress
 from tfaccel.compressing.call_signature import signature_of
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
-from tfaccel.compressing.litert_archive import read_litert_labels, read_litert_raw_input
-from tfaccel.compressing.litert_file import float_operations, operations, slim
-from tfaccel.compressing.litert_model import LitertModel
-from tfaccel.compressing.post_training import converter_of
+from tfaccel.compressing.litert.archive import read_litert_labels, read_litert_raw_input
+from tfaccel.compressing.litert.file import float_operations, operations, slim
+from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.litert.post_training import converter_of
 from tfaccel.compressing.weight_only import quantize_weights
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.errors import CompressionError, RunDirError, VersionError
@@ -239,7 +239,7 @@ def test_several_inputs_and_outputs_keep_their_names(logical_devices):
 
 @pytest.mark.slow
 def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkeypatch):
-    from tfaccel.compressing import post_training
+    from tfaccel.compressing.litert import post_training
 
     model, x = cases.several_inputs_model(), cases.several_inputs(5)
     signature, rows = signature_of(model, x), list(signature_of(model, x).rows(x))

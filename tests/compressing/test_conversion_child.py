@@ -8,10 +8,10 @@ import pytest
 from keras import layers
 
 from tfaccel.compressing.call_signature import signature_of
-from tfaccel.compressing.conversion_child import ConversionChild
-from tfaccel.compressing.litert_model import LitertModel
-from tfaccel.compressing.post_training import converter_of
-from tfaccel.compressing.selective import SelectiveQuantizer
+from tfaccel.compressing.litert.conversion_child import ConversionChild
+from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.litert.post_training import converter_of
+from tfaccel.compressing.litert.selective import SelectiveQuantizer
 from tfaccel.errors import CompressionError
 
 
@@ -65,7 +65,7 @@ GROWTH = """
 import gc, keras, numpy as np, psutil
 from keras import layers
 from tfaccel.compressing.call_signature import signature_of
-from tfaccel.compressing.post_training import converter_of
+from tfaccel.compressing.litert.post_training import converter_of
 model = keras.Sequential([keras.Input((1500,)), *[layers.Dense(1500, "relu") for _ in range(3)]])
 signature = signature_of(model, np.zeros((1, 1500), "float32"))
 sizes = []

@@ -10,14 +10,14 @@ from keras import layers
 from scipy import stats
 
 from tfaccel import compress
-from tfaccel.compressing.drop_interval import DropInterval, jackknife_interval, paired_interval
-from tfaccel.compressing.drop_judge import DropLimit
+from tfaccel.compressing.comparison.drop_interval import DropInterval, jackknife_interval, paired_interval
+from tfaccel.compressing.comparison.drop_judge import DropLimit
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.gate_table import cells
+from tfaccel.compressing.comparison.task_metric import TaskMetrics
+from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.examples import batches_of
-from tfaccel.compressing.gate import CompressResult
-from tfaccel.compressing.gate_table import cells
-from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.compressing.variant import Variant
-from tfaccel.compressing.variant_result import Latency, VariantResult
 from tfaccel.errors import CompressionError
 
 KNOWN = {"confidence": 0.95, "limit": 0.01}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.translation_graph import flat_graph
-from tfaccel.compressing.translation_model import tf_names
+from tfaccel.compressing.tfmot.translation_graph import flat_graph
+from tfaccel.compressing.tfmot.translation_model import tf_names
 
 HERE = Path(__file__).parent
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}

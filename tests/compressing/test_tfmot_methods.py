@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.tfmot_options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot.options import TfmotOptions, stages_of
 from tfaccel.errors import CompressionError
 
 HERE = Path(__file__).parent
@@ -20,8 +20,8 @@ METHODS = """
 import json, sys
 import numpy as np
 from tfmot_workload import accuracy, int8_kernels, litert_accuracy, rows, trained, workload
-from tfaccel.compressing.tfmot_methods import tfmot_variant
-from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.tfmot.methods import tfmot_variant
+from tfaccel.compressing.tfmot.options import TfmotOptions
 
 work, said, found = workload(), [], {}
 model = trained(work)
@@ -55,8 +55,8 @@ REFUSED = """
 import json, keras
 import numpy as np
 from tfmot_workload import workload
-from tfaccel.compressing.tfmot_methods import tfmot_variant
-from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.tfmot.methods import tfmot_variant
+from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.errors import CompressionError
 
 class Own(keras.layers.Layer):
@@ -91,8 +91,8 @@ print(json.dumps({
 KILLED = """
 import sys
 from tfmot_workload import workload
-from tfaccel.compressing.tfmot_methods import tfmot_variant
-from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.tfmot.methods import tfmot_variant
+from tfaccel.compressing.tfmot.options import TfmotOptions
 
 work = workload()
 tfmot_variant(work.build_model(), "prune", workload=work, options=TfmotOptions(epochs=10000),
@@ -201,8 +201,8 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
     from tfmot_workload import build_model, workload
 
     from tfaccel.compressing.call_signature import signature_of
-    from tfaccel.compressing.tfmot_job import TrainingBatches, write_job
-    from tfaccel.compressing.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.job import TrainingBatches, write_job
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
 
     asked = []
 

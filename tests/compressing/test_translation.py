@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tfaccel.compressing.translation_graph import FlatGraph, flat_graph, in_float32, tensors_in
-from tfaccel.compressing.translation_model import largest_difference
+from tfaccel.compressing.tfmot.translation_graph import FlatGraph, flat_graph, in_float32, tensors_in
+from tfaccel.compressing.tfmot.translation_model import largest_difference
 from tfaccel.errors import CompressionError
 
 TOLERANCE = 1e-5

@@ -78,12 +78,12 @@ def trained(name, method):
     import keras
     import tf_keras
 
-    from tfaccel.compressing.tfmot_options import TfmotOptions
-    from tfaccel.compressing.tfmot_quantizing import quantized_model
-    from tfaccel.compressing.tfmot_ranges import begin_with_ranges_of
-    from tfaccel.compressing.tfmot_sparsity import clustered_model, pruned_model
-    from tfaccel.compressing.translation_model import translate
-    from tfaccel.compressing.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.options import TfmotOptions
+    from tfaccel.compressing.tfmot.quantizing import quantized_model
+    from tfaccel.compressing.tfmot.ranges import begin_with_ranges_of
+    from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
+    from tfaccel.compressing.tfmot.translation_model import translate
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
 
     keras.utils.set_random_seed(0)
     flat = flatten_model(CASES[name](keras))
@@ -119,8 +119,8 @@ def trained(name, method):
 def as_litert(model, graph, x, expected):
     from ai_edge_litert.interpreter import Interpreter
 
-    from tfaccel.compressing.litert_file import float_operations
-    from tfaccel.compressing.tfmot_quantizing import SIGNATURE_KEY, litert_file
+    from tfaccel.compressing.litert.file import float_operations
+    from tfaccel.compressing.tfmot.quantizing import SIGNATURE_KEY, litert_file
 
     content = litert_file(model, graph, {"inputs": [one.name for one in graph.inputs], "outputs": ["y"]})
     run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)

@@ -193,7 +193,7 @@ def layers_without_case(keras):
     from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_registry
     from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 
-    from tfaccel.compressing.translation_layers import NATIVE_LAYERS
+    from tfaccel.compressing.tfmot.translation_layers import NATIVE_LAYERS
     from tfaccel.training.private_api import all_layers
 
     registries = [
@@ -227,9 +227,9 @@ def translated(model, inputs=None):
     """The largest difference of the translated model's outputs from Keras 3's, and its kept layers."""
     import keras
 
-    from tfaccel.compressing.translation_graph import FlatGraph
-    from tfaccel.compressing.translation_model import assemble, check_outputs, translate
-    from tfaccel.compressing.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.translation_graph import FlatGraph
+    from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
 
     flat = flatten_model(model)
     graph = FlatGraph.from_json(json.loads(json.dumps(flat.graph.to_json())))

@@ -6,15 +6,15 @@ import importlib
 import numpy as np
 import pytest
 
-from tfaccel.data.boxed_images import BoxedImages, BoxedSplit
-from tfaccel.data.digits import digits
-from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.number_rows import NumberRows
-from tfaccel.data.series_augmentation import SeriesAugmentation
-from tfaccel.data.series_set import pendulum_series
-from tfaccel.data.table_options import TableOptions
-from tfaccel.data.tabular_files import embedded_table
-from tfaccel.data.tabular_set import make_tabular_set
+from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.moves import ImageMoves
+from tfaccel.data.series.augmentation import SeriesAugmentation
+from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.tables.number_rows import NumberRows
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.tabular_files import embedded_table
+from tfaccel.data.tables.tabular_set import make_tabular_set
 from tfaccel.data.train_data import train_data_of
 
 
@@ -26,13 +26,13 @@ class Shuffled:
 
 
 def images():
-    from tfaccel.data.image_batches import ImageBatches
+    from tfaccel.data.images.batches import ImageBatches
 
     return ImageBatches(digits(), ImageMoves())
 
 
 def boxes():
-    from tfaccel.data.box_batches import BoxBatches
+    from tfaccel.data.boxes.batches import BoxBatches
 
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
@@ -52,20 +52,20 @@ def boxes():
 
 
 def series():
-    from tfaccel.data.series_batches import SeriesBatches
+    from tfaccel.data.series.batches import SeriesBatches
 
     return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
 
 
 def table():
-    from tfaccel.data.tabular_batches import TabularBatches
+    from tfaccel.data.tables.batches import TabularBatches
 
     wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
     return TabularBatches(wine, one_hot=True)
 
 
 def texts():
-    from tfaccel.data.text_batches import TextBatches
+    from tfaccel.data.texts.batches import TextBatches
 
     part = (np.arange(200).reshape(40, 5), np.arange(40))
     return TextBatches(
@@ -74,19 +74,19 @@ def texts():
 
 
 def pieces():
-    from tfaccel.data.text_batches import TextPieces
+    from tfaccel.data.texts.batches import TextPieces
 
     return TextPieces(np.arange(401, dtype=np.int32), np.arange(31, dtype=np.int32), length=10, stride=5)
 
 
 def unlabelled_images():
-    from tfaccel.data.unlabelled import UnlabelledImages
+    from tfaccel.data.images.unlabelled import UnlabelledImages
 
     return Shuffled(UnlabelledImages(digits()))
 
 
 def unlabelled_rows():
-    from tfaccel.data.unlabelled import UnlabelledRows
+    from tfaccel.data.images.unlabelled import UnlabelledRows
 
     values = np.arange(100, dtype=np.float32).reshape(50, 2)
     return Shuffled(UnlabelledRows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.data.image_files import read_image_set
+from tfaccel.data.images.files import read_image_set
 from tfaccel.errors import DataError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.image_files import read_image_set
+from tfaccel.data.images.files import read_image_set
 from tfaccel.errors import DataError
 
 

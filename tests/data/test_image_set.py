@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from tfaccel.data.digits import digits
-from tfaccel.data.image_set import check_image_size, split_rows
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import check_image_size, split_rows
 from tfaccel.errors import DataError
 
 
@@ -32,13 +32,13 @@ def test_describing_the_digits_reads_nothing(run_python):
     run_python(
         """
 import sys
-from tfaccel.data.digits import digits
+from tfaccel.data.images.digits import digits
 digits()
 sys.exit("sklearn" in sys.modules)
 """,
         fresh=True,
     )
-    assert sys.modules.get("tfaccel.data.digits")
+    assert sys.modules.get("tfaccel.data.images.digits")
 
 
 def test_split_keeps_the_shares_of_classes():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.inspect_data import inspect_data
-from tfaccel.data.inspection import Examples
-from tfaccel.data.inspection_checks import balance, copies, memory
+from tfaccel.data.inspection.checks import balance, copies, memory
+from tfaccel.data.inspection.findings import Examples
+from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError
 
 

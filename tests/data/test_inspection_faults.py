@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from tfaccel.data.inspect_data import inspect_data
-from tfaccel.data.inspection_outliers import outliers
+from tfaccel.data.inspection.inspect_data import inspect_data
+from tfaccel.data.inspection.outliers import outliers
 from tfaccel.errors import DataError
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from PIL import Image
 
-from tfaccel.data.image_files import read_image_set
-from tfaccel.data.text_labels import read_labelled_texts
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.texts.labels import read_labelled_texts
 from tfaccel.errors import DataError
 
 TEXTS = ["good", "bad", "fine", "awful", "great", "poor"]
@@ -24,8 +24,8 @@ def png(value):
 def pixels(logical_devices):
     """A function from an image set to the label and the value of each image, those to train on first."""
     from tfaccel.data.cache_choice import CacheOptions
-    from tfaccel.data.image_batches import ImageBatches
-    from tfaccel.data.image_moves import ImageMoves
+    from tfaccel.data.images.batches import ImageBatches
+    from tfaccel.data.images.moves import ImageMoves
 
     def pairs(part):
         rows = part.unbatch().as_numpy_iterator()
@@ -211,8 +211,8 @@ def test_named_data_sets_are_read_without_tensorflow(tfds_folder, hugging_face, 
     address = hugging_face({"text": TEXTS, "label": [1, 0, 1, 0, 1, 0]})
     code = """
 import sys
-from tfaccel.data.image_files import read_image_set
-from tfaccel.data.text_labels import read_labelled_texts
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.texts.labels import read_labelled_texts
 read_image_set("tfds:made_up_images")
 read_labelled_texts(sys.argv[1])
 sys.exit("tensorflow" in sys.modules)

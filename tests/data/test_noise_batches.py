@@ -6,7 +6,7 @@ import numpy as np
 def noise_of(rows, seed, epoch):
     import tensorflow as tf
 
-    from tfaccel.data.noise_batches import with_noise
+    from tfaccel.data.images.noise_batches import with_noise
 
     batches = tf.data.Dataset.range(rows).batch(4)
     return list(with_noise(batches, 3, global_batch_size=4, seed=seed, epoch=epoch).as_numpy_iterator())
@@ -29,7 +29,7 @@ def test_noise_is_normal_and_follows_from_seed_and_epoch(logical_devices):
 def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.noise_batches import with_noise
+    from tfaccel.data.images.noise_batches import with_noise
 
     options = {"global_batch_size": 4, "seed": 0, "epoch": 0}
     whole = [noise for _, noise in noise_of(20, 0, 0)]
@@ -41,7 +41,7 @@ def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
 def test_full_batches_keep_their_fixed_shape(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.noise_batches import with_noise
+    from tfaccel.data.images.noise_batches import with_noise
 
     batches = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
     spec = with_noise(batches, 3, global_batch_size=4, seed=0, epoch=0).element_spec

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from tfaccel.data.digits import digits
-from tfaccel.data.image_set import ImageSet
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput, load_raw_input, raw_input_of_json
-from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.planning.workload import Workload
 

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.data.double_pendulum import derivative, double_pendulum, energy
-from tfaccel.data.seasons import season_length, seasonal_naive
-from tfaccel.data.series_set import pendulum_series, read_series
+from tfaccel.data.series.double_pendulum import derivative, double_pendulum, energy
+from tfaccel.data.series.seasons import season_length, seasonal_naive
+from tfaccel.data.series.series_set import pendulum_series, read_series
 from tfaccel.errors import DataError
 
 
@@ -137,7 +137,7 @@ def test_seasonal_naive_uses_the_past_alone():
 
 
 def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
-    from tfaccel.data.series_batches import SeriesBatches
+    from tfaccel.data.series.batches import SeriesBatches
 
     columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
@@ -157,7 +157,7 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
 
 
 def test_order_follows_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.series_batches import SeriesBatches
+    from tfaccel.data.series.batches import SeriesBatches
 
     batches = SeriesBatches(pendulum_series(), window=16, horizon=4)
 

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from tfaccel.data.column_kinds import kind_of
-from tfaccel.data.table import Column, Table
-from tfaccel.data.table_dates import PARTS, could_be_either, date_order, date_parts
-from tfaccel.data.table_encoding import TableEncoding
-from tfaccel.data.table_options import TableOptions
-from tfaccel.data.tabular_set import make_tabular_set
+from tfaccel.data.tables.column_kinds import kind_of
+from tfaccel.data.tables.dates import PARTS, could_be_either, date_order, date_parts
+from tfaccel.data.tables.encoding import TableEncoding
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.tabular_set import make_tabular_set
 from tfaccel.errors import DataError
 
 

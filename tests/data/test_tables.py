@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.data.column_kinds import as_numbers, check_kinds, kind_of, kinds_from_text
-from tfaccel.data.table import Column, Table
-from tfaccel.data.table_files import read_table
+from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, kind_of, kinds_from_text
+from tfaccel.data.tables.files import read_table
+from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
 
@@ -108,7 +108,7 @@ def test_parquet_without_pyarrow_names_the_command(run_python, tmp_path):
     code = """
 import sys
 sys.modules["pyarrow"] = None
-from tfaccel.data.table_files import read_table
+from tfaccel.data.tables.files import read_table
 from tfaccel.errors import DataError
 try:
     read_table(sys.argv[1])
@@ -120,7 +120,7 @@ except DataError as error:
 
 
 def test_reading_needs_neither_tensorflow_nor_scikit_learn(run_python, tmp_path):
-    code = "import sys\nfrom tfaccel.data.table_files import read_table\nread_table(sys.argv[1])\n"
+    code = "import sys\nfrom tfaccel.data.tables.files import read_table\nread_table(sys.argv[1])\n"
     code += "sys.exit(', '.join({'tensorflow', 'keras', 'sklearn'} & set(sys.modules)) or 0)"
     run_python(code, write(tmp_path / "t.csv", "a\n1\n"), fresh=True)
 

@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.data.table import Column, Table
-from tfaccel.data.table_encoding import TableEncoding
-from tfaccel.data.table_options import TableOptions
-from tfaccel.data.tabular_files import embedded_table, read_tabular_set
-from tfaccel.data.tabular_set import make_tabular_set
+from tfaccel.data.tables.encoding import TableEncoding
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.tabular_files import embedded_table, read_tabular_set
+from tfaccel.data.tables.tabular_set import make_tabular_set
 from tfaccel.errors import DataError
 
 ROWS = 60
@@ -214,7 +214,7 @@ def test_embedded_tables():
 
 
 def test_batches_follow_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.tabular_batches import TabularBatches
+    from tfaccel.data.tables.batches import TabularBatches
 
     def epoch(seed, number):
         found = TabularBatches(data, one_hot=True).train(20, seed=seed, epoch=number).as_numpy_iterator()

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from tfaccel.data.text_documentation import GROUP_NAMES, documentation_text, documentation_topics
-from tfaccel.data.text_labels import documentation_passages
-from tfaccel.data.text_pairs import documentation_summaries
+from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_text, documentation_topics
+from tfaccel.data.texts.labels import documentation_passages
+from tfaccel.data.texts.pairs import documentation_summaries
 
 
 def test_topics_are_all_there_and_held_out_ones_are_of_every_group():

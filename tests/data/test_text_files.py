@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tfaccel.data.text_files import read_aligned_lines, read_columns, read_text
-from tfaccel.data.text_labels import read_labelled_texts
-from tfaccel.data.text_pairs import TextPairs, read_summaries, read_translations
+from tfaccel.data.texts.files import read_aligned_lines, read_columns, read_text
+from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.texts.pairs import TextPairs, read_summaries, read_translations
 from tfaccel.errors import DataError
 
 

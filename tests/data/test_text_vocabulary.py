@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from tfaccel.data.text_dates import date_pairs
-from tfaccel.data.text_pairs import dates_in_words, encode_pairs, encode_pairs_to_copy, unknown_words
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.texts.dates import date_pairs
+from tfaccel.data.texts.pairs import dates_in_words, encode_pairs, encode_pairs_to_copy, unknown_words
+from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
 
 WORDS = Vocabulary(unit="words", tokens=("a", "b", ".", "("))

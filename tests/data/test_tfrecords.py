@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.example_message import decode_example, encode_example
-from tfaccel.data.image_files import read_image_set
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.tfrecord_files import RecordIndex, find_tfrecords, write_tfrecords
-from tfaccel.data.tfrecord_images import read_tfrecord_images
 from tfaccel.errors import DataError
 
 
@@ -131,8 +131,8 @@ def test_a_missing_file_of_several_is_named(tmp_path):
 def all_pixels(logical_devices):
     """A function from an image set to the labels and the values of all its images."""
     from tfaccel.data.cache_choice import CacheOptions
-    from tfaccel.data.image_batches import ImageBatches
-    from tfaccel.data.image_moves import ImageMoves
+    from tfaccel.data.images.batches import ImageBatches
+    from tfaccel.data.images.moves import ImageMoves
 
     def read(images, place="memory", folder=None):
         batches = ImageBatches(images, ImageMoves(0.0, 0.0, 0.0), cache=CacheOptions(place=place, folder=folder))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfaccel.data.raw_input import ImageInput, TextInput
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.texts.vocabulary import Vocabulary
 
 WORDS = Vocabulary(unit="words", tokens=("it", "'", "s", "3", ",", "5", "\u00e4rger", "is", "nice"))
 TEXTS = TextInput(vocabulary=WORDS, num_tokens=6, class_names=("good", "bad"))

@@ -8,9 +8,9 @@ from export_models import IMAGES, TEXTS, image_model, pixels, several_model, tex
 from PIL import Image
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
-from tfaccel.data.table import Column, Table
-from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.text_vocabulary import Vocabulary, padded
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.texts.vocabulary import Vocabulary, padded
 from tfaccel.errors import ExportError
 
 ODD_TEXTS = [
@@ -111,8 +111,8 @@ def test_characters_in_the_graph_are_those_of_training():
 def test_images_in_the_graph_are_those_of_training(tmp_path):
     import tensorflow as tf
 
-    from tfaccel.data.image_decoding import decoder
-    from tfaccel.data.image_set import ImageSet
+    from tfaccel.data.images.decoding import decoder
+    from tfaccel.data.images.image_set import ImageSet
     from tfaccel.exporting.preprocessing import preprocessing
 
     rng, contents = np.random.default_rng(0), []

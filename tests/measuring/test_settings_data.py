@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.data.digit_scenes import digit_scenes
-from tfaccel.data.digits import digits
-from tfaccel.data.image_arrays import read_image_arrays
-from tfaccel.data.series_set import pendulum_series
-from tfaccel.data.tabular_files import embedded_table
-from tfaccel.data.text_documentation import documentation_text
-from tfaccel.data.text_files import read_text_parts
-from tfaccel.data.text_pairs import dates_in_words, documentation_summaries
+from tfaccel.data.boxes.digit_scenes import digit_scenes
+from tfaccel.data.images.arrays import read_image_arrays
+from tfaccel.data.images.digits import digits
+from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.tables.tabular_files import embedded_table
+from tfaccel.data.texts.documentation import documentation_text
+from tfaccel.data.texts.files import read_text_parts
+from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.measuring import recipe_settings, settings_data, settings_suite
 from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.digits import digits
-from tfaccel.data.number_rows import NumberRows
-from tfaccel.data.unlabelled import UnlabelledImages, UnlabelledRows
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.unlabelled import UnlabelledImages, UnlabelledRows
+from tfaccel.data.tables.number_rows import NumberRows
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import autoencoder as recipe
 

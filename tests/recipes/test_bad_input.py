@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 from PIL import Image
 
-from tfaccel.data.image_files import read_image_set
+from tfaccel.data.images.files import read_image_set
 from tfaccel.scripts import train as train_command
 
 TABLES = ("tabular_classification", "tabular_regression")

@@ -6,14 +6,14 @@ import importlib
 import pytest
 
 MODULES = (
-    "tfaccel.data.digits",
+    "tfaccel.data.images.digits",
     "tfaccel.data.batches",
-    "tfaccel.data.image_arrays",
-    "tfaccel.data.image_batches",
+    "tfaccel.data.images.arrays",
+    "tfaccel.data.images.batches",
     "tfaccel.data.image_data",
-    "tfaccel.data.image_files",
-    "tfaccel.data.image_moves",
-    "tfaccel.data.image_set",
+    "tfaccel.data.images.files",
+    "tfaccel.data.images.moves",
+    "tfaccel.data.images.image_set",
     "tfaccel.reporting.prediction_grid",
     "tfaccel.reporting.comparison_table",
     "tfaccel.training.recipe",

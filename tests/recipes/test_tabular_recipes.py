@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.recipes import tabular_classification, tabular_regression
@@ -186,7 +186,7 @@ def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):
 def test_saved_model_and_preprocessing_take_new_rows(logical_devices, runs):
     import keras
 
-    from tfaccel.data.table_files import read_table
+    from tfaccel.data.tables.files import read_table
 
     encoding = TableEncoding.load(runs / "own" / "preprocessing.json")
     model = keras.models.load_model(runs / "own" / "model.keras", compile=False)

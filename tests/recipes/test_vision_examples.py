@@ -6,17 +6,17 @@ import importlib
 import pytest
 
 MODULES = (
-    "tfaccel.data.box_batches",
+    "tfaccel.data.boxes.batches",
     "tfaccel.data.box_data",
     "tfaccel.data.example_data",
     "tfaccel.data.gan_data",
     "tfaccel.data.series_data",
     "tfaccel.data.table_data",
-    "tfaccel.data.digit_scenes",
-    "tfaccel.data.image_augmentation",
-    "tfaccel.data.noise_batches",
-    "tfaccel.data.number_rows",
-    "tfaccel.data.few_digits",
+    "tfaccel.data.boxes.digit_scenes",
+    "tfaccel.data.images.augmentation",
+    "tfaccel.data.images.noise_batches",
+    "tfaccel.data.tables.number_rows",
+    "tfaccel.data.images.few_digits",
     "tfaccel.models.backbones",
     "tfaccel.models.centre_detector",
     "tfaccel.models.digits_backbone",

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.raw_input import ImageInput, TableInput, TextInput
-from tfaccel.data.table_encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.scripts import predict as predict_command
 
 IMAGES = ImageInput(image_size=8, num_channels=1, class_names=("dark", "light"))
@@ -261,8 +261,8 @@ def write_litert(path, run, raw_input, rows):
     import keras
 
     from tfaccel.compressing.call_signature import signature_of
-    from tfaccel.compressing.litert_archive import archive_of
-    from tfaccel.compressing.post_training import converter_of
+    from tfaccel.compressing.litert.archive import archive_of
+    from tfaccel.compressing.litert.post_training import converter_of
 
     model = keras.models.load_model(run / "model.keras")
     with converter_of(model, signature_of(model, rows)) as converter:

@@ -54,7 +54,7 @@ def workload(
     bits = np.eye(2, dtype="float32")[np.arange(32) % 2]
 
     def batches():
-        from tfaccel.data.text_batches import TextBatches
+        from tfaccel.data.texts.batches import TextBatches
 
         return TextBatches(train=(bits, bits), test=(bits[:8], bits[:8]))
 

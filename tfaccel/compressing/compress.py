@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.gate import CompressResult
-from tfaccel.compressing.litert_schema import check_litert
+from tfaccel.compressing.litert.schema import check_litert
 from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError, WorkloadError

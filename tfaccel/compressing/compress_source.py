@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from tfaccel.compressing.call_signature import CallSignature, signature_of
+from tfaccel.compressing.comparison.task_metric import TaskMetrics
 from tfaccel.compressing.examples import (
     Batches,
     batches_of,
@@ -21,7 +22,6 @@ from tfaccel.compressing.examples import (
     repeated_batches_of,
     training_batches,
 )
-from tfaccel.compressing.task_metric import TaskMetrics
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps

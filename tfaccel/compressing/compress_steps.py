@@ -10,21 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.compressing.comparison.drop_interval import DropInterval
+from tfaccel.compressing.comparison.drop_judge import DropLimit
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.runtime_measures import default_num_threads, latencies, peak_memory_bytes
+from tfaccel.compressing.comparison.task_metric import AGREEMENT, chosen_metric
+from tfaccel.compressing.comparison.variant_judge import VariantJudge
+from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource, calculating_in_float32
-from tfaccel.compressing.drop_interval import DropInterval
-from tfaccel.compressing.drop_judge import DropLimit
-from tfaccel.compressing.gate import CompressResult
+from tfaccel.compressing.litert.selective import SelectiveQuantizer
+from tfaccel.compressing.litert.sensitivity import Sensitivity
 from tfaccel.compressing.methods import parts_of
 from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
-from tfaccel.compressing.runtime_measures import default_num_threads, latencies, peak_memory_bytes
-from tfaccel.compressing.selective import SelectiveQuantizer
-from tfaccel.compressing.sensitivity import Sensitivity
-from tfaccel.compressing.task_metric import AGREEMENT, chosen_metric
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
-from tfaccel.compressing.variant_judge import VariantJudge
 from tfaccel.compressing.variant_maker import KERAS_FLOAT, VariantMaker
-from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError, VersionError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.reporting.size_metric_picture import SizedForm, save_size_metric_picture

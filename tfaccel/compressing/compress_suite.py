@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.runtime_measures import default_num_threads, latencies
+from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import CompressResult
 from tfaccel.compressing.qat_suite import qat_figures
-from tfaccel.compressing.runtime_measures import default_num_threads, latencies
-from tfaccel.compressing.variant_result import VariantResult
 from tfaccel.errors import CompressionError
 from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window

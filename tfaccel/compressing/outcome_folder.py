@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tfaccel.compressing.gate import CompressResult
-from tfaccel.compressing.litert_archive import archive_of
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.litert.archive import archive_of
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError

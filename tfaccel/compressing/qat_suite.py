@@ -7,8 +7,8 @@ from pathlib import Path
 
 import keras
 
+from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.gate import CompressResult
 from tfaccel.errors import CompressionError
 from tfaccel.measuring import qat_task
 from tfaccel.measuring.figure import Figure

@@ -13,15 +13,15 @@ import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.conversion_child import ConversionChild
 from tfaccel.compressing.examples import check_ranges, rows_of
-from tfaccel.compressing.int8_scales import int8_content
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
-from tfaccel.compressing.litert_file import slim
+from tfaccel.compressing.litert.conversion_child import ConversionChild
+from tfaccel.compressing.litert.file import slim
+from tfaccel.compressing.litert.int8_scales import int8_content
+from tfaccel.compressing.litert.post_training import Converter, Rows
 from tfaccel.compressing.methods import FLOAT32, Method, parts_of
-from tfaccel.compressing.post_training import Converter, Rows
-from tfaccel.compressing.tfmot_methods import check_method, tfmot_variant
-from tfaccel.compressing.tfmot_options import TfmotOptions
+from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
+from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.weight_only import check_quantizer, quantize_weights
 from tfaccel.errors import CompressionError

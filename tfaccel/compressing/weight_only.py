@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from tfaccel.compressing.post_training import quiet_conversion
+from tfaccel.compressing.litert.post_training import quiet_conversion
 from tfaccel.errors import CompressionError, VersionError
 
 _PACKAGE = "litert_quantizer"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.boxed_images import BoxedImages, BoxedSplit
-from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.images.moves import ImageMoves
 
 _MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)
 
 
 class BoxData(Batches):
-    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.box_batches.target_maps`.
+    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.batches.target_maps`.
 
     Args:
         images: what to batch, a `BoxedImages`.
@@ -37,6 +37,6 @@ class BoxData(Batches):
         return split
 
     def _batches(self) -> Any:
-        from tfaccel.data.box_batches import BoxBatches
+        from tfaccel.data.boxes.batches import BoxBatches
 
         return BoxBatches(self.source, self._moves)

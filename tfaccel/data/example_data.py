@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.digits import digits
 from tfaccel.data.epoch_positions import Shard
-from tfaccel.data.image_files import read_image_set
-from tfaccel.data.number_rows import read_number_rows
-from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES
-from tfaccel.data.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
+from tfaccel.data.tables.number_rows import read_number_rows
 
 _ROWS_AT_ONCE = 512
 
@@ -79,7 +79,7 @@ class ExampleData(Batches):
         return self._with_noise(shuffled, global_batch_size=global_batch_size, **part)
 
     def _with_noise(self, values: Any, **part: Any) -> Any:
-        from tfaccel.data.noise_batches import with_noise
+        from tfaccel.data.images.noise_batches import with_noise
 
         return with_noise(values, self._latent_size, **part).map(_with_targets)
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tfaccel.data.batches import Batches
 from tfaccel.data.epoch_positions import Shard
-from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.image_set import ImageSet
+from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.images.moves import ImageMoves
 
 
 class GanData(Batches):
@@ -47,14 +47,14 @@ class GanData(Batches):
         return (pixels - self.source.pixel_mean) / self.source.pixel_scale, labels.argmax(axis=1)
 
     def _batches(self) -> Any:
-        from tfaccel.data.image_batches import ImageBatches
+        from tfaccel.data.images.batches import ImageBatches
 
         return ImageBatches(self.source, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0))
 
     def _train_data(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
     ) -> Any:
-        from tfaccel.data.noise_batches import with_noise
+        from tfaccel.data.images.noise_batches import with_noise
 
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
         real = self.made().train(global_batch_size, **part)

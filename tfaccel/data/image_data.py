@@ -8,8 +8,8 @@ from typing import Any
 from tfaccel.data.batches import Batches
 from tfaccel.data.cache_choice import CacheOptions, Place
 from tfaccel.data.epoch_positions import Shard, only_shard
-from tfaccel.data.image_moves import ImageMoves
-from tfaccel.data.image_set import ImageSet
+from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.raw_input import ImageInput
 
 _STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
@@ -23,7 +23,7 @@ class ImageData(Batches):
         images: what to batch, an `ImageSet`.
         augmentation: how training images are changed at random: turned, zoomed and shifted a little ("moves"), not at
             all ("none"), or moved and then augmented by batches: "flip", "crop", "randaugment", "mixup", "cutmix" or
-            "cutout"; see `tfaccel.data.image_augmentation`.
+            "cutout"; see `tfaccel.data.images.augmentation`.
         moves: how far images are moved.
         cache: where decoded images are kept: "memory", "disk", "none", or "auto" for the first that has room.
 
@@ -53,13 +53,13 @@ class ImageData(Batches):
         self.augment_mixes_rows = augmentation not in _OF_IMAGES
 
     def _batches(self) -> Any:
-        from tfaccel.data.image_batches import ImageBatches
+        from tfaccel.data.images.batches import ImageBatches
 
         return ImageBatches(self.source, self._moves, cache=self._cache)
 
     @functools.cached_property
     def _layers(self) -> Any:
-        from tfaccel.data.image_augmentation import ImageAugmentation
+        from tfaccel.data.images.augmentation import ImageAugmentation
 
         return ImageAugmentation(self._kind, self.source)
 

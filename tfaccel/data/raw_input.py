@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tfaccel.data.image_set import ImageSet
-from tfaccel.data.table_encoding import TableEncoding
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.tables.encoding import TableEncoding
+from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
 
 FILE_NAME = "raw_input.json"

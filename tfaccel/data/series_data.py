@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.series_augmentation import series_augmentation
-from tfaccel.data.series_set import SeriesSet
+from tfaccel.data.series.augmentation import series_augmentation
+from tfaccel.data.series.series_set import SeriesSet
 
 
 class SeriesData(Batches):
-    """Batches of windows of a series; see `tfaccel.data.series_batches`. The series is `source`.
+    """Batches of windows of a series; see `tfaccel.data.series.batches`. The series is `source`.
 
     Args:
         series: what to cut windows from, a `SeriesSet`.
@@ -55,7 +55,7 @@ class SeriesData(Batches):
         return starts, past, future[..., list(self.source.targets)]
 
     def _batches(self) -> Any:
-        from tfaccel.data.series_batches import SeriesBatches
+        from tfaccel.data.series.batches import SeriesBatches
 
         options = {"window": self._window, "horizon": self._horizon, "augmentation": self._augmentation}
         return SeriesBatches(self.source, **options)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ from typing import Any
 
 from tfaccel.data.batches import Batches
 from tfaccel.data.raw_input import TableInput
-from tfaccel.data.table_options import TableOptions
-from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
-from tfaccel.data.tabular_set import TabularSet, make_tabular_set
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
+from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
 
 
 class TableData(Batches):
@@ -22,7 +22,7 @@ class TableData(Batches):
         embedded: the name of a table that comes with scikit-learn: "breast_cancer", "wine" or "diabetes".
         classification: whether the target is a class; otherwise it is a number.
         target: the column that is predicted.
-        **options: further fields of `tfaccel.data.table_options.TableOptions`: how the table is read.
+        **options: further fields of `tfaccel.data.tables.options.TableOptions`: how the table is read.
 
     Raises:
         DataError: if the table cannot be used; the message names the column, and the row where there is one.
@@ -55,6 +55,6 @@ class TableData(Batches):
         super().__init__(table, self._batches, num_train_examples=num_rows, several_epochs=True, raw_input=raw_input)
 
     def _batches(self) -> Any:
-        from tfaccel.data.tabular_batches import TabularBatches
+        from tfaccel.data.tables.batches import TabularBatches
 
         return TabularBatches(self.source, one_hot=self._one_hot)

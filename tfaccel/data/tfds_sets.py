@@ -14,10 +14,10 @@ from typing import Any
 
 from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.example_message import decode_example
-from tfaccel.data.image_set import ImageSet
-from tfaccel.data.text_labels import LabelledTexts, labelled_texts
+from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.images.tfrecords import ImageFeatures, read_tfrecord_images
+from tfaccel.data.texts.labels import LabelledTexts, labelled_texts
 from tfaccel.data.tfrecord_files import RecordIndex
-from tfaccel.data.tfrecord_images import ImageFeatures, read_tfrecord_images
 from tfaccel.errors import DataError
 from tfaccel.processes.child import ProcessError, run_program
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.column_kinds import as_numbers
 from tfaccel.data.raw_input import RawInput, TableInput
-from tfaccel.data.table import Table
-from tfaccel.data.table_files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
-from tfaccel.data.table_gaps import gaps_of
+from tfaccel.data.tables.column_kinds import as_numbers
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.data.tables.gaps import gaps_of
+from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.exporting.json_lines import (
     JSON_LINES_SUFFIXES,

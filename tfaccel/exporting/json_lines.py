@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.table import Column, Table
+from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 

@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.conversion import Conversion
-from tfaccel.compressing.conversion_child import ConversionChild, ConversionError
+from tfaccel.compressing.litert.conversion import Conversion
+from tfaccel.compressing.litert.conversion_child import ConversionChild, ConversionError
+from tfaccel.compressing.litert.unsupported_layers import layers_with, refused_operations
 from tfaccel.compressing.methods import FLOAT32
-from tfaccel.compressing.unsupported_layers import layers_with, refused_operations
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.litert_metadata import with_metadata

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.litert_schema import check_litert
-from tfaccel.compressing.runtime_measures import default_num_threads
+from tfaccel.compressing.comparison.runtime_measures import default_num_threads
+from tfaccel.compressing.litert.schema import check_litert
 from tfaccel.data.raw_input import ImageInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace

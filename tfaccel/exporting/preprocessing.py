@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.data.raw_input import ImageInput, TextInput
-from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
+from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"
 # What Python's `\s` and `\w` stand for in texts, in the words of RE2, whose own know English only.
@@ -66,7 +66,7 @@ def _characters(texts: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _words(texts: tf.Tensor) -> tf.RaggedTensor:
-    """Words and signs in lower case, as `tfaccel.data.text_vocabulary.split_text` finds them."""
+    """Words and signs in lower case, as `tfaccel.data.texts.vocabulary.split_text` finds them."""
     lower = tf.strings.lower(texts, encoding="utf-8")
     spaced = tf.strings.regex_replace(lower, f"[{_SPACE}]+", " ")
     apart = tf.strings.regex_replace(spaced, f"([{_WORD}]+|[^{_WORD}{_SPACE}])", r" \1 ")

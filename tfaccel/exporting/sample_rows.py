@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
-from tfaccel.data.table import Column, Table
-from tfaccel.data.table_encoding import NUM_SPECIAL_CODES, OTHER_CODE
-from tfaccel.data.text_vocabulary import NUM_SPECIAL_TOKENS
+from tfaccel.data.tables.encoding import NUM_SPECIAL_CODES, OTHER_CODE
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
 from tfaccel.exporting.signatures import column_names

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.column_kinds import NUMERIC
-from tfaccel.data.table_dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
-from tfaccel.data.table_encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
+from tfaccel.data.tables.column_kinds import NUMERIC
+from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
+from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
 
 _MISSING = r"|na|n/a|nan|null|none|\?"  # texts that stand for a missing value in files, too
 

@@ -39,7 +39,7 @@ _PUBLIC_NAMES = {
     "sample_inputs": "tfaccel.models.sample_judge",
     "spliced": "tfaccel.models.variational",
     "staged_optimizer": "tfaccel.training.staged_optimizer",
-    "table_inputs": "tfaccel.data.table_layers",
+    "table_inputs": "tfaccel.data.tables.layers",
 }
 
 __all__ = sorted(_PUBLIC_NAMES)

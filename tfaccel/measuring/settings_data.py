@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.digits import digits
-from tfaccel.data.few_digits import few_digits
-from tfaccel.data.image_set import split_rows
-from tfaccel.data.series_set import pendulum_series
-from tfaccel.data.table import Table
-from tfaccel.data.tabular_files import EMBEDDED_TARGET, embedded_table
-from tfaccel.data.tabular_set import target_bins
-from tfaccel.data.text_documentation import Topic, documentation_topics, joined_text
-from tfaccel.data.text_pairs import TEST_PART, TextPairs, dates_in_words, summaries_of_topics
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.few_digits import few_digits
+from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.tables.table import Table
+from tfaccel.data.tables.tabular_files import EMBEDDED_TARGET, embedded_table
+from tfaccel.data.tables.tabular_set import target_bins
+from tfaccel.data.texts.documentation import Topic, documentation_topics, joined_text
+from tfaccel.data.texts.pairs import TEST_PART, TextPairs, dates_in_words, summaries_of_topics
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.text_vocabulary import END, PADDING, START, UNKNOWN
+from tfaccel.data.texts.vocabulary import END, PADDING, START, UNKNOWN
 from tfaccel.errors import WorkloadError
 
 _NEVER_WRITTEN = (PADDING, UNKNOWN, START)

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from keras import layers
 
-from tfaccel.data.few_digits import few_digits
-from tfaccel.data.image_batches import ImageBatches
-from tfaccel.data.image_moves import ImageMoves
+from tfaccel.data.images.batches import ImageBatches
+from tfaccel.data.images.few_digits import few_digits
+from tfaccel.data.images.moves import ImageMoves
 from tfaccel.models.backbones import DIGITS_CONVOLUTIONS
 
 DIGITS_SEEN = range(5)

@@ -9,7 +9,7 @@ import keras
 
 import tfaccel.models.language_model
 import tfaccel.models.sequence_to_sequence  # noqa: F401  Layers are known by name once their modules are imported.
-from tfaccel.data.text_vocabulary import Vocabulary
+from tfaccel.data.texts.vocabulary import Vocabulary
 
 
 def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tuple[keras.Model, list[Vocabulary]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.boxed_images import NO_OBJECT
+from tfaccel.data.boxes.boxed_images import NO_OBJECT
 from tfaccel.errors import DataError
 from tfaccel.reporting.image_grid import as_bytes, as_image
 from tfaccel.reporting.picture_files import GREEN, ORANGE, image_axes, new_figure, place_labels, saved, shown
@@ -34,7 +34,7 @@ def box_figure(
 
     Args:
         images: of shape (num_images, size, size, channels).
-        boxes, labels: the true ones, as in `tfaccel.data.boxed_images.BoxedSplit`.
+        boxes, labels: the true ones, as in `tfaccel.data.boxes.boxed_images.BoxedSplit`.
         detections: for each image an object with `boxes`, `labels` and `scores`.
         class_names: a name for each class.
         least_score: detections that are less sure are not drawn.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.series_set import SeriesSet
+from tfaccel.data.series.series_set import SeriesSet
 
 MAX_WINDOWS = 10_000
 _NEIGHBOURS = (1, 3, 5, 10, 20)
@@ -30,7 +30,7 @@ def regression_forecasts(series: SeriesSet, starts: np.ndarray, *, window: int, 
         Name -> forecasts, of shape (num_starts, horizon, num_targets); nothing where the training part is too short.
 
     Example:
-        >>> from tfaccel.data.series_set import pendulum_series
+        >>> from tfaccel.data.series.series_set import pendulum_series
         >>> found = regression_forecasts(pendulum_series(), np.array([3300]), window=4, horizon=2)
         >>> [forecasts.shape for forecasts in found.values()]
         [(1, 2, 2), (1, 2, 2)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tfaccel.data.series_set import SeriesSet
+    from tfaccel.data.series.series_set import SeriesSet
 
 _MAX_ROWS, _MAX_COLUMNS = 4, 2
 _PAST_SHOWN = 4  # times the horizon, of the past

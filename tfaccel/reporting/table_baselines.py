@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.tabular_set import TabularSet
+from tfaccel.data.tables.tabular_set import TabularSet
 
 _PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _NUM_FOLDS = 4

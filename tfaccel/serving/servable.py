@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format
 
-from tfaccel.compressing.litert_archive import is_litert_file
+from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import ExportError, ServeError, VersionError
 from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes

@@ -1,0 +1,1 @@
+"""Variants compared with the model: quality, size and speed."""

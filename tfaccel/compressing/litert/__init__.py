@@ -1,0 +1,1 @@
+"""LiteRT files: conversion, quantization, and what is in them."""

@@ -1,0 +1,153 @@
+"""Batches of images with the maps that an anchor-free detector is trained on; all shapes are fixed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.example_cache import gathered
+from tfaccel.data.images.moves import ImageMoves
+from tfaccel.data.ordered_map import ordered_map
+from tfaccel.errors import DataError
+
+STRIDE = 4  # pixels of the image to a cell of the maps
+NUM_BOX_CHANNELS = 4  # height, width, and where in its cell the centre is: down, across
+_SPREAD = 6.0  # a heat spot's standard deviation is the box's side divided by this
+_MIN_SPREAD = 0.6  # cells
+_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; less is no object any more
+
+
+def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_classes: int) -> np.ndarray:
+    """The maps of one image or of many: heat of each class, then size and place of boxes, then a mask.
+
+    Each object's heat is 1 in the cell of its centre and falls off around it. Sizes (in cells) and places in the cell
+    stand at the centre's cell only, where the mask is 1.
+
+    Args:
+        boxes: of shape (num_images, most_objects, 4), in pixels.
+        labels: of shape (num_images, most_objects).
+        image_size: height and width of the images in pixels.
+        num_classes: number of classes.
+
+    Returns:
+        float32, of shape (num_images, cells, cells, num_classes + 5), where cells = image_size / STRIDE.
+
+    Example:
+        >>> maps = target_maps(np.array([[[8.0, 8, 24, 16]]]), np.array([[1]]), image_size=32, num_classes=2)
+        >>> maps.shape, maps[0, 3, 4].tolist()
+        ((1, 8, 8, 7), [0.0, 1.0, 2.0, 4.0, 0.0, 0.0, 1.0])
+    """
+    num_cells = image_size // STRIDE
+    maps = np.zeros((len(boxes), num_cells, num_cells, num_classes + NUM_BOX_CHANNELS + 1), np.float32)
+    cells = np.arange(num_cells)
+    for place in range(labels.shape[1]):  # All images' first objects, then their second ones ...
+        images = np.flatnonzero(labels[:, place] != NO_OBJECT)
+        corners = boxes[images, place].reshape(-1, 2, 2) / STRIDE  # left and top, right and bottom
+        centres, sides = corners.mean(axis=1)[:, ::-1], (corners[:, 1] - corners[:, 0])[:, ::-1]  # down, across
+        of_cells = np.minimum(centres.astype(int), num_cells - 1)
+        distances = (cells - of_cells[..., None]) / np.maximum(sides / _SPREAD, _MIN_SPREAD)[..., None]
+        down, across = np.exp(-0.5 * distances**2).transpose(1, 0, 2)
+        of_class = images, slice(None), slice(None), labels[images, place]
+        maps[of_class] = np.maximum(maps[of_class], down[:, :, None] * across[:, None, :])
+        at_centre = np.concatenate([sides, centres - of_cells, np.ones((len(images), 1))], axis=1)
+        maps[images, of_cells[:, 0], of_cells[:, 1], num_classes:] = at_centre
+    return maps
+
+
+class BoxBatches:
+    """Batches of an image set with boxes: images (float32, raw pixel values) and target maps.
+
+    Args:
+        images: what to batch.
+        moves: how far training images are zoomed and shifted at random; boxes move along. Nothing is turned.
+
+    Raises:
+        DataError: if images could not be cut into cells, or would be turned.
+    """
+
+    def __init__(self, images: BoxedImages, moves: ImageMoves | None) -> None:
+        if images.image_size % (4 * STRIDE) or (moves is not None and moves.rotation):
+            raise DataError(
+                f"Images for detection must have a size that is a multiple of {4 * STRIDE} pixels, and are not turned. "
+                f"Received: image_size={images.image_size}, moves={moves}."
+            )
+        self._images = images
+        self._moves = moves
+        self.test_split = functools.cache(images.test)
+
+    def train(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+    ) -> tf.data.Dataset:
+        """One epoch of full batches; order, scenes and moves follow from seed and epoch.
+
+        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        """
+        num_images, size = self._images.num_train_images, self._images.image_size
+        positions = epoch_positions(num_images, global_batch_size, start_step=start_step, shard=shard, noun="images")
+        generator = np.random.default_rng([seed, epoch, 1])
+        split, places = self._images.train(seed, epoch), positions.ravel()
+        rows = generator.permutation(num_images)[places]
+        boxes, labels = split.boxes[rows], split.labels[rows]
+        transforms = np.tile(np.array([1, 0, 0, 0, 1, 0, 0, 0], np.float32), (len(rows), 1))
+        if self._moves is not None:
+            num_used = num_images // global_batch_size * global_batch_size
+            transforms = self._moves.transforms(generator, num_used, size)[places]
+            boxes, labels = moved_boxes(boxes, labels, transforms, size)
+        read = gathered(split.images)
+        data = tf.data.Dataset.from_tensor_slices((rows, transforms, self._maps(boxes, labels)))
+
+        def batch(rows: Any, transforms: Any, maps: Any) -> Any:
+            images = tf.cast(read(rows), tf.float32)
+            if self._moves is not None:
+                images = tf.raw_ops.ImageProjectiveTransformV3(
+                    images=images,
+                    transforms=transforms,
+                    output_shape=[size, size],
+                    fill_value=0.0,
+                    interpolation="BILINEAR",
+                    fill_mode="CONSTANT",
+                )
+            return tf.ensure_shape(images, [*rows.shape, size, size, self._images.num_channels]), maps
+
+        return ordered_map(data.batch(positions.shape[1], drop_remainder=True), batch)
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The test images in their order; the last batch may have fewer."""
+        split: BoxedSplit = self.test_split()
+        data = tf.data.Dataset.from_tensor_slices((split.images, self._maps(split.boxes, split.labels)))
+        return data.batch(global_batch_size).map(lambda images, maps: (tf.cast(images, tf.float32), maps))
+
+    def _maps(self, boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        num_classes = len(self._images.class_names)
+        return target_maps(boxes, labels, image_size=self._images.image_size, num_classes=num_classes)
+
+
+def moved_boxes(
+    boxes: np.ndarray, labels: np.ndarray, transforms: np.ndarray, image_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes and labels after images were zoomed and shifted; boxes are cut at the edges, or are no objects any more.
+
+    Args:
+        boxes, labels: as in `BoxedSplit`.
+        transforms: as `ImageMoves.transforms` returns them, without rotation.
+        image_size: height and width in pixels.
+
+    Example:
+        >>> half_out = np.array([[1, 0, 10, 0, 1, 0, 0, 0]])
+        >>> moved_boxes(np.array([[[0.0, 0, 20, 20]]]), np.array([[3]]), half_out, 32)[0].tolist()
+        [[[0.0, 0.0, 10.0, 20.0]]]
+    """
+    # The moved image at x shows the old one at a x + c. Pixel i covers i to i + 1, and transforms mean its middle.
+    scale = transforms[:, None, [0, 4]]
+    moved_by = transforms[:, None, [2, 5]] + (scale - 1) * -0.5
+    corners = [(boxes[..., part] - moved_by) / scale for part in (slice(0, 2), slice(2, 4))]
+    whole = np.concatenate(corners, axis=-1)
+    cut = np.clip(whole, 0, image_size)
+    area, left_over = (np.prod(b[..., 2:] - b[..., :2], axis=-1) for b in (whole, cut))
+    visible = left_over > _MIN_VISIBLE * np.maximum(area, 1e-6)
+    return cut.astype(np.float32), np.where(visible, labels, NO_OBJECT)

@@ -1,0 +1,174 @@
+"""Images with boxes from COCO files: JSON with images, annotations and categories, and the images beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.images.image_set import TEST_FRACTION
+from tfaccel.errors import DataError
+
+_LISTS = ("images", "annotations", "categories")
+_FIELDS = {
+    "images": ("id", "file_name"),
+    "annotations": ("id", "image_id", "category_id", "bbox"),
+    "categories": ("id", "name"),
+}
+_SLACK = 1.0  # pixels by which a box may lie outside its image: annotation tools round
+_MAX_BYTES = 2**31
+
+
+def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImages:
+    """The images and boxes of a folder in COCO's format, checked as a whole.
+
+    The folder holds `train.json` and `test.json`, or `annotations.json` alone, of which a fifth of the images (always
+    the same ones) is kept for testing. File names in it are relative to the folder, or to its folders `images`, `train`
+    and `test`. Images are scaled to fit into a square, the rest of which stays black. Crowds (`iscrowd`) are left out.
+
+    Args:
+        data_dir: the folder.
+        image_size: height and width of the square in pixels.
+
+    Raises:
+        DataError: if a file is missing or broken, or an entry is wrong; the message names the entry.
+    """
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder} (`data_dir`).")
+    names = [name for name in ("train.json", "test.json") if (folder / name).exists()]
+    if len(names) == 1:
+        raise DataError(f"{folder} has {names[0]}, but not both train.json and test.json.")
+    paths = [folder / name for name in names or ["annotations.json"]]
+    contents = [_read(path) for path in paths]
+    classes = _classes(contents[0], paths[0])
+    if any(_classes(content, path) != classes for content, path in zip(contents, paths, strict=True)):
+        raise DataError(f"{paths[0]} and {paths[1]} must have the same categories.")
+    listed = [_objects(content, path, classes) for content, path in zip(contents, paths, strict=True)]
+    if len(listed) == 1:
+        listed = _split(listed[0], paths[0])
+    most = max(1, *(len(boxes) for part in listed for _, boxes in part))
+    num_bytes = sum(map(len, listed)) * image_size**2 * 3
+    if num_bytes > _MAX_BYTES:
+        raise DataError(
+            f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
+        )
+    train, test = (_load(part, folder, image_size, most) for part in listed)
+    return BoxedImages(
+        class_names=tuple(classes.values()),
+        image_size=image_size,
+        num_channels=3,
+        most_objects=most,
+        num_train_images=len(train.images),
+        num_test_images=len(test.images),
+        train=lambda seed, epoch: train,
+        test=lambda: test,
+    )
+
+
+_Listed = list[tuple[dict[str, Any], list[tuple[list[float], int]]]]  # each image's entry with its boxes and classes
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"There is no {path}. A folder for detection holds train.json and test.json, or annotations.json, in "
+            "COCO's format."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {path}: {error}. It must be JSON in COCO's format.") from error
+    for name in _LISTS:
+        entries = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or not entries:
+            raise DataError(f"{path} must have a list {name!r} with at least one entry, as COCO's files have.")
+        for number, entry in enumerate(entries):
+            missing = [f for f in _FIELDS[name] if not isinstance(entry, dict) or f not in entry]
+            if missing:
+                raise DataError(f"Entry {number} (from 0) of {name!r} in {path} has no {missing[0]!r}.")
+        ids = [entry["id"] for entry in entries]
+        if len(set(map(str, ids))) < len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise DataError(f"Two entries of {name!r} in {path} have the id {twice!r}.")
+    return content
+
+
+def _classes(content: dict[str, list[dict[str, Any]]], path: Path) -> dict[Any, str]:
+    classes = {entry["id"]: str(entry["name"]) for entry in sorted(content["categories"], key=lambda e: str(e["id"]))}
+    if len(set(classes.values())) < len(classes):
+        raise DataError(f"Two categories in {path} have the same name.")
+    return classes
+
+
+def _objects(content: dict[str, list[dict[str, Any]]], path: Path, classes: dict[Any, str]) -> _Listed:
+    """Each image with its boxes (left, top, width, height) and classes."""
+    numbers = {key: number for number, key in enumerate(classes)}
+    found: dict[Any, tuple[dict[str, Any], list[tuple[list[float], int]]]] = {
+        entry["id"]: ({**entry, "json": path}, []) for entry in content["images"]
+    }
+    for entry in content["annotations"]:
+        where = f"Annotation {entry['id']!r} in {path}"
+        if entry.get("iscrowd"):
+            continue
+        for name, known in (("image_id", found), ("category_id", numbers)):
+            if entry[name] not in known:
+                raise DataError(f"{where} has the {name} {entry[name]!r}, which the file does not have.")
+        box = entry["bbox"]
+        if not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box):
+            raise DataError(f"{where} must have a bbox of four numbers: left, top, width, height. Received: {box!r}.")
+        if not all(np.isfinite(box)) or min(box[2:]) <= 0:
+            raise DataError(f"{where} has a box without area: bbox={box!r}.")
+        _, boxes = found[entry["image_id"]]
+        boxes.append(([*map(float, box), entry["id"]], numbers[entry["category_id"]]))
+    return list(found.values())
+
+
+def _split(listed: _Listed, path: Path) -> list[_Listed]:
+    if len(listed) < 2:
+        raise DataError(f"{path} has one image; two are the least, one to train on and one to test with.")
+    order = np.random.default_rng(0).permutation(len(listed))
+    num_test = max(1, round(TEST_FRACTION * len(listed)))
+    return [[listed[i] for i in sorted(order[num_test:])], [listed[i] for i in sorted(order[:num_test])]]
+
+
+def _load(listed: _Listed, folder: Path, image_size: int, most: int) -> BoxedSplit:
+    images = np.zeros((len(listed), image_size, image_size, 3), np.uint8)
+    boxes = np.zeros((len(listed), most, 4), np.float32)
+    labels = np.full((len(listed), most), NO_OBJECT, np.int64)
+    for row, (entry, objects) in enumerate(listed):
+        pixels, scale, size = _image(entry, folder, image_size)
+        images[row, : pixels.shape[0], : pixels.shape[1]] = pixels
+        for place, ((left, top, width, height, name), label) in enumerate(objects):
+            right, bottom = left + width, top + height
+            if min(left, top) < -_SLACK or right > size[0] + _SLACK or bottom > size[1] + _SLACK:
+                raise DataError(
+                    f"Annotation {name!r} in {entry['json']} lies outside its image {entry['file_name']} of "
+                    f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
+                )
+            boxes[row, place] = np.clip(np.array([left, top, right, bottom]) * scale, 0, image_size)
+            labels[row, place] = label
+    return BoxedSplit(images, boxes, labels)
+
+
+def _image(entry: dict[str, Any], folder: Path, image_size: int) -> tuple[np.ndarray, float, tuple[int, int]]:
+    """An image's pixels, by what it was scaled, and its width and height before."""
+    from PIL import Image
+
+    places = [folder / part / str(entry["file_name"]) for part in (".", "images", "train", "test")]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"Image {entry['id']!r} in {entry['json']}: there is no file {entry['file_name']!r} in {folder}."
+        )
+    try:
+        with Image.open(path) as image:
+            scale = image_size / max(image.size)
+            size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+            return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR)), scale, image.size
+    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
+        raise DataError(f"Cannot read the image {path}: {error}. Mend or remove it.") from error

@@ -1,0 +1,1 @@
+"""Images: what is read, cached, augmented and batched."""

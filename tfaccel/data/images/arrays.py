@@ -1,0 +1,123 @@
+"""Image sets from a `.npz` file with the arrays x_train, y_train, x_test and y_test."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.images.image_set import MAX_DEFAULT_IMAGE_SIZE, MIN_IMAGE_SIZE, ImageSet, ImageSplit
+from tfaccel.errors import DataError
+
+_NAMES = ("x_train", "y_train", "x_test", "y_test")
+
+
+def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
+    """The image set of a `.npz` file, read and checked as a whole.
+
+    Whole numbers from 0 to 255 are pixels as they are; other finite numbers are taken as they are too, and scaled by
+    the mean and standard deviation of the training images.
+
+    Args:
+        path: the file. x_train and x_test have the shape (num_images, height, width) or (num_images, height, width,
+            channels) with 1 or 3 channels; y_train and y_test name each image's class by a number or a text.
+        image_size: height and width to which images are brought; None for their own (the longer side, at most 64).
+
+    Raises:
+        DataError: if the file cannot be read, or the arrays are not as said above.
+
+    Example:
+        >>> import tempfile
+        >>> images, labels = np.zeros((4, 12, 12), np.uint8), ["cat", "dog", "cat", "dog"]
+        >>> with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        ...     np.savez(file.name, x_train=images, y_train=labels, x_test=images, y_test=labels)
+        ...     read_image_arrays(Path(file.name)).class_names
+        ('cat', 'dog')
+    """
+    arrays = _read(path)
+    x_train, x_test = (_images(arrays[name], f"{name} in {path}") for name in ("x_train", "x_test"))
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(
+            f"x_train and x_test in {path} must hold images of one shape. "
+            f"Received: {x_train.shape[1:]} and {x_test.shape[1:]}."
+        )
+    classes, y_train, y_test = _labels(arrays, path)
+    for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
+        if len(x) != len(y):
+            raise DataError(f"In {path}, x_{part} holds {len(x)} images, but y_{part} {len(y)} labels.")
+    pixels_are_bytes = x_train.dtype == x_test.dtype == np.uint8
+    if not pixels_are_bytes:
+        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+    parts = ImageSplit(x_train, y_train), ImageSplit(x_test, y_test)
+    longer_side = max(x_train.shape[1:3])
+    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": _spread(x_train)}
+    return ImageSet(
+        class_names=classes,
+        image_size=image_size or min(max(longer_side, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE),
+        num_channels=x_train.shape[3],
+        num_train_images=len(x_train),
+        num_test_images=len(x_test),
+        load=lambda: parts,
+        **scaling,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            missing = [name for name in _NAMES if name not in file]
+            if missing:
+                raise DataError(
+                    f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
+                    f"Received: {', '.join(file.files) or 'none'}."
+                )
+            return {name: file[name] for name in _NAMES}
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
+
+
+def _images(array: np.ndarray, name: str) -> np.ndarray:
+    """Images of shape (num_images, height, width, channels), uint8 where that loses nothing."""
+    if array.ndim == 3:
+        array = array[..., np.newaxis]
+    if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
+        raise DataError(
+            f"{name} must have the shape (num_images, height, width) or (num_images, height, width, channels) with 1 "
+            f"or 3 channels, and at least one image. Received: shape {array.shape}."
+        )
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{name} must hold numbers. Received: {array.dtype}.")
+    if array.dtype.kind == "f":
+        finite = np.isfinite(array).all(axis=(1, 2, 3))
+        if not finite.all():
+            raise DataError(f"{name} holds NaN or infinity, first in image {int(np.argmin(finite))} (from 0).")
+    elif array.dtype.kind in "ui" and array.min() >= 0 and array.max() <= 255:
+        return array.astype(np.uint8, copy=False)
+    return array
+
+
+def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The classes' names, and the labels as numbers from 0."""
+    labels = [arrays[name] for name in ("y_train", "y_test")]
+    for index, name in enumerate(("y_train", "y_test")):
+        if labels[index].ndim == 2 and labels[index].shape[1] == 1:
+            labels[index] = labels[index][:, 0]
+        if labels[index].ndim != 1 or labels[index].dtype.kind not in "buiU":
+            raise DataError(
+                f"{name} in {path} must hold one whole number or text for each image. "
+                f"Received: {labels[index].dtype}, shape {labels[index].shape}."
+            )
+    classes, train = np.unique(labels[0], return_inverse=True)
+    if len(classes) < 2:
+        raise DataError(f"y_train in {path} must name at least two classes. Received: {', '.join(map(str, classes))}.")
+    unknown = np.setdiff1d(labels[1], classes)
+    if len(unknown):
+        raise DataError(f"y_test in {path} has the class {unknown[0]}, which y_train does not have.")
+    test = np.searchsorted(classes, labels[1])
+    return tuple(map(str, classes)), train.astype(np.int64), test.astype(np.int64)
+
+
+def _spread(images: np.ndarray) -> float:
+    """The standard deviation, 1 where all pixels are equal."""
+    return float(images.std(dtype=np.float64)) or 1.0

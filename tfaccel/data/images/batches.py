@@ -1,0 +1,126 @@
+"""Batches of images as `tf.data`, shuffled and moved about by numbers that are fixed for each epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.cache_choice import CacheOptions
+from tfaccel.data.example_cache import gathered
+from tfaccel.data.images.decoding import decoder
+from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
+from tfaccel.data.images.moves import ImageMoves
+from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
+from tfaccel.data.tfrecord_files import file_states
+
+
+class ImageBatches:
+    """The batches of an image set.
+
+    Everything random about an epoch (order, and how each image is moved) is drawn by numpy from seed and epoch and
+    belongs to a position in the epoch. So an epoch can be repeated exactly, in any process and with any batch size.
+
+    Args:
+        images: what to batch. Files are read and decoded by `tf.data`, once where there is room for what comes out.
+        moves: how far training images are moved at random.
+        cache: where decoded images are kept.
+
+    Example:
+        >>> from tfaccel.data.images.digits import digits
+        >>> images, labels = next(iter(ImageBatches(digits(), ImageMoves()).train(64, seed=0, epoch=0)))
+        >>> images.shape, labels.shape
+        (TensorShape([64, 8, 8, 1]), TensorShape([64, 10]))
+    """
+
+    def __init__(self, images: ImageSet, moves: ImageMoves, *, cache: CacheOptions = AUTOMATIC) -> None:
+        self._images = images
+        self._moves = moves
+        self._cache = cache
+        self._parts = images.load()
+
+    def train(self, global_batch_size: int, *, seed: int, epoch: int, **options: Any) -> tf.data.Dataset:
+        """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
+
+        All batches are full; the images left over are other ones in each epoch. Arguments (`start_step`, `shard` and
+        `augmented` too) and errors are those of `Pipeline.train`.
+        """
+        return self._train.train(global_batch_size, seed=seed, epoch=epoch, **options)
+
+    def augment(self, batch: tuple[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Moves the images of a batch that was made with `augmented=False`, by the numbers that came with it."""
+        pair: tuple[tf.Tensor, tf.Tensor] = self._train.augment(batch)
+        return pair
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The test images in their order, as they are; the last batch may have fewer."""
+        return self._test.test(global_batch_size)
+
+    @functools.cached_property
+    def _train(self) -> Pipeline:
+        moves, size = self._moves, self._images.image_size
+        draw: Callable[[np.random.Generator, int], np.ndarray] = functools.partial(moves.transforms, image_size=size)
+        return self._pipeline(self._parts[0], Augmentation(draw, functools.partial(_moved, size=size)))
+
+    @functools.cached_property
+    def _test(self) -> Pipeline:
+        return self._pipeline(self._parts[1], None)
+
+    def _pipeline(self, part: ImageSplit, augmentation: Augmentation | None) -> Pipeline:
+        num_classes, size = len(self._images.class_names), self._images.image_size
+        cache: CacheOptions | None = None
+        if isinstance(part.images, np.ndarray):
+            read = gathered((_sized(part.images, size), part.labels))
+        else:
+            decode, labels = decoder(part.images, self._images), gathered(part.labels)
+            cache = dataclasses.replace(self._cache, identity=functools.partial(_identity, part.images, self._images))
+
+            def read(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                return decode(rows), labels(rows)
+
+        return Pipeline(
+            read,
+            num_examples=len(part.labels),
+            cache=cache,
+            augmentation=augmentation,
+            noun="images",
+            prepare=lambda pair: (tf.cast(pair[0], tf.float32), tf.one_hot(pair[1], num_classes)),
+        )
+
+
+def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    images, labels = pair
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=images,
+        transforms=transforms,
+        output_shape=[size, size],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+        fill_mode="NEAREST",
+    )
+    return tf.ensure_shape(moved, images.shape), labels
+
+
+def _sized(images: np.ndarray, size: int) -> np.ndarray:
+    """An array of images brought to a height and width; uint8 stays uint8."""
+    if images.shape[1:3] == (size, size):
+        return images
+    with tf.device("/CPU:0"):
+        sized = [tf.image.resize(part, [size, size], antialias=True).numpy() for part in _portions(images)]
+    pixels = np.concatenate(sized)
+    return np.clip(np.round(pixels), 0, 255).astype(np.uint8) if images.dtype == np.uint8 else pixels
+
+
+def _portions(images: np.ndarray) -> list[np.ndarray]:
+    return [images[start : start + 1024] for start in range(0, len(images), 1024)]
+
+
+def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
+    """What tells decoded images from others: the files (by name, size and time of change) and the shape."""
+    if isinstance(images, EncodedImages):
+        return f"{images.identity()} {of.image_size} {of.num_channels}"
+    return f"{file_states(images)} {of.image_size} {of.num_channels}"

@@ -1,0 +1,141 @@
+"""Image sets from what users have: folders of PNG and JPEG files, one for each class, and other places."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.hugging_face import HUGGING_FACE, read_hugging_face_images
+from tfaccel.data.images.arrays import read_image_arrays
+from tfaccel.data.images.encoded import check_images, default_image_size
+from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size, split_rows
+from tfaccel.data.images.tfrecords import read_tfrecord_images
+from tfaccel.data.tfds_sets import TFDS, read_tfds_images
+from tfaccel.data.tfrecord_files import find_tfrecords
+from tfaccel.errors import DataError
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None = None) -> ImageSet:
+    """The images of a folder, a `.npz` file, TFRecord files or a named data set, checked as a whole.
+
+    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Where
+    there is no `test`, a stratified fifth of the images is kept for it, always the same one. Every file is opened and
+    checked here; pixels are read when they are used.
+
+    A folder may hold TFRecord files instead; see `tfrecord_images`. "tfds:NAME" is a data set of TensorFlow Datasets,
+    "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
+
+    Args:
+        data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a data set.
+        image_size: height and width in pixels to which images are brought; None for the median of the images' longer
+            sides, at most 64.
+
+    Raises:
+        DataError: if there is nothing to read, an image cannot be read (it is named), or there are fewer than two
+            classes with images.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+        ...         Path(folder, name).parent.mkdir(exist_ok=True)
+        ...         Image.new("RGB", (24, 16)).save(Path(folder, name))
+        ...     images = read_image_set(folder)
+        >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
+        (('cat', 'dog'), 24, 3, 2)
+    """
+    path = Path(data_dir)
+    if image_size is not None:
+        check_image_size(image_size)
+    for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):
+        if str(data_dir).startswith(start):
+            return read(str(data_dir), image_size=image_size)
+    if find_tfrecords(path):
+        return read_tfrecord_images(path, image_size=image_size)
+    if path.is_dir():
+        return _read_folder(path, image_size)
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return read_image_arrays(path, image_size=image_size)
+    if path.exists():
+        raise DataError(f"`data_dir` must be a folder, TFRecord files or a .npz file. Received: {path}.")
+    raise DataError(f"There is no folder or file {path} (`data_dir`).")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The image files of one folder of classes, in order of their names, and each one's class."""
+
+    paths: tuple[Path, ...]
+    labels: np.ndarray
+
+
+def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
+    parts = [folder / name for name in ("train", "test")]
+    present = [part for part in parts if part.is_dir()]
+    if len(present) == 1 and any(_class_folders(present[0])):
+        other = "test" if present[0].name == "train" else "train"
+        raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
+    is_split = len(present) == 2
+    classes = _class_names(present[0] if is_split else folder)
+    listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
+    headers = check_images([(path, str(path)) for files in listed for path in files.paths])
+    train, test = (_as_split(listed[0]), _as_split(listed[1])) if is_split else _cut(listed[0], classes, folder)
+    return ImageSet(
+        class_names=classes,
+        image_size=image_size or default_image_size(headers),
+        num_channels=1 if all(header.is_grey for header in headers) else 3,
+        num_train_images=len(train.labels),
+        num_test_images=len(test.labels),
+        load=lambda: (train, test),
+    )
+
+
+def _class_folders(folder: Path) -> Iterator[Path]:
+    return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = tuple(entry.name for entry in _class_folders(folder))
+    if len(names) < 2:
+        found = f"one, {names[0]!r}" if names else "none"
+        raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
+    return names
+
+
+def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
+    paths: list[Path] = []
+    labels: list[int] = []
+    unknown = sorted({entry.name for entry in _class_folders(folder)} - set(classes))
+    if unknown:
+        raise DataError(f"{folder} has the class {unknown[0]!r}, which the training images do not have.")
+    for label, name in enumerate(classes):
+        entries = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
+        found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES and not entry.name.startswith(".")]
+        if not found:
+            raise DataError(f"The class folder {folder / name} holds no PNG or JPEG image.")
+        paths += found
+        labels += [label] * len(found)
+    return _Files(tuple(paths), np.array(labels, dtype=np.int64))
+
+
+def _as_split(files: _Files, rows: np.ndarray | None = None) -> ImageSplit:
+    """The files in these rows, or all of them."""
+    rows = np.arange(len(files.paths)) if rows is None else rows
+    return ImageSplit(tuple(str(files.paths[row]) for row in rows), files.labels[rows])
+
+
+def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSplit, ImageSplit]:
+    """The files in a stratified split, training part first."""
+    counts = np.bincount(files.labels)
+    if counts.min() < 2:
+        raise DataError(
+            f"The class folder {folder / classes[int(counts.argmin())]} holds one image; two are the least, one to "
+            "train on and one to test with."
+        )
+    train, test = split_rows(files.labels)
+    return _as_split(files, train), _as_split(files, test)

@@ -1,0 +1,178 @@
+"""Images from TFRecord files, read by record number."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.class_labels import numbered_classes
+from tfaccel.data.example_message import decode_example
+from tfaccel.data.images.encoded import EncodedPart, encoded_image_set
+from tfaccel.data.images.image_set import EncodedImages, ImageSet
+from tfaccel.data.tfrecord_files import RecordIndex, find_tfrecords
+from tfaccel.errors import DataError
+
+_PART = re.compile(r"(?:^|[-_.])(train|test|validation|val)(?=[-_.])")
+_TRAIN, _TEST = "train", ("test", "validation", "val")
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """The names of the features of an example that hold an image and its class.
+
+    Args:
+        image: the bytes of a PNG or JPEG file.
+        label: the class as a whole number, or "" for none.
+        text: the class's name, or "" for none.
+    """
+
+    image: str = "image/encoded"
+    label: str = "image/class/label"
+    text: str = "image/class/text"
+
+
+FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow's convention; TensorFlow Datasets'
+
+
+class RecordImages(EncodedImages):
+    """The images in the records of TFRecord files.
+
+    Args:
+        index: the records.
+        feature: the name of the feature that holds the image.
+    """
+
+    def __init__(self, index: RecordIndex, feature: str) -> None:
+        self._index, self._feature = index, feature
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, rows: np.ndarray) -> list[bytes]:
+        """The bytes of the images with these numbers."""
+        return [decode_example(self._index.read(int(row)))[self._feature][0] for row in rows]
+
+    def identity(self) -> str:
+        """A text that is another one when the images are others."""
+        return f"{self._index.identity()} {self._feature}"
+
+
+def read_tfrecord_images(
+    place: str | os.PathLike[str] | Sequence[Sequence[Path]],
+    *,
+    image_size: int | None = None,
+    class_names: Sequence[str] | None = None,
+    features: ImageFeatures | None = None,
+) -> ImageSet:
+    """The images of TFRecord files, each record of which is read and checked.
+
+    A record is a `tf.train.Example` with a PNG or JPEG image and its class, under the names of `ImageFeatures` or as
+    TensorFlow Datasets names them (`image`, `label`). Where the files' names have the word train and others have test
+    (or validation), those are the parts; otherwise a stratified fifth of the images is kept for testing.
+
+    Records are read by number: shuffled by index, each worker its own, and none that comes before where a run goes on.
+
+    Args:
+        place: a folder, a pattern such as `data/*.tfrecord`, or one file; or the files of each part.
+        image_size: height and width in pixels to which images are brought; None for what suits them.
+        class_names: a name for each number; None: the text beside the number, or the number itself.
+        features: where image and class stand in a record; None: as said above.
+
+    Raises:
+        DataError: if a record is damaged (file and record are named), has no image or class, or classes do not fit.
+
+    Example:
+        >>> import io, tempfile
+        >>> from PIL import Image
+        >>> from tfaccel.data.tfrecord_files import write_tfrecords
+        >>> picture = io.BytesIO()
+        >>> Image.new("L", (12, 10)).save(picture, "PNG")
+        >>> example = {"image/encoded": picture.getvalue(), "image/class/text": "cat"}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = write_tfrecords(2 * [example, {**example, "image/class/text": "dog"}], folder)
+        ...     images = read_tfrecord_images(folder)
+        >>> images.class_names, images.image_size, images.num_train_images
+        (('cat', 'dog'), 12, 2)
+    """
+    if isinstance(place, str | os.PathLike):
+        source, files = str(place), _parts(str(place), find_tfrecords(place))
+    else:
+        source, files = (
+            ", ".join(sorted({str(path.parent) for part in place for path in part})),
+            [list(part) for part in place],
+        )
+    indexes = [RecordIndex.of(part) for part in files]
+    if not all(map(len, indexes)):
+        raise DataError(f"The TFRecord files of {source} must hold records. Received: a part without any.")
+    features = features or _features(indexes[0])
+    found = [list(_labels(index, features)) for index in indexes]
+    labels: list[list[int | str]] = [[label for label, _ in part] for part in found]
+    if class_names is None:
+        labels = _named(found)
+    names, numbers = numbered_classes(labels, source, class_names)
+    parts = [
+        EncodedPart(RecordImages(index, features.image), rows, index.name)
+        for index, rows in zip(indexes, numbers, strict=True)
+    ]
+    return encoded_image_set(parts, names, source=source, image_size=image_size)
+
+
+def _parts(place: str, paths: list[Path]) -> list[list[Path]]:
+    """The files to train on and to test with, or all of them in one part."""
+    if not paths:
+        raise DataError(f"There is no TFRecord file at {place}. Their names end in .tfrecord.")
+    groups: dict[str, list[Path]] = {}
+    for path in paths:
+        match = _PART.search(path.name)
+        groups.setdefault(match[1] if match else "", []).append(path)
+    if len(groups) == 1:
+        return [paths]
+    held_out = next((word for word in _TEST if word in groups), "")
+    if "" in groups or _TRAIN not in groups:
+        raise DataError(f"Of the TFRecord files of {place}, only some are named train or test. Name all, or none.")
+    return [groups[_TRAIN], groups[held_out]]
+
+
+def _features(index: RecordIndex) -> ImageFeatures:
+    there = decode_example(index.read(0))
+    for features in FEATURES:
+        if features.image in there and (features.label in there or features.text in there):
+            return features
+    wanted = FEATURES[0]
+    raise DataError(
+        f"The {index.name(0)} must have the features {wanted.image!r} and {wanted.label!r} (or {wanted.text!r}). "
+        f"Received: {', '.join(there) or 'none'}."
+    )
+
+
+def _labels(index: RecordIndex, features: ImageFeatures) -> Iterator[tuple[int | str, str]]:
+    """What each record says of its class: a number (or a text where there is none), and a text."""
+    for row in range(len(index)):
+        try:
+            example = decode_example(index.read(row))
+        except DataError as error:
+            raise DataError(f"Cannot read the {index.name(row)}: {error}") from error
+        images, labels, texts = (example.get(name, []) for name in (features.image, features.label, features.text))
+        text = texts[0].decode(errors="replace") if texts and isinstance(texts[0], bytes) else ""
+        label = labels[0] if labels else text
+        if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
+            raise DataError(
+                f"The {index.name(row)} must have one image in {features.image!r}, and its class in "
+                f"{features.label!r} or {features.text!r}. Received: {', '.join(example) or 'nothing'}."
+            )
+        yield label, text
+
+
+def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:
+    """The text of each example's class where there are texts; otherwise its number."""
+    pairs = {pair for part in parts for pair in part}
+    if not all(text for _, text in pairs):
+        return [[label for label, _ in part] for part in parts]
+    if not len({label for label, _ in pairs}) == len({text for _, text in pairs}) == len(pairs):
+        raise DataError("Every number of a class must have one text, and every text one number, in TFRecord files.")
+    return [[text for _, text in part] for part in parts]

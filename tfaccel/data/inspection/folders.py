@@ -1,0 +1,116 @@
+"""The files of class folders, listed whatever is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from tfaccel.data.inspection.findings import Finding, Progress
+from tfaccel.errors import DataError
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Files in class folders.
+
+    Args:
+        paths: the files, in the order of their names.
+        parts: "train" or "test" for each.
+        labels: the class folder of each.
+        findings: class folders without files, and files of other kinds.
+    """
+
+    paths: tuple[Path, ...]
+    parts: np.ndarray
+    labels: np.ndarray
+    findings: tuple[Finding, ...]
+
+
+def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
+    """The files with these endings in the class folders of `folder`, or of its `train` and `test`.
+
+    Raises:
+        DataError: if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     Path(name, "cat").mkdir()
+        ...     _ = Path(name, "cat", "1.txt").write_text("purrs")
+        ...     list_labelled_files(Path(name), (".txt",)).labels.tolist()
+        ['cat']
+    """
+    parts = {name: folder / name for name in ("train", "test") if (folder / name).is_dir()}
+    if len(parts) < 2:
+        parts = {"train": folder}
+    paths: list[Path] = []
+    where: list[str] = []
+    labels: list[str] = []
+    findings = []
+    for part, root in parts.items():
+        loose = sorted(entry.name for entry in root.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        if loose:
+            text = f"{len(loose)} files lie in no class folder (first {loose[0]})"
+            findings.append(Finding("other files", str(root), text, "They are not used."))
+        for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
+            if class_folder.name.startswith("."):
+                continue
+            files = sorted(entry for entry in class_folder.iterdir() if not entry.name.startswith("."))
+            found = [file for file in files if file.is_file() and file.suffix.lower() in suffixes]
+            others = [file.name for file in files if file not in found]
+            if others:
+                text = f"{len(others)} entries do not end in {', '.join(suffixes)} (first {others[0]})"
+                findings.append(Finding("other files", str(class_folder), text, "They are not used."))
+            if not found:
+                findings.append(Finding("empty class", str(class_folder), "it holds no file to use", "Remove it."))
+            paths += found
+            where += [part] * len(found)
+            labels += [class_folder.name] * len(found)
+    if not paths:
+        raise DataError(f"{folder} has no class folders with files that end in {', '.join(suffixes)}.")
+    return LabelledFiles(tuple(paths), np.array(where), np.array(labels, dtype=object), tuple(findings))
+
+
+def read_labelled_files(
+    files: LabelledFiles,
+    folder: Path,
+    read: Callable[[Path], Content | Finding],
+    *,
+    noun: str,
+    every: int,
+    progress: Progress,
+) -> tuple[list[Content], list[int], list[Finding]]:
+    """What each file holds, the rows of those that could be read, and the findings with those of the others.
+
+    Args:
+        files: the files.
+        folder: where they are from.
+        read: returns what a file holds, or a finding where it cannot be read.
+        noun: what the files are, for messages.
+        every: files between two reports of progress.
+        progress: is told the noun, the files read, and their number.
+
+    Raises:
+        DataError: if no file can be read.
+    """
+    contents, rows, findings = [], [], list(files.findings)
+    for row, file in enumerate(files.paths):
+        if row % every == 0:
+            progress(noun.capitalize(), row, len(files.paths))
+        content = read(file)
+        if isinstance(content, Finding):
+            findings.append(content)
+        else:
+            contents.append(content)
+            rows.append(row)
+    if not contents:
+        raise DataError(
+            f"None of the {len(files.paths)} {noun} in {folder} can be read; the first is {files.paths[0]}."
+        )
+    return contents, rows, findings

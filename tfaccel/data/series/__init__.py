@@ -1,0 +1,1 @@
+"""Time series: windows and their batches."""

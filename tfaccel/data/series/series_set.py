@@ -1,0 +1,203 @@
+"""The noun `SeriesSet`: numbers over time, cut by time into a training and a test part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.series.double_pendulum import double_pendulum
+from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
+from tfaccel.data.tables.files import read_table
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.errors import DataError
+
+TEST_PART = 0.2
+CALIBRATION_PART = 0.1  # of the training part, its end
+_NUM_PENDULUM_SAMPLES = 4000
+_PENDULUM_SECONDS = 0.05
+_UNEVEN = 1.5  # times the usual step: a gap
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesSet:
+    """Numbers over time.
+
+    Args:
+        source: where they are from.
+        names: of the columns, all of which the model sees.
+        targets: numbers of the columns that are forecast.
+        values: float32, of shape (num_times, num_columns).
+        num_train: rows of the training part; the others come later in time, for testing. The last tenth of the training
+            part is kept for making intervals as wide as they have to be.
+        report: {"num_imputed": column -> values that were filled in, "num_gaps": steps longer than usual,
+            "ignored": columns without numbers}.
+        times: when the values were, dates (datetime64) or numbers, of shape (num_times,); None if that is not known.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    targets: tuple[int, ...]
+    values: np.ndarray
+    num_train: int
+    report: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    times: np.ndarray | None = field(default=None, hash=False)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of the columns that are forecast."""
+        return tuple(self.names[number] for number in self.targets)
+
+    @property
+    def num_fitted(self) -> int:
+        """Rows that models are fitted to."""
+        return self.num_train - round(CALIBRATION_PART * self.num_train)
+
+    def means_and_deviations(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each column in the training part; 1 in place of a deviation of 0."""
+        values = self.values[: self.num_train].astype(np.float64)
+        return values.mean(axis=0).tolist(), [deviation or 1.0 for deviation in values.std(axis=0).tolist()]
+
+    def num_windows(self, window: int, horizon: int) -> int:
+        """Windows to train on: all whose forecast ends among the rows that models are fitted to.
+
+        Raises:
+            DataError: if the parts are too short for a window of the past and a horizon behind it.
+        """
+        num_test = len(self.values) - self.num_train
+        if self.num_fitted < window + horizon + 1 or num_test < horizon:
+            raise DataError(
+                f"{self.source} has {self.num_fitted} rows to train on and {num_test} to test with; a window of "
+                f"{window} and a horizon of {horizon} need {window + horizon + 1} and {horizon}. Make them shorter."
+            )
+        return self.num_fitted - window - horizon + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """What the model's inputs and outputs are, as JSON-serialisable data."""
+        about = asdict(self)
+        del about["values"], about["times"]
+        return {**about, "target_names": self.target_names, "num_test": len(self.values) - self.num_train}
+
+
+def pendulum_series() -> SeriesSet:
+    """Both angles of a double pendulum, 4,000 samples of 0.05 s, measured with an error of 0.01 rad.
+
+    Example:
+        >>> pendulum_series().values.shape
+        (4000, 2)
+    """
+    values = double_pendulum(_NUM_PENDULUM_SAMPLES, sample_seconds=_PENDULUM_SECONDS).astype(np.float32)
+    num_train = round((1 - TEST_PART) * len(values))
+    return SeriesSet(
+        source="a double pendulum",
+        names=("upper angle", "lower angle"),
+        targets=(0, 1),
+        values=values,
+        num_train=num_train,
+    )
+
+
+def read_series(
+    path: str | os.PathLike[str], *, time_column: str | None, target: str | None = None, encoding: str = "utf-8"
+) -> SeriesSet:
+    """The series in a CSV or Parquet file, a row for each time, the last fifth of the rows for testing.
+
+    Missing numbers are filled in along a straight line between their neighbours. Columns without numbers are not used.
+
+    Args:
+        path: the file.
+        time_column: the column with the times: numbers, or dates as ISO 8601 writes them.
+        target: the column that is forecast, or several with commas between; None for all.
+        encoding: of a CSV file.
+
+    Raises:
+        DataError: if the file cannot be read, a column is missing, a time cannot be read or is not later than the one
+            before (the row is named), or there is no number to forecast.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder, "s.csv")
+        ...     _ = file.write_text("day,sales\\n" + "\\n".join(f"2024-01-{day:02},{day}" for day in range(1, 31)))
+        ...     read_series(file, time_column="day").num_train
+        24
+    """
+    table = read_table(path, encoding=encoding)
+    if time_column is None:
+        raise DataError(
+            f"Say which column of {table.source} holds the times: time_column=NAME (--time_column=NAME). "
+            f"Columns: {', '.join(table.names)}."
+        )
+    times, seconds = _times(table.column(time_column), table.source)
+    steps = np.diff(seconds)
+    wanted = [name.strip() for name in target.split(",")] if target else []
+    for name in wanted:
+        table.column(name)
+    used: list[Column] = []
+    ignored: list[Column] = []
+    for column in table.columns:
+        if column.name != time_column:
+            is_number = column.name in wanted or (kind_of(column) == NUMERIC and not column.missing.all())
+            (used if is_number else ignored).append(column)
+    if not used:
+        raise DataError(f"{table.source} has no column of numbers beside {time_column!r}.")
+    numbers = [as_numbers(column, table.source) for column in used]
+    names = tuple(column.name for column in used)
+    report = {
+        "num_imputed": {
+            name: int(np.isnan(n).sum()) for name, n in zip(names, numbers, strict=True) if np.isnan(n).any()
+        },
+        "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))) if len(steps) else 0,
+        "ignored": [column.name for column in ignored],
+    }
+    filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)
+    return SeriesSet(
+        source=table.source,
+        names=names,
+        values=filled.astype(np.float32),
+        report=report,
+        times=times,
+        targets=tuple(names.index(name) for name in wanted) or tuple(range(len(names))),
+        num_train=round((1 - TEST_PART) * len(filled)),
+    )
+
+
+def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Times as dates where they are dates, and as numbers (seconds for dates); each later than the one before."""
+    times: list[float] = []
+    has_dates = False
+    for row, text in enumerate(column.texts().tolist(), 1):
+        try:
+            times.append(float(text))
+        except (TypeError, ValueError):
+            times.append(_date(text, row, column.name, source))
+            has_dates = True
+        if len(times) > 1 and not times[-1] > times[-2]:
+            raise DataError(
+                f"Column {column.name!r} of {source} must rise from row to row, but row {row} below the header has "
+                f"{text!r} after {column.texts()[row - 2]!r}. Sort the rows, and keep one of each time."
+            )
+    seconds = np.array(times)
+    return (seconds * 1000).astype("datetime64[ms]") if has_dates else seconds, seconds
+
+
+def _date(text: str | None, row: int, name: str, source: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError as error:
+        raise DataError(
+            f"Column {name!r} of {source} must hold times, but row {row} below the header has {text!r}. "
+            "Write numbers, or dates such as 2024-05-31 or 2024-05-31T14:00."
+        ) from error
+    return (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+
+
+def _filled(name: str, numbers: np.ndarray, table: Table) -> np.ndarray:
+    is_there = ~np.isnan(numbers)
+    if not is_there.any():
+        raise DataError(f"Column {name!r} of {table.source} holds no number.")
+    return np.interp(np.arange(len(numbers)), np.flatnonzero(is_there), numbers[is_there])

@@ -1,0 +1,1 @@
+"""Tables: columns, their encoding, and batches of rows."""

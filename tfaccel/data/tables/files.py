@@ -1,0 +1,160 @@
+"""Tables from files: CSV with Python's own reader, Parquet with pyarrow (the extra `data`)."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.errors import DataError
+
+CSV_SUFFIXES = (".csv", ".tsv")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+# Texts that stand for a missing value, in lower case.
+_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+_DELIMITERS = ",;\t|"
+_MAX_FIELD_LENGTH = 2**24  # characters
+
+
+def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Table:
+    """The table in a CSV or Parquet file.
+
+    A CSV file has a header; its fields are separated by commas, semicolons, tabs or bars, whichever the header has
+    most of. Empty fields, NA, N/A, NaN, null, None and ? are missing values. Every column of a CSV file comes as texts.
+    A column without a name, such as the first one that pandas writes, is called by its place: column_1.
+
+    Args:
+        path: the file.
+        encoding: of a CSV file, by its name in Python.
+
+    Raises:
+        DataError: if there is no such file, the encoding is unknown or another one, or the file is broken; the message
+            names the line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "pets.csv")
+        ...     _ = path.write_text("name;age\\nMia;3\\nRex;\\n")
+        ...     read_table(path).column("age").values.tolist()
+        ['3', None]
+    """
+    file = Path(path)
+    if not file.exists():
+        raise DataError(f"There is no file {file}.")
+    suffix = file.suffix.lower()
+    if not file.is_file() or suffix not in CSV_SUFFIXES + PARQUET_SUFFIXES:
+        raise DataError(
+            f"A table must be a file that ends in {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}. Received: {file}."
+        )
+    table = _read_csv(file, _codec(encoding)) if suffix in CSV_SUFFIXES else _read_parquet(file)
+    if table.num_rows == 0:
+        raise DataError(f"{file} has a header, but no rows.")
+    return table
+
+
+def _codec(encoding: str) -> str:
+    try:
+        name = codecs.lookup(str(encoding)).name
+    except LookupError as error:
+        raise DataError(
+            f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."
+        ) from error
+    return "utf-8-sig" if name == "utf-8" else name  # which leaves out the mark that spreadsheets put first
+
+
+def _read_csv(path: Path, encoding: str) -> Table:
+    csv.field_size_limit(_MAX_FIELD_LENGTH)
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            lines = _parsed(file, path)
+            header = _header(next(lines, []), path)
+            rows = [row for row in lines if row]
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not written in {error.encoding}: byte {error.object[error.start]:#04x} cannot be read. "
+            "Say how it is encoded, for example --encoding=latin-1."
+        ) from error
+    except UnicodeError as error:
+        raise DataError(f"{path} is not written in {encoding}: {error}. Say how it is encoded (--encoding).") from error
+    except (csv.Error, OSError) as error:
+        raise DataError(f"Cannot read {path}: {error}.") from error
+    return Table(str(path), tuple(Column(name, _texts(row[i] for row in rows)) for i, name in enumerate(header)))
+
+
+def _parsed(file: Any, path: Path) -> Iterator[list[str]]:
+    """The rows of a CSV file, the header first; each has as many fields as the header."""
+    first = file.readline()
+    if "\0" in first:
+        raise DataError(f"{path} is no text: its first line holds a zero byte.")
+    delimiter = max(_DELIMITERS, key=first.count)
+    file.seek(0)
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    num_fields = None
+    for row in reader:
+        num_fields = num_fields or len(row)
+        if row and len(row) != num_fields:
+            raise DataError(
+                f"Line {reader.line_num} of {path} has {len(row)} fields, but the header has {num_fields}. Mend it."
+            )
+        yield row
+
+
+def _header(names: list[str], path: Path) -> list[str]:
+    names = [name.strip() for name in names]
+    if not any(names):
+        raise DataError(f"{path} is empty: its first line must be a header with the columns' names.")
+    names = [name or f"column_{number}" for number, name in enumerate(names, 1)]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a name of its own.")
+    return names
+
+
+def _texts(values: Iterator[str]) -> np.ndarray:
+    """An object array of texts, equal ones kept once, None for what is missing."""
+    kept: dict[str, str | None] = {}
+    found = []
+    for value in values:
+        if value not in kept:
+            text = value.strip()
+            kept[value] = None if text.lower() in _MISSING else text
+        found.append(kept[value])
+    column = np.empty(len(found), dtype=object)
+    column[:] = found
+    return column
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            f"Reading {path} needs pyarrow, which is not installed. Install it: pip install 'tfaccel[data]'. "
+            "Or write the table as CSV."
+        ) from error
+    try:
+        read = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"Cannot read {path}: {error}.") from error
+    _header(list(read.column_names), path)
+    return Table(str(path), tuple(_parquet_column(name, read.column(name), path) for name in read.column_names))
+
+
+def _parquet_column(name: str, values: Any, path: Path) -> Column:
+    from pyarrow import types
+
+    kind = values.type
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        numbers = [np.nan if value is None else float(value) for value in values.to_pylist()]
+        return Column(name, np.array(numbers, dtype=np.float64))
+    if types.is_nested(kind):
+        raise DataError(f"Column {name!r} of {path} holds {kind}; a column must hold numbers or texts.")
+    return Column(name, _texts("" if value is None else str(value) for value in values.to_pylist()))

@@ -1,0 +1,93 @@
+"""Rows of a table that hold what no training row was like: gaps where there were none, categories never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfaccel.data.tables.encoding import OTHER_CODE, TableEncoding
+from tfaccel.data.tables.table import Table
+
+
+@dataclass(frozen=True)
+class TableGaps:
+    """What a model cannot know of a table's rows.
+
+    Args:
+        empty: rows without a value in any column that the model takes: booleans.
+        missing: column -> rows that miss its value, though no training row did.
+        unseen: column -> rows with a category that no training row had, where training had no rare ones to go by.
+        rare: column -> rows with a category that no training row had, which counts as the rare ones of training.
+        fill: column -> what stands for such a value if it is predicted all the same.
+    """
+
+    empty: np.ndarray
+    missing: Mapping[str, np.ndarray]
+    unseen: Mapping[str, np.ndarray]
+    rare: Mapping[str, np.ndarray]
+    fill: Mapping[str, str]
+
+    def reasons(self) -> dict[int, str]:
+        """Row -> what it holds that the model cannot know."""
+        found: dict[int, list[str]] = {}
+        for rows_of, text in (
+            (self.missing, "misses {!r}, which no training row does"),
+            (self.unseen, "has a {!r} that no training row has"),
+        ):
+            for name, rows in rows_of.items():
+                for row in np.flatnonzero(rows & ~self.empty).tolist():
+                    found.setdefault(row, []).append(text.format(name))
+        text = "it has no value in any column that the model takes"
+        of_empty = dict.fromkeys(np.flatnonzero(self.empty).tolist(), text)
+        return of_empty | {row: f"it {' and '.join(texts)}" for row, texts in found.items()}
+
+    def lines(self, *, are_filled: bool) -> list[str]:
+        """For each column, in how many rows that is so, and what becomes of them.
+
+        Args:
+            are_filled: whether these rows are predicted all the same.
+        """
+        found = []
+        for rows_of, text in ((self.missing, "is missing in"), (self.unseen, "has a category of its own in")):
+            for name, count in self._counts(rows_of).items():
+                becomes = f"{self.fill[name]} stands for it" if are_filled else "these rows are not predicted"
+                found.append(f"{name!r} {text} {count} of {len(self.empty)} rows, and in no training row; {becomes}")
+        for name, count in self._counts(self.rare).items():
+            text = f"{name!r} has a category in {count} of {len(self.empty)} rows that no training row has"
+            found.append(f"{text}; it counts as the rare ones")
+        return found
+
+    def _counts(self, rows_of: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Column -> how many of the rows that are not empty; columns with one at least."""
+        counts = {name: int(np.sum(rows & ~self.empty)) for name, rows in rows_of.items()}
+        return {name: count for name, count in counts.items() if count}
+
+
+def gaps_of(encoding: TableEncoding, table: Table) -> TableGaps:
+    """What no training row was like.
+
+    Example:
+        >>> from tfaccel.data.tables.table import Column
+        >>> from tfaccel.data.tables.encoding import NumericColumn
+        >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
+        >>> table = Table("made up", (Column("age", np.array([30.0, np.nan])), Column("id", np.array([1.0, 2.0]))))
+        >>> gaps_of(encoding, table).reasons()
+        {1: 'it has no value in any column that the model takes'}
+    """
+    missing_of = {source: table.column(source).missing for source in encoding.sources}
+    may_miss = {column.source for column in encoding.numeric if column.has_missing}
+    may_miss |= {column.name for column in encoding.categorical if column.has_missing}
+    fill = {column.source: f"the median, {column.center:g}," for column in encoding.numeric if column.date is None}
+    fill |= {column.source: "the median date" for column in encoding.numeric if column.date is not None}
+    fill |= {column.name: "a category that was not trained" for column in encoding.categorical}
+    others = {column.name: column.codes(table.column(column.name)) == OTHER_CODE for column in encoding.categorical}
+    has_rare = {column.name: column.has_rare for column in encoding.categorical}
+    return TableGaps(
+        empty=np.all(list(missing_of.values()), axis=0),
+        missing={name: rows for name, rows in missing_of.items() if name not in may_miss},
+        unseen={name: rows for name, rows in others.items() if not has_rare[name]},
+        rare={name: rows for name, rows in others.items() if has_rare[name]},
+        fill=fill,
+    )

@@ -1,0 +1,51 @@
+"""The first layers of a model for tables: raw numbers are scaled and filled in, categories embedded, in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from tfaccel.data.tables.encoding import TableEncoding
+from tfaccel.data.tables.features import embedding_width
+
+
+def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
+    """The model's inputs, and a tensor of shape (num_rows, num_features) that describes each row.
+
+    Numbers are centred on the median and divided by the standard deviation of the training rows; a missing one counts
+    as the median, and a column that misses some has a second feature that says where. All of this is float32, under
+    mixed precision too: raw numbers may need more than 16 bits. Only Keras's own layers and operations are used, so
+    that a saved model loads anywhere.
+
+    Returns:
+        Inputs by name, as `TableEncoding.encode` gives them; and the tensor.
+
+    Example:
+        >>> from tfaccel.data.tables.encoding import NumericColumn
+        >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 10.0, True),), categorical=(), target="pays")
+        >>> inputs, features = table_inputs(encoding)
+        >>> keras.Model(inputs, features)({"numbers": ops.array([[50.0], [float("nan")]])}).numpy().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    inputs: dict[str, Any] = {}
+    features = []
+    if encoding.numeric:
+        numbers = inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
+        scale = layers.Normalization(
+            mean=[column.center for column in encoding.numeric],
+            variance=[column.scale**2 for column in encoding.numeric],
+            dtype="float32",
+            name="scale",
+        )
+        features.append(ops.nan_to_num(scale(numbers), nan=0.0))
+        gaps = [number for number, column in enumerate(encoding.numeric) if column.has_missing]
+        if gaps:
+            features.append(ops.cast(ops.isnan(ops.take(numbers, gaps, axis=1)), "float32"))
+    if encoding.categorical:
+        inputs["categories"] = keras.Input((len(encoding.categorical),), name="categories", dtype="int32")
+        for number, column in enumerate(encoding.categorical):
+            embed = layers.Embedding(column.num_codes, embedding_width(column.num_codes), name=f"embedding_{number}")
+            features.append(embed(inputs["categories"][:, number]))
+    return inputs, layers.Concatenate(name="features")(features) if len(features) > 1 else features[0]

@@ -1,0 +1,81 @@
+"""Rows of numbers from a table: standardised, gaps filled, cut into a training and a test part."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfaccel.data.images.image_set import TEST_FRACTION
+from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
+from tfaccel.data.tables.files import read_table
+from tfaccel.errors import DataError
+
+logger = logging.getLogger("tfaccel")
+
+
+@dataclass(frozen=True)
+class NumberRows:
+    """Standardised rows of a table's numeric columns.
+
+    Args:
+        names: the columns.
+        values: float32, of shape (num_rows, num_columns), in the order of the table; each column has the mean 0 and
+            the standard deviation 1 over the training rows.
+        train, test: the row numbers of both parts, from 0.
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
+
+
+def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> NumberRows:
+    """The numeric columns of a CSV or Parquet file; a fifth of the rows, always the same ones, is kept for testing.
+
+    Missing values become their column's median. Columns of texts, and columns with one value only, are left out, which
+    is said once.
+
+    Args:
+        path: the file.
+        encoding: of a CSV file.
+
+    Raises:
+        DataError: if the file cannot be read, a numeric column holds a text (row and column are named), or there are
+            fewer than two columns or ten rows to learn from.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lines = ["a,b,name", *(f"{i},{i * i},x{i % 3}" for i in range(20))]
+        ...     with open(f"{folder}/rows.csv", "w") as file:
+        ...         _ = file.write("\\n".join(lines))
+        ...     rows = read_number_rows(f"{folder}/rows.csv")
+        >>> rows.names, rows.values.shape, len(rows.test)
+        (('a', 'b'), (20, 2), 4)
+    """
+    table = read_table(path, encoding=encoding)
+    if table.num_rows < 10:
+        raise DataError(f"{table.source} has {table.num_rows} rows; ten are the least to learn from.")
+    order = np.random.default_rng(0).permutation(table.num_rows)
+    num_test = int(np.ceil(TEST_FRACTION * table.num_rows))
+    test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
+    columns: dict[str, np.ndarray] = {}
+    for column in table.columns:
+        values = as_numbers(column, table.source) if kind_of(column) == NUMERIC else np.full(table.num_rows, np.nan)
+        known = values[train][~np.isnan(values[train])]
+        if len(known) and known.std() > 0:
+            filled = np.where(np.isnan(values), np.median(known), values)
+            columns[column.name] = (filled - filled[train].mean()) / filled[train].std()
+    left_out = [name for name in table.names if name not in columns]
+    if len(columns) < 2:
+        raise DataError(
+            f"{table.source} must have at least two columns of different numbers. "
+            f"Received: {', '.join(columns) or 'none'}; left out: {', '.join(left_out)}."
+        )
+    if left_out:
+        logger.info("Columns without numbers, or with one number only, are left out: %s", ", ".join(left_out))
+    return NumberRows(tuple(columns), np.stack(list(columns.values()), axis=1).astype(np.float32), train, test)

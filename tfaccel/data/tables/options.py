@@ -1,0 +1,58 @@
+"""The noun `TableOptions`: how a user's table is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfaccel.data.tables.column_kinds import kinds_from_text
+from tfaccel.errors import DataError
+from tfaccel.known_names import did_you_mean
+
+CLASS_WEIGHTS = ("auto", "balanced", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a user's table is to be read.
+
+    Args:
+        target: the column to predict.
+        column_kinds: column -> "numeric", "categorical", "date" or "ignored", for those that are not what they look
+            like; or a text such as "zip=categorical,id=ignored".
+        encoding: of CSV files, by its name in Python.
+        class_weights: "balanced": each class counts as much as another; "none": each row does; "auto": balanced
+            where the largest class has more than three times the rows of the smallest.
+        min_category_rows: categories in fewer training rows are taken together as rare.
+
+    Raises:
+        DataError: if a value cannot be used.
+
+    Example:
+        >>> TableOptions(target="price", column_kinds="zip=categorical").column_kinds
+        {'zip': 'categorical'}
+    """
+
+    target: str | None = None
+    column_kinds: Mapping[str, str] | str = field(default_factory=dict, hash=False)
+    encoding: str = "utf-8"
+    class_weights: str = "auto"
+    min_category_rows: int = 5
+
+    def __post_init__(self) -> None:
+        kinds: Any = self.column_kinds
+        object.__setattr__(self, "column_kinds", kinds_from_text(kinds) if isinstance(kinds, str) else dict(kinds))
+        if self.class_weights not in CLASS_WEIGHTS:
+            hint = did_you_mean(str(self.class_weights), CLASS_WEIGHTS) or f" Values: {', '.join(CLASS_WEIGHTS)}."
+            raise DataError(f"There are no class weights {self.class_weights!r}.{hint}")
+        if type(self.min_category_rows) is not int or self.min_category_rows < 1:
+            raise DataError(
+                "`min_category_rows` must be a whole number of at least 1. "
+                f"Received: min_category_rows={self.min_category_rows!r}."
+            )
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of columns that the user gave."""
+        return dict(self.column_kinds)  # type: ignore[arg-type]

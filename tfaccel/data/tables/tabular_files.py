@@ -1,0 +1,85 @@
+"""Tabular sets from a user's files, and from those that come with scikit-learn."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
+from tfaccel.errors import DataError
+from tfaccel.known_names import did_you_mean
+
+EMBEDDED_TARGET = "target"
+_LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
+
+
+def read_tabular_set(data_dir: str | os.PathLike[str], options: TableOptions, *, classification: bool) -> TabularSet:
+    """The table in a file, or in a folder with the files `train` and `test` (.csv, .tsv or .parquet), made ready.
+
+    Arguments and errors are those of `make_tabular_set` and `read_table`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "pets.csv")
+        ...     _ = path.write_text("weight,kind\\n" + "4,cat\\n9,dog\\n" * 10)
+        ...     read_tabular_set(path, TableOptions(target="kind"), classification=True).report.num_train_rows
+        16
+    """
+    path = Path(data_dir)
+    files = [path]
+    if path.is_dir():
+        files = [_part(path, "train"), _part(path, "test")]
+    tables = [read_table(file, encoding=options.encoding) for file in files]
+    if options.target is None:
+        raise DataError(
+            f"Say which column of {files[0]} is to be predicted: target=NAME (--target=NAME). "
+            f"Columns: {', '.join(tables[0].names)}."
+        )
+    test_table = tables[1] if len(tables) > 1 else None
+    return make_tabular_set(tables[0], options, classification=classification, test_table=test_table)
+
+
+def _part(folder: Path, name: str) -> Path:
+    found = [folder / f"{name}{suffix}" for suffix in CSV_SUFFIXES + PARQUET_SUFFIXES]
+    found = [file for file in found if file.is_file()]
+    if len(found) != 1:
+        raise DataError(
+            f"The folder {folder} must hold one table called {name} (.csv, .tsv or .parquet). Received: {len(found)}."
+        )
+    return found[0]
+
+
+def embedded_table(name: str) -> Table:
+    """One of scikit-learn's tables, the column "target" last: "breast_cancer", "wine" or "diabetes".
+
+    Raises:
+        DataError: for another name.
+
+    Source: UCI machine learning repository (breast cancer Wisconsin diagnostic, wine); Efron et al., Least angle
+    regression, 2004 (diabetes).
+
+    Example:
+        >>> embedded_table("wine").num_rows
+        178
+    """
+    if name not in _LOADERS:
+        hint = did_you_mean(str(name), _LOADERS) or f" Sets: {', '.join(_LOADERS)}."
+        raise DataError(f"There is no embedded table {name!r}.{hint}")
+    from sklearn import datasets
+
+    options = {"scaled": False} if name == "diabetes" else {}
+    data = getattr(datasets, _LOADERS[name])(**options)
+    target = data.target.astype(np.float64)
+    if "target_names" in data:
+        target = np.array([str(data.target_names[number]) for number in data.target], dtype=object)
+    columns = [
+        Column(str(name).replace(" ", "_"), data.data[:, number].astype(np.float64))
+        for number, name in enumerate(data.feature_names)
+    ]
+    return Table(name, (*columns, Column(EMBEDDED_TARGET, target)))

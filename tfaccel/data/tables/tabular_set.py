@@ -1,0 +1,248 @@
+"""The noun `TabularSet`: a table made ready for training, in a training and a test part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tfaccel.data.class_balance import are_unequal, balanced_weights
+from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.tables.column_kinds import (
+    CATEGORICAL,
+    DATE,
+    IGNORED,
+    NUMERIC,
+    as_numbers,
+    check_kinds,
+    kind_of,
+    order_of_dates,
+)
+from tfaccel.data.tables.dates import DatePart, could_be_either, date_parts
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.report import TableReport
+from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.targets import class_numbers, target_numbers
+
+_NUM_TARGET_BINS = 10  # by which rows with numbers to predict are split
+
+
+@dataclass(frozen=True)
+class TabularPart:
+    """Rows of a table as arrays.
+
+    Args:
+        inputs: what the model takes, see `TableEncoding.encode`.
+        targets: the class of each row, a number from 0 (int64); or the number to predict (float32).
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    targets: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularSet:
+    """A table made ready for training.
+
+    Args:
+        encoding: how rows become inputs, known from the training rows alone.
+        train, test: the two parts.
+        class_weights: what a training row of each class counts; None where all count the same.
+        report: what was done to the table.
+    """
+
+    encoding: TableEncoding
+    train: TabularPart
+    test: TabularPart
+    class_weights: np.ndarray | None
+    report: TableReport
+
+
+@dataclass
+class _Columns:
+    """The columns of a table that are used, numbers read, why others are not, and how dates are written."""
+
+    table: Table
+    kinds: dict[str, str]
+    ignored: dict[str, str] = field(default_factory=dict)
+    orders: dict[str, str] = field(default_factory=dict)
+
+
+def make_tabular_set(
+    table: Table, options: TableOptions, *, classification: bool, test_table: Table | None = None
+) -> TabularSet:
+    """Makes a table ready for training.
+
+    Rows without a target are left out. Without a test table, a fifth of the rows, stratified and always the same, is
+    kept for testing. Medians, scales and categories are those of the training rows.
+
+    Args:
+        table: the rows to train on, and to test with where there is no test table.
+        options: how to read it; `options.target` must be given.
+        classification: whether the target is a class; otherwise it is a number.
+        test_table: the rows to test with.
+
+    Raises:
+        DataError: if the target column is missing, a class has a single row, text stands in a numeric column, or no
+            column is of use.
+
+    Example:
+        >>> numbers, kinds = np.arange(20.0), np.array(["cat", "dog"] * 10, dtype=object)
+        >>> table = Table("pets.csv", (Column("weight", numbers), Column("kind", kinds)))
+        >>> pets = make_tabular_set(table, TableOptions(target="kind"), classification=True)
+        >>> len(pets.train.targets), pets.encoding.class_names
+        (16, ('cat', 'dog'))
+    """
+    target = table.column(options.target or "").name
+    check_kinds(options.kinds, table)
+    columns = _read_columns(table, target, options.kinds)
+    labelled = ~table.column(target).missing
+    train_rows = columns.table.rows(labelled)
+    num_without = int(np.sum(~labelled))
+    goal = table.rows(labelled).column(target)
+    names: tuple[str, ...] = ()
+    if classification:
+        names, targets = class_numbers(goal, table.source, smallest=2 if test_table is None else 1)
+    else:
+        targets = target_numbers(table.column(target), table.source)[labelled]
+    if test_table is None:
+        train, test = split_rows(targets if classification else target_bins(targets))
+        test_rows, test_targets = train_rows.rows(test), targets[test]
+        train_rows, targets = train_rows.rows(train), targets[train]
+    else:
+        labelled = ~test_table.column(target).missing
+        num_without += int(np.sum(~labelled))
+        test_rows = _with_numbers(test_table, columns.kinds).rows(labelled)
+        goal = test_table.rows(labelled).column(target)
+        test_targets = (
+            class_numbers(goal, test_table.source, known=names)[1]
+            if classification
+            else target_numbers(test_table.column(target), test_table.source)[labelled]
+        )
+    encoding, rare = _encoding(train_rows, columns, options.min_category_rows, target, names)
+    weights = _class_weights(targets, len(names), options.class_weights) if classification else None
+    counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
+    report = TableReport(
+        source=table.source,
+        target=target,
+        num_train_rows=len(targets),
+        num_test_rows=len(test_targets),
+        rows_without_target=num_without,
+        numeric=tuple(c.name for c in encoding.numeric),
+        categorical=tuple(c.name for c in encoding.categorical),
+        ignored=columns.ignored,
+        imputed=_imputed(encoding, (train_rows, test_rows)),
+        rare=rare,
+        class_counts=dict(zip(names, counts, strict=True)),
+        class_weights={} if weights is None else dict(zip(names, weights.tolist(), strict=True)),
+    )
+    return TabularSet(
+        encoding=encoding,
+        train=TabularPart(encoding.encode(train_rows), targets),
+        test=TabularPart(encoding.encode(test_rows), test_targets),
+        class_weights=weights,
+        report=report,
+    )
+
+
+def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Columns:
+    kinds, ignored = {}, {}
+    for column in table.columns:
+        if column.name == target:
+            continue
+        kind = given.get(column.name, kind_of(column))
+        distinct = len({text for text in column.texts().tolist() if text is not None})
+        if kind == IGNORED:
+            ignored[column.name] = _why_ignored(column, is_given=column.name in given)
+        elif distinct < 2:
+            ignored[column.name] = "all its values are equal" if distinct else "it holds no value"
+        else:
+            kinds[column.name] = kind
+    orders = {name: order_of_dates(table.column(name), table.source) for name, kind in kinds.items() if kind == DATE}
+    return _Columns(_with_numbers(table, kinds), kinds, ignored, orders)
+
+
+def _why_ignored(column: Column, *, is_given: bool) -> str:
+    if is_given:
+        return "you said so"
+    if could_be_either(column.texts().tolist()):
+        return "nobody can tell day and month of its dates apart; write them as 2024-05-31"
+    return "nearly every row has a text of its own"
+
+
+def _date_columns(column: Column, order: str) -> list[NumericColumn]:
+    """The parts of dates that differ among the training rows; the first says where dates are missing."""
+    texts = column.texts().tolist()
+    found: list[NumericColumn] = []
+    for part, numbers in date_parts(texts, order).items():
+        if np.nanmax(numbers) > np.nanmin(numbers):
+            made = NumericColumn.of(f"{column.name} ({part})", numbers, date=DatePart(column.name, order, part))
+            found.append(replace(made, has_missing=made.has_missing and not found))
+    return found
+
+
+def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
+    """The columns that have a kind, numeric ones as numbers; a table without columns of use keeps them all."""
+    used = [table.column(name) for name in kinds]
+    columns = (Column(c.name, as_numbers(c, table.source)) if kinds[c.name] == NUMERIC else c for c in used)
+    return Table(table.source, tuple(columns) or table.columns)
+
+
+def _encoding(
+    rows: Table, columns: _Columns, min_category_rows: int, target: str, class_names: tuple[str, ...]
+) -> tuple[TableEncoding, dict[str, tuple[str, ...]]]:
+    """How rows become inputs, and the rare categories of each column."""
+    numeric, categorical, rare = [], [], {}
+    for name, kind in columns.kinds.items():
+        column = rows.column(name)
+        if column.missing.all():
+            columns.ignored[name] = "no training row has a value"
+        elif kind == CATEGORICAL:
+            counts = Counter(text for text in column.texts().tolist() if text is not None)
+            kept = tuple(sorted(text for text, count in counts.items() if count >= min_category_rows))
+            has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
+            categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
+            if len(kept) < len(counts):
+                rare[name] = tuple(sorted(counts.keys() - set(kept)))
+        elif kind == DATE:
+            parts = _date_columns(column, columns.orders[name])
+            numeric += parts
+            if not parts:
+                columns.ignored[name] = "all its dates in training rows are equal"
+        else:
+            numeric.append(NumericColumn.of(name, column.values))
+    encoding = TableEncoding(
+        numeric=tuple(numeric), categorical=tuple(categorical), target=target, class_names=class_names
+    )
+    return encoding, rare
+
+
+def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, dict[str, object]]:
+    values = {column.name: f"the median, {column.center:g}" for column in encoding.numeric}
+    values |= {column.name: "a category of their own" for column in encoding.categorical}
+    sources = {column.name: column.source for column in encoding.numeric}
+    counts = {name: sum(int(part.column(sources.get(name, name)).missing.sum()) for part in parts) for name in values}
+    return {name: {"value": values[name], "num_rows": count} for name, count in counts.items() if count}
+
+
+def _class_weights(targets: np.ndarray, num_classes: int, wanted: str) -> np.ndarray | None:
+    counts = np.bincount(targets, minlength=num_classes)
+    if wanted == "none" or (wanted == "auto" and not are_unequal(counts)):
+        return None
+    return balanced_weights(counts)
+
+
+def target_bins(targets: np.ndarray) -> np.ndarray:
+    """A class for each row by which fraction of all numbers its own is in, at least two rows in each: to split rows by.
+
+    Example:
+        >>> target_bins(np.arange(40.0)).tolist() == np.repeat([0, 1, 2, 3], 10).tolist()
+        True
+    """
+    num_bins = max(1, min(_NUM_TARGET_BINS, len(targets) // 10))
+    edges = np.quantile(targets, np.linspace(0, 1, num_bins + 1)[1:-1])
+    bins = np.searchsorted(edges, targets)
+    return bins if np.bincount(bins)[np.unique(bins)].min() > 1 else np.zeros(len(targets), np.int64)

@@ -1,0 +1,88 @@
+"""The column to predict: as classes, or as numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
+from tfaccel.data.tables.table import Column
+from tfaccel.errors import DataError
+from tfaccel.known_names import did_you_mean
+
+# A target with more classes than this, and few rows for each, is treated as numeric.
+_MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
+
+
+def class_numbers(
+    column: Column, source: str, *, known: tuple[str, ...] = (), smallest: int = 1
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of the classes, and the class of each row as a number from 0.
+
+    Classes are in the order of their names, numbers in the order of their size.
+
+    Args:
+        column: the target, with a value in every row.
+        source: where it is from, for messages.
+        known: the classes, where they are known already.
+        smallest: rows that each class must have.
+
+    Raises:
+        DataError: if there is no row, one class only, an unknown class, a class with too few rows, or far too many
+            classes.
+
+    Example:
+        >>> class_numbers(Column("kind", np.array(["dog", "cat", "dog"], dtype=object)), "pets.csv")
+        (('cat', 'dog'), array([1, 0, 1]))
+    """
+    texts = column.texts()
+    if len(texts) == 0:
+        raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
+    found = set(texts.tolist())
+    is_number = len(numbers_of(column)[1]) == 0
+    names = known or tuple(sorted(found, key=(lambda text: float(text)) if is_number else str))
+    unknown = sorted(found - set(names))
+    if unknown:
+        hint = did_you_mean(unknown[0], names) or f" Classes: {', '.join(names[:10])}."
+        raise DataError(f"{source} has the class {unknown[0]!r}, which the training rows do not have.{hint}")
+    if len(names) < 2:
+        raise DataError(
+            f"The target column {column.name!r} of {source} must have at least two classes. "
+            f"Received: {names[0]!r} only."
+        )
+    if len(names) > _MAX_CLASSES and len(texts) < _FEW_ROWS_PER_CLASS * len(names):
+        raise DataError(
+            f"The target column {column.name!r} of {source} has {len(names)} classes in {len(texts)} rows. "
+            "If it holds numbers to predict, use the recipe tabular_regression."
+        )
+    number_of = {name: number for number, name in enumerate(names)}
+    numbers = np.array([number_of[text] for text in texts.tolist()], dtype=np.int64)
+    counts = np.bincount(numbers, minlength=len(names))
+    if not known and counts.min() < smallest:
+        raise DataError(
+            f"The class {names[int(counts.argmin())]!r} of column {column.name!r} in {source} has one row; two are the "
+            "least, one to train on and one to test with. Add rows, or remove the class."
+        )
+    return names, numbers
+
+
+def target_numbers(column: Column, source: str) -> np.ndarray:
+    """The numbers to predict, float32, NaN where one is missing.
+
+    Raises:
+        DataError: if text stands among them (row and column are named), or all are equal.
+
+    Example:
+        >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()
+        [3.0, nan, 4.5]
+    """
+    numbers, wrong = numbers_of(column)
+    present = numbers[~np.isnan(numbers)]
+    if len(wrong) > len(present):
+        raise DataError(
+            f"The target column {column.name!r} of {source} holds texts, but numbers are predicted. "
+            "To predict classes, use the recipe tabular_classification."
+        )
+    numbers = as_numbers(column, source)
+    if len(np.unique(present)) < 2:
+        raise DataError(f"The target column {column.name!r} of {source} must hold at least two different numbers.")
+    return numbers.astype(np.float32)

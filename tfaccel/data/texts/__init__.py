@@ -1,0 +1,1 @@
+"""Texts: files, vocabularies and batches of token ids."""

@@ -1,0 +1,143 @@
+"""CPython's own documentation, which every Python carries as `pydoc_data.topics`: passages and entries of its topics.
+
+Many topics stand inside others ("compound" holds "if", "while" ...). A paragraph counts for the shortest topic that has
+it, so no text is in two topics, and parts that are cut by topic share none.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tfaccel.data.texts.sentences import first_sentence
+
+# Chapter group -> topics. Those after the bar are held out for testing: about a fifth of each group's text.
+_GROUPS = {
+    "statements": "assert assignment async augassign break class compound continue else for function global if nonlocal"
+    " pass raise try while yield | del import return with",
+    "expressions": "atom-identifiers atom-literals attribute-references await binary bitwise comparisons conversions"
+    " dict in lists operator-summary power subscriptions unary | booleans calls exprlists lambda shifting slicings",
+    "data model": "callable-types customization objects specialnames types numeric-types | attribute-access"
+    " context-managers sequence-types",
+    "library": "bltin-code-objects bltin-null-object bltin-type-objects debugger formatstrings specialattrs"
+    " string-methods typesfunctions typesmethods typesseq typesseq-mutable | bltin-ellipsis-object truth typesmapping"
+    " typesmodules",
+    "names and literals": "dynamic-features execmodel floating id-classes integers naming numbers strings | exceptions"
+    " identifiers imaginary",
+}
+GROUP_NAMES = tuple(_GROUPS)
+_MIN_PASSAGE_WORDS = 30
+_MIN_REST_WORDS = 12
+
+_HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """One topic of the documentation.
+
+    Args:
+        name: its name, as `help()` takes it.
+        group: the chapter group it is from, one of `GROUP_NAMES`.
+        is_held_out: whether it is kept for testing.
+        paragraphs: its paragraphs, without those that a shorter topic has.
+    """
+
+    name: str
+    group: str
+    is_held_out: bool
+    paragraphs: tuple[str, ...]
+
+    def passages(self) -> tuple[str, ...]:
+        """Its text in passages of 30 words or a little more, without headings; the rest at its end is left out."""
+        found, words = [], []
+        for paragraph in self.paragraphs:
+            if _HEADING.match(paragraph):
+                continue
+            words += paragraph.split()
+            if len(words) >= _MIN_PASSAGE_WORDS:
+                found.append(" ".join(words))
+                words = []
+        return tuple(found)
+
+    def entries(self) -> tuple[tuple[str, str], ...]:
+        """Its entries (sections, and the definitions in them) as pairs: the text without its first sentence; that
+        sentence. Entries that hold little besides are left out."""
+        return _without_first_sentence(self._entry_texts())
+
+    def prose(self) -> tuple[tuple[str, str], ...]:
+        """Its paragraphs that are no headings, grammar or code, as pairs like those of `entries`."""
+        texts = (
+            text for text in self.paragraphs if not _HEADING.match(text) and "::=" not in text and ">>>" not in text
+        )
+        return _without_first_sentence(texts)
+
+    def _entry_texts(self) -> Iterator[str]:
+        """Text from each heading or definition (a line at the margin, its text further in) up to the next one."""
+        entry: list[str] = []
+        for paragraph, following in zip(self.paragraphs, [*self.paragraphs[1:], ""], strict=False):
+            indent, next_indent = _indent(paragraph), _indent(following)
+            is_definition = next_indent > indent and not paragraph.rstrip().endswith((":", ".", ","))
+            if _HEADING.match(paragraph) or is_definition:
+                yield "\n".join(entry)
+                entry = []
+            elif "::=" not in paragraph and ">>>" not in paragraph:
+                entry.append(paragraph)
+        yield "\n".join(entry)
+
+
+@functools.cache
+def documentation_topics() -> tuple[Topic, ...]:
+    """The topics, in the order of their names; the same names in every version of Python from 3.11 to 3.13.
+
+    Example:
+        >>> [topic.group for topic in documentation_topics() if topic.name in ("lambda", "while")]
+        ['expressions', 'statements']
+    """
+    from pydoc_data.topics import topics
+
+    groups = {name: (group, held_out) for name, group, held_out in _listed_topics() if name in topics}
+    taken: set[str] = set()
+    found = []
+    for name in sorted(groups, key=lambda name: (len(topics[name]), name)):
+        kept = []
+        for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
+            # Headings are underlined in other ways in topics that hold others.
+            key = paragraph.split("\n")[0] if _HEADING.match(paragraph) else " ".join(paragraph.split())
+            if key and key not in taken:
+                taken.add(key)
+                kept.append(paragraph)
+        group, held_out = groups[name]
+        found.append(Topic(name=name, group=group, is_held_out=held_out, paragraphs=tuple(kept)))
+    return tuple(sorted(found, key=lambda topic: topic.name))
+
+
+def documentation_text(*, held_out: bool) -> str:
+    """The text of the topics to train on, or of those held out, one after the other.
+
+    Example:
+        >>> len(documentation_text(held_out=False)) > 3 * len(documentation_text(held_out=True))
+        True
+    """
+    return joined_text(topic for topic in documentation_topics() if topic.is_held_out == held_out)
+
+
+def joined_text(topics: Iterable[Topic]) -> str:
+    """The text of topics, one after the other."""
+    return "\n\n\n".join("\n\n".join(topic.paragraphs) for topic in topics) + "\n"
+
+
+def _listed_topics() -> Iterator[tuple[str, str, bool]]:
+    for group, names in _GROUPS.items():
+        train, _, test = names.partition(" | ")
+        yield from ((name, group, False) for name in train.split())
+        yield from ((name, group, True) for name in test.split())
+
+
+def _indent(paragraph: str) -> int:
+    return len(paragraph) - len(paragraph.lstrip(" "))
+
+
+def _without_first_sentence(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    pairs = map(first_sentence, texts)
+    return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _MIN_REST_WORDS)

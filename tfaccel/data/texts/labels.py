@@ -1,0 +1,140 @@
+"""The noun `LabelledTexts`: texts with a class each, cut into a training and a test part."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
+from tfaccel.data.texts.files import read_columns, read_text
+from tfaccel.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTexts:
+    """Texts with a class each, cut into a training and a test part.
+
+    Args:
+        class_names: a name for each class.
+        train_texts: the texts to train on.
+        train_labels: the class of each, a number from 0.
+        test_texts: the texts to test with.
+        test_labels: the class of each.
+    """
+
+    class_names: tuple[str, ...]
+    train_texts: tuple[str, ...]
+    train_labels: tuple[int, ...]
+    test_texts: tuple[str, ...]
+    test_labels: tuple[int, ...]
+
+
+def documentation_passages() -> LabelledTexts:
+    """Passages of CPython's documentation and the chapter group of each; no topic is in both parts.
+
+    Example:
+        >>> documentation_passages().class_names
+        ('statements', 'expressions', 'data model', 'library', 'names and literals')
+    """
+    parts: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
+    for topic in documentation_topics():
+        parts[topic.is_held_out] += [(text, GROUP_NAMES.index(topic.group)) for text in topic.passages()]
+    return _labelled(GROUP_NAMES, parts[False], parts[True])
+
+
+def read_labelled_texts(
+    data_dir: str | os.PathLike[str], *, text_column: str = "text", label_column: str = "label"
+) -> LabelledTexts:
+    """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named data set.
+
+    "tfds:NAME" is a data set of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`,
+    which say how they are split. Otherwise a stratified fifth of the texts is kept for testing, always the same one.
+
+    Args:
+        data_dir: the file or folder, or the name of the data set.
+        text_column: the column of the texts, in a CSV file or data set.
+        label_column: the column of their classes.
+
+    Raises:
+        DataError: if something cannot be read (it is named), a class has fewer than two texts, or there is one only.
+    """
+    columns = {"text_column": text_column, "label_column": label_column}
+    if str(data_dir).startswith("tfds:"):
+        from tfaccel.data.tfds_sets import read_tfds_texts
+
+        return read_tfds_texts(str(data_dir), **columns)
+    if str(data_dir).startswith("hf:"):
+        from tfaccel.data.hugging_face import read_hugging_face_texts
+
+        return read_hugging_face_texts(str(data_dir), **columns)
+    path = Path(data_dir)
+    if path.is_dir():
+        pairs = _read_folder(path)
+    elif path.exists():
+        pairs = list(zip(*read_columns(path, (text_column, label_column)), strict=True))
+    else:
+        raise DataError(f"There is no folder or file {path} (`data_dir`).")
+    names = tuple(sorted({label for _, label in pairs}))
+    if len(names) < 2:
+        raise DataError(f"{path} must have at least two classes. Received one, {names[0]!r}.")
+    labels = np.array([names.index(label) for _, label in pairs])
+    return labelled_texts(names, [[text for text, _ in pairs]], [labels], str(path))
+
+
+def labelled_texts(
+    class_names: Sequence[str], texts: Sequence[Sequence[str]], labels: Sequence[np.ndarray], source: str
+) -> LabelledTexts:
+    """The texts of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
+
+    Args:
+        class_names: a name for each class.
+        texts: the texts of each part.
+        labels: the class of each text of each part, a number from 0.
+        source: where the texts are from, for messages.
+
+    Raises:
+        DataError: if there are too few texts of a class.
+
+    Example:
+        >>> labels = np.array([0, 0, 1, 1])
+        >>> labelled_texts(("a", "b"), [["w", "x", "y", "z"]], [labels], "letters").train_labels
+        (0, 1)
+    """
+    counts = np.bincount(labels[0], minlength=len(class_names))
+    rarest = class_names[int(counts.argmin())]
+    if len(texts) == 1 and counts.min() == 1:
+        raise DataError(
+            f"Class {rarest!r} in {source} has one text; two are the least, one to train on and one to test with."
+        )
+    if not counts.min():
+        raise DataError(f"Class {rarest!r} in {source} has no text to train on.")
+    parts = [list(zip(*part, strict=True)) for part in zip(texts, [rows.tolist() for rows in labels], strict=True)]
+    if len(parts) == 1:
+        parts = [[parts[0][i] for i in sorted(rows)] for rows in split_rows(labels[0])]
+    return _labelled(tuple(class_names), parts[0], parts[1])
+
+
+def _read_folder(folder: Path) -> list[tuple[str, str]]:
+    classes = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    if not classes:
+        raise DataError(f"{folder} must have one sub-folder of .txt files for each class. Received: none.")
+    pairs = []
+    for entry in classes:
+        files = [file for file in sorted(entry.iterdir()) if file.suffix.lower() == ".txt"]
+        if not files:
+            raise DataError(f"The class folder {entry} holds no .txt file.")
+        pairs += [(read_text(file), entry.name) for file in files]
+    return pairs
+
+
+def _labelled(names: tuple[str, ...], train: list[tuple[str, int]], test: list[tuple[str, int]]) -> LabelledTexts:
+    return LabelledTexts(
+        class_names=names,
+        train_texts=tuple(text for text, _ in train),
+        train_labels=tuple(label for _, label in train),
+        test_texts=tuple(text for text, _ in test),
+        test_labels=tuple(label for _, label in test),
+    )
