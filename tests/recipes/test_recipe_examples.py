@@ -10,7 +10,7 @@ MODULES = (
     "tfaccel.data.batches",
     "tfaccel.data.images.arrays",
     "tfaccel.data.images.batches",
-    "tfaccel.data.image_data",
+    "tfaccel.data.images.image_data",
     "tfaccel.data.images.files",
     "tfaccel.data.images.moves",
     "tfaccel.data.images.image_set",

@@ -7,11 +7,11 @@ import pytest
 
 MODULES = (
     "tfaccel.data.boxes.batches",
-    "tfaccel.data.box_data",
+    "tfaccel.data.boxes.box_data",
     "tfaccel.data.example_data",
-    "tfaccel.data.gan_data",
-    "tfaccel.data.series_data",
-    "tfaccel.data.table_data",
+    "tfaccel.data.images.gan_data",
+    "tfaccel.data.series.series_data",
+    "tfaccel.data.tables.table_data",
     "tfaccel.data.boxes.digit_scenes",
     "tfaccel.data.images.augmentation",
     "tfaccel.data.images.noise_batches",

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import psutil
 
-from tfaccel.data.class_balance import are_unequal, balanced_weights
+from tfaccel.data.images.class_balance import are_unequal, balanced_weights
 from tfaccel.data.inspection.findings import Examples, Finding
 
 _FEW_EXAMPLES = 10  # of a class

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tfaccel.data.class_balance import are_unequal, balanced_weights
+from tfaccel.data.images.class_balance import are_unequal, balanced_weights
 from tfaccel.data.images.image_set import split_rows
 from tfaccel.data.tables.column_kinds import (
     CATEGORICAL,
