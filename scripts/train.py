@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 from rich.table import Table
 
-from tfaccel.data.full_batch import check_one_batch
+from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU

@@ -6,6 +6,7 @@ import importlib
 import numpy as np
 import pytest
 
+from tfaccel.data.batches import train_data_of
 from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.moves import ImageMoves
@@ -15,7 +16,6 @@ from tfaccel.data.tables.number_rows import NumberRows
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.tabular_files import embedded_table
 from tfaccel.data.tables.tabular_set import make_tabular_set
-from tfaccel.data.train_data import train_data_of
 
 
 class Shuffled:
@@ -129,5 +129,5 @@ def test_several_epochs_follow_each_other(logical_devices, make):
 
 
 def test_examples():
-    result = doctest.testmod(importlib.import_module("tfaccel.data.train_data"))
+    result = doctest.testmod(importlib.import_module("tfaccel.data.batches"))
     assert (result.failed, result.attempted > 0) == (0, True)

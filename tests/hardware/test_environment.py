@@ -2,8 +2,7 @@ import json
 
 from made_up_machine import add_command, add_package, make_machine
 
-from tfaccel.hardware.environment import describe_environment
-from tfaccel.hardware.environment_variables import relevant_variables
+from tfaccel.hardware.environment import describe_environment, relevant_variables
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
 

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 MODULES = (
-    "tfaccel.data.full_batch",
+    "tfaccel.data.epoch_positions",
     "tfaccel.data.texts.batches",
     "tfaccel.data.texts.dates",
     "tfaccel.data.texts.documentation",

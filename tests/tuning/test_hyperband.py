@@ -48,7 +48,7 @@ def oracle(kind, folder):
 def test_without_failures_hyperband_is_that_of_keras_tuner(tmp_path, logical_devices):
     from keras_tuner import oracles
 
-    from tfaccel.tuning.hyperband import HyperbandOracle
+    from tfaccel.tuning.oracles import HyperbandOracle
 
     own = run(oracle(HyperbandOracle, tmp_path / "a"), lambda number: False)
     assert own == run(oracle(oracles.HyperbandOracle, tmp_path / "b"), lambda number: False)
@@ -56,7 +56,7 @@ def test_without_failures_hyperband_is_that_of_keras_tuner(tmp_path, logical_dev
 
 
 def test_trials_that_are_left_go_on_where_others_fail(tmp_path, logical_devices):
-    from tfaccel.tuning.hyperband import HyperbandOracle
+    from tfaccel.tuning.oracles import HyperbandOracle
 
     rounds = run(oracle(HyperbandOracle, tmp_path), lambda number: number < 6)
     first = [entry for entry in rounds if entry[0] == 2]

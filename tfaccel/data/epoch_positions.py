@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfaccel.data.full_batch import check_one_batch
 from tfaccel.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,3 +103,19 @@ def only_shard(batches: tf.data.Dataset, global_batch_size: int, shard: Shard | 
 
 def _only(batch: tuple) -> object:
     return batch if len(batch) > 1 else batch[0]
+
+
+def check_one_batch(num_rows: int | None, global_batch_size: int, noun: str = "examples") -> None:
+    """Raises DataError where the examples (called by that noun) are known not to fill one batch.
+
+    Example:
+        >>> check_one_batch(3, 4)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: A batch takes 4 examples, but there are 3 to train on. Use a ...
+    """
+    if num_rows is not None and num_rows < global_batch_size:
+        raise DataError(
+            f"A batch takes {global_batch_size} {noun}, but there are {num_rows} to train on. "
+            f"Use a global batch size of at most {num_rows}."
+        )

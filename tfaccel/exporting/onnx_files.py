@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import ExportError, VersionError
-from tfaccel.exporting.onnx_operations import add_operations
 from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.private_api import all_layers
 
@@ -103,3 +105,32 @@ def _messages() -> Iterator[list[tuple[str, str]]]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@functools.cache
+def add_operations() -> None:
+    """Tells tf2onnx how to write `Erfc`, which Keras's exact GELU uses: 1 - Erf(x).
+
+    Source: https://github.com/onnx/tensorflow-onnx (`tf2onnx.handler.tf_op`).
+    """
+    from tf2onnx.handler import tf_op
+
+    @tf_op("Erfc")
+    class Erfc:
+        """The complementary error function."""
+
+        @classmethod
+        def version_9(cls, context: Any, node: Any, **settings: Any) -> None:
+            """Replaces a node by two."""
+            del settings
+            name, output = node.name, node.output[0]
+            shape, dtype = context.get_shape(output), context.get_dtype(output)
+            inputs = list(node.input)
+            context.remove_node(name)
+            kind = np.float64 if dtype == _DOUBLE else np.float32
+            one = context.make_const(f"{name}_one", np.array(1.0, kind)).output[0]
+            erf = context.make_node("Erf", inputs, name=f"{name}_erf", shapes=[shape], dtypes=[dtype])
+            context.make_node("Sub", [one, erf.output[0]], name=name, outputs=[output], shapes=[shape], dtypes=[dtype])
+
+
+_DOUBLE = 11  # by its number in ONNX

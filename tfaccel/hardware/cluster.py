@@ -10,7 +10,6 @@ from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.hardware.json_fields import quoted
 from tfaccel.hardware.machine import Machine
-from tfaccel.hardware.slurm_lists import expand_counts, expand_hosts
 
 FIRST_PORT = 8888  # that of TensorFlow's resolver for Slurm
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -176,3 +175,45 @@ def tf_config(cluster: Cluster) -> dict[str, Any]:
     ports = {address: itertools.count(FIRST_PORT) for address in set(hosts)}
     addresses = [f"{one}:{next(ports[one])}" if one in ports else one for one in cluster.addresses]
     return {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": cluster.task_index}}
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The hosts that a Slurm host list names, in order.
+
+    Example:
+        >>> expand_hosts("gpu[08-10,12],big1")
+        ('gpu08', 'gpu09', 'gpu10', 'gpu12', 'big1')
+    """
+    # Commas inside brackets do not part hosts.
+    parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text)
+    return tuple(host for part in parts for host in _expand_brackets(part.strip()) if host)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """The numbers that Slurm's repeated form names, in order; empty where it is not understood.
+
+    Example:
+        >>> expand_counts("2(x3),1")
+        (2, 2, 2, 1)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        if match is None:
+            return ()
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
+
+
+def _expand_brackets(text: str) -> list[str]:
+    match = re.search(r"\[([^\]]*)\]", text)
+    if match is None:
+        return [text]
+    before, after = text[: match.start()], _expand_brackets(text[match.end() :])
+    hosts = []
+    for item in match[1].split(","):
+        first, _, last = item.strip().partition("-")
+        is_range = first.isdigit() and last.isdigit()
+        numbers = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)] if is_range else [item.strip()]
+        hosts += [f"{before}{number}{rest}" for number in numbers for rest in after]
+    return hosts

@@ -1,14 +1,15 @@
 """What a bug report should tell of a machine and its installation, without importing what it reports on."""
 
 import dataclasses
+import json
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import tfaccel
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_machine
-from tfaccel.hardware.environment_variables import relevant_variables
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.hardware.keras_settings import keras_backend
 from tfaccel.hardware.machine import Machine
@@ -98,3 +99,62 @@ def _hardware(machine: Machine, problems: list[str]) -> dict[str, Any] | None:
 
 def _without_home(machine: Machine, text: str) -> str:
     return text.replace(str(machine.home), "~") if len(machine.home.parts) > 1 else text
+
+
+# Values of these are numbers, switches and flags. All others may hold host names, addresses, paths or tokens
+# (another tool's TF_TOKEN_..., say), so only their names are told.
+_SHOWN = """
+    TF_AUTOTUNE_THRESHOLD TF_CPP_MAX_VLOG_LEVEL TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE TF_CUDNN_DETERMINISTIC
+    TF_CUDNN_USE_AUTOTUNE TF_DETERMINISTIC_OPS TF_DISABLE_MKL TF_ENABLE_ONEDNN_OPTS TF_FORCE_GPU_ALLOW_GROWTH
+    TF_FP16_CONV_USE_FP32_COMPUTE TF_GPU_ALLOCATOR TF_GPU_THREAD_COUNT TF_GPU_THREAD_MODE TF_NUM_INTEROP_THREADS
+    TF_NUM_INTRAOP_THREADS TF_USE_LEGACY_KERAS TF_XLA_FLAGS XLA_FLAGS
+    CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES NVIDIA_TF32_OVERRIDE
+    NVIDIA_VISIBLE_DEVICES NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_PROTO NCCL_SHM_DISABLE
+    KERAS_BACKEND KERAS_HOME
+    KMP_AFFINITY KMP_BLOCKTIME MKL_NUM_THREADS OMP_NUM_THREADS OMP_PLACES OMP_PROC_BIND OPENBLAS_NUM_THREADS
+    ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA
+    SLURM_CPUS_PER_TASK SLURM_GPUS_ON_NODE SLURM_LOCALID SLURM_NNODES SLURM_NODEID SLURM_NTASKS SLURM_PROCID
+    SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE
+    TPU_ACCELERATOR_TYPE TPU_CHIPS_PER_HOST_BOUNDS TPU_CHIPS_PER_PROCESS_BOUNDS TPU_HOST_BOUNDS TPU_PROCESS_BOUNDS
+    TPU_SKIP_MDS_QUERY TPU_TOPOLOGY TPU_VISIBLE_CHIPS TPU_VISIBLE_DEVICES TPU_WORKER_ID ISTPUVM PJRT_DEVICE
+    JOB_COMPLETION_INDEX JOB_COMPLETIONS PYTHONHASHSEED
+"""
+_NAMED = "LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH COLAB_TPU_ADDR XRT_TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
+_NAMED_PREFIXES = ("TF_", "XLA_", "CUDA_", "CUDNN_", "NCCL_", "KERAS_", "OMP_", "KMP_", "ONEDNN_", "TPU_")
+_TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+# Another tool's, whose very names tell host names.
+_HIDDEN_PREFIXES = ("TF_TOKEN_", "TF_VAR_", "TF_CLI_")
+
+
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that matter, by name in order; the value is None where it is not to be told.
+
+    Of TF_CONFIG only this process's task and the number of tasks of each type are told.
+
+    Example:
+        >>> relevant_variables({"OMP_NUM_THREADS": "4", "TPU_NAME": "grpc://10.0.0.2:8470", "HOME": "/home/ada"})
+        {'OMP_NUM_THREADS': '4', 'TPU_NAME': None}
+    """
+    shown, named = _SHOWN.split(), _NAMED.split()
+    found: dict[str, str | None] = {}
+    for name, value in sorted(environ.items()):
+        if name.startswith(_HIDDEN_PREFIXES):
+            continue
+        if name == "TF_CONFIG":
+            found[name] = _reduced_tf_config(value)
+        elif name in shown:
+            found[name] = value
+        elif name in named or name.startswith(_NAMED_PREFIXES):
+            found[name] = None
+    return found
+
+
+def _reduced_tf_config(text: str) -> str | None:
+    """Such as "task worker 1; 1 chief, 3 worker"; None where the text is not what TensorFlow expects."""
+    try:
+        config = json.loads(text)
+        tasks = [f"{len(config['cluster'][kind])} {kind}" for kind in _TASK_TYPES if kind in config["cluster"]]
+        kind, index = str(config["task"]["type"]), int(config["task"]["index"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return f"task {kind} {index}; {', '.join(tasks)}" if kind in _TASK_TYPES else None

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
-from tfaccel.models.low_rank import with_lora
+
+if TYPE_CHECKING:
+    import keras
 
 if TYPE_CHECKING:
     import keras
@@ -205,3 +207,20 @@ def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model
             "once. Without it, use pretrained=False (--nopretrained), or a model of your own: backbone=FILE.keras."
         ) from error
     return keras.Model(inputs, network(x), name="backbone")
+
+
+def with_lora(backbone: keras.Model, rank: int) -> None:
+    """Freezes a network but for low-rank updates of its dense layers and convolutions."""
+    import keras
+
+    from tfaccel.training.private_api import all_layers
+
+    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, keras.layers.Conv2D)
+    layers = [layer for layer in all_layers(backbone) if not isinstance(layer, keras.Model)]
+    changed = [layer for layer in layers if type(layer) in kinds]
+    if not changed:
+        raise WorkloadError("LoRA is for dense layers and convolutions, and this backbone has none.")
+    for layer in layers:
+        layer.trainable = layer in changed
+    for layer in changed:
+        layer.enable_lora(rank)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tfaccel.data.data_place import data_place
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
@@ -100,3 +99,18 @@ def _check(name: str, value: Any, hint: Any) -> None:
         check_fractions(**{name: value})
     elif hint in _PLAIN and type(value) not in _PLAIN[hint][0]:
         raise WorkloadError(f"`{name}` must be {_PLAIN[hint][1]}. Received: {name}={shortened(value)}.")
+
+
+NAMED_DATA_SETS = ("tfds:", "hf:")
+
+
+def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
+    """The absolute path of a folder or file; the name of a data set ("tfds:mnist") as it is; None for None.
+
+    Example:
+        >>> data_place("tfds:mnist"), data_place("/data/../images"), data_place(None)
+        ('tfds:mnist', '/images', None)
+    """
+    if data_dir is None or str(data_dir).startswith(NAMED_DATA_SETS):
+        return None if data_dir is None else str(data_dir)
+    return os.path.abspath(data_dir)

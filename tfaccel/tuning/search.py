@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfaccel.data.full_batch import check_one_batch
+from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
