@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from source_tree import Source, aliases, definitions, dotted_name, imports, sources
 
-QUARANTINE = re.compile(r"tfaccel/\w+/private_\w+\.py")
+QUARANTINE = re.compile(r"tfaccel/(\w+/)+private_\w+\.py")
 PRIVATE_MODULE = re.compile(
     r"(keras|keras_hub|keras_tuner|tf_keras)\.src(\.|$)|tensorflow\.(python|core|compiler|lite\.python)(\.|$)"
     r"|tensorflow_model_optimization\.python(\.|$)|(keras|tensorflow|tf_keras)(\.\w+)*\.__internal__(\.|$)"
