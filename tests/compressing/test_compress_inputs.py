@@ -213,10 +213,12 @@ def test_outcome_takes_the_place_of_an_earlier_one_only(logical_devices, tmp_pat
     assert found.winner is not None
     assert (out / "model.tflite").is_file()
     (tmp_path / "link").symlink_to(out)
-    assert compress(model, methods="dynamic", max_metric_drop=-1, out_dir=tmp_path / "link", **given).winner is None
+    file = tmp_path / "dense.keras"
+    model.save(file)
+    assert compress(file, methods="dynamic", max_metric_drop=-1, out_dir=tmp_path / "link", **given).winner is None
     assert sorted(path.name for path in out.iterdir()) == ["report.json", "size_and_metric.png", "variants"]
     assert {path.name for path in (out / "variants").iterdir()} == {"float32.tflite", "dynamic.tflite"}
-    assert {path.name for path in tmp_path.iterdir()} == {"link", "out"}
+    assert {path.name for path in tmp_path.iterdir()} == {"dense.keras", "link", "out"}
     (out / "thesis.txt").write_text("mine")
     with pytest.raises(CompressionError, match=r"holds something else than compressed models \(thesis\.txt\)"):
         compress(model, methods="float16", out_dir=out, **given)

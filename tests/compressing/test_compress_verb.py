@@ -20,7 +20,7 @@ from tfaccel.compressing.litert.model import LitertModel
 from tfaccel.compressing.litert.post_training import converter_of
 from tfaccel.compressing.weight_only import quantize_weights
 from tfaccel.data.raw_input import ImageInput
-from tfaccel.errors import CompressionError, RunDirError, VersionError
+from tfaccel.errors import CompressionError, RunDirError, VersionError, WorkloadError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
 
@@ -333,10 +333,16 @@ def test_layers_that_litert_cannot_take_are_named(logical_devices, tmp_path):
 
 
 def test_what_is_no_model_or_run_is_refused(tmp_path):
-    with pytest.raises(CompressionError, match=r"takes a run directory or a Keras 3 model\. Received: int"):
+    with pytest.raises(
+        CompressionError, match=r"takes a run directory, a .keras file or a Keras 3 model\. Received: int"
+    ):
         compress(3, out_dir=str(tmp_path / "out"))
     with pytest.raises(RunDirError, match="There is no run directory"):
         compress(tmp_path / "none")
+    with pytest.raises(CompressionError, match="There is no file .*none.keras"):
+        compress(tmp_path / "none.keras", representative_data=np.ones((4, 1)), out_dir=str(tmp_path / "out"))
+    with pytest.raises(WorkloadError, match=r"A workload is a tfaccel\.Workload, the name of a recipe.*Received: 3"):
+        compress(keras.Sequential([layers.Dense(1)]), workload=3, out_dir=str(tmp_path / "out"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(CompressionError, match="holds something else than compressed models"):

@@ -61,6 +61,10 @@ def build_model() -> keras.Model:
     return model
 
 
+def make_workload(*, width: int) -> tfaccel.Workload:
+    return tfaccel.Workload.of(build_model, X, Y, batch_size=width, shuffle=False)
+
+
 def own(name: str, *data: Any, model: Any = build_model, **options: Any) -> dict[str, Any]:
     options = {"plan": PLAN, "epochs": NUM_EPOCHS, **options}
     return tfaccel.train(model, *data, run_dir=RUNS / name, verbose=0, **options).history
@@ -98,6 +102,12 @@ def pairs() -> dict[str, Any]:
         "arrays": [
             own("arrays", X, Y, validation_split=0.2, **in_order),
             plain(X, Y, validation_split=0.2, **in_order),
+        ],
+        "a function that makes a workload": [
+            tfaccel.train(
+                make_workload, width=16, run_dir=RUNS / "made", plan=PLAN, epochs=NUM_EPOCHS, verbose=0
+            ).history,
+            plain(X, Y, **in_order),
         ],
         "a model": [own("a_model", X, Y, model=given, **in_order), plain(X, Y, **in_order)],
         "sample weights": [
@@ -146,6 +156,9 @@ def refusals() -> dict[str, list[str]]:
         "split of a data set": refused("split", dataset(seed=1), validation_split=0.2),
         "workload and data": refused("both", X, Y, model=tfaccel.Workload.of(build_model, X, Y)),
         "no data": refused("none"),
+        "no workload": refused("number", model=3),
+        "no such recipe": refused("recipe", model="image_clasification"),
+        "no such option": refused("option", model=make_workload, widht=3),
         "not compiled": refused("raw", X, Y, model=lambda: keras.Sequential([keras.Input((8,))])),
         "policy": refused(
             "policy", X, Y, model=build_model(), plan=dataclasses.replace(PLAN, dtype_policy="mixed_bfloat16")

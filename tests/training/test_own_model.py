@@ -18,7 +18,13 @@ REFUSED = {
     "data set and y": ("DataError", "yields the targets and sample weights itself.*Leave out y"),
     "split of a data set": ("WorkloadError", "`validation_split` is for arrays. Give validation_data"),
     "workload and data": ("WorkloadError", "A Workload has its own data.*Received as well: x, y"),
-    "no data": ("WorkloadError", r"together with its data: train\(build_model, x, y, run_dir=...\)"),
+    "no data": ("WorkloadError", r"must return a tfaccel.Workload, or \(model, x, y\).*Received: Sequential"),
+    "no workload": ("WorkloadError", r"together with its data: train\(build_model, x, y, run_dir=...\)"),
+    "no such recipe": (
+        "WorkloadError",
+        "There is no recipe 'image_clasification'. Did you mean 'image_classification'",
+    ),
+    "no such option": ("WorkloadError", r"make_workload.* cannot be called like this: .*Did you mean 'width'"),
     "not compiled": ("WorkloadError", "returns a model that is not compiled. Call `model.compile"),
     "policy": ("PlanError", "built with the dtype policy float32, which the plan cannot change"),
 }
@@ -33,7 +39,7 @@ def outcomes(run_python, tmp_path_factory):
 @pytest.mark.timeout(1000)
 def test_losses_are_those_of_keras_and_of_runs_without_a_stop(outcomes):
     pairs = outcomes[0]
-    assert len(pairs) == 10
+    assert len(pairs) == 11
     for name, (ours, wanted) in pairs.items():
         if name.endswith("resumed"):
             assert ours == wanted, name

@@ -1,7 +1,10 @@
 """Where workload and space come from, what worker processes can get, and what a recipe offers to search."""
 
+import dataclasses
 import importlib
+import threading
 
+import numpy as np
 import pytest
 
 from tfaccel import Workload
@@ -17,6 +20,21 @@ def made_up(*, width: int = 8):
 
 def not_a_workload():
     return 3
+
+
+class Locked:
+    """A space that cannot be pickled."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, hp):
+        with self.lock:
+            return {}
+
+
+def locked():
+    return dataclasses.replace(made_up(), build_model=Locked().__call__)
 
 
 class Defaults:
@@ -50,15 +68,31 @@ def test_functions_travel_by_reference():
 @pytest.mark.parametrize(
     ("workload", "space", "message"),
     [
-        (made_up(), None, "Give the function that makes the workload, or its import path, not the workload"),
+        (made_up(), None, r"The Workload 'width 8' has no arguments to search. Give a space, build\(hp\)"),
         (made_up, "build", "A space is written package.module:name. Received: 'build'"),
-        (made_up, lambda hp: None, "cannot be sent to worker processes.*Define it at the top level of a module"),
+        (
+            made_up,
+            Locked(),
+            "cannot be sent to worker processes: cannot pickle.*Define it at the top level of",
+        ),
+        (locked(), made_up, "The workload width 8 cannot be sent.*Give the function that makes it at the top level"),
         (made_up, 7, "A space must be a function or its import path. Received: 7"),
     ],
 )
 def test_what_cannot_travel_is_refused(workload, space, message):
     with pytest.raises(SearchError, match=message):
         SearchSource.of(workload, space)
+
+
+def test_workloads_and_functions_without_a_name_travel_by_value():
+    width = 12
+    work = Workload.of(object, np.arange(8.0).reshape(4, 2), np.zeros(4), name="mine", loss="mse")
+    source = SearchSource.from_json(SearchSource.of(work, lambda hp: {"width": width}).to_json())
+    made = source.make_workload({"global_batch_size": 2})
+    assert (made.name, made.num_train_examples, made.global_batch_size) == ("mine", 4, 2)
+    assert source.space.load()(None) == {"width": 12}
+    with pytest.raises(WorkloadError, match=r"'mine' is a Workload, which takes no options\. Received: width"):
+        source.make_workload({"width": 2})
 
 
 def takes_epochs(*, epochs: int = 3):
@@ -72,7 +106,7 @@ def test_the_batch_size_of_a_trial_becomes_the_workload_s():
 
 
 def test_what_cannot_be_loaded_is_said():
-    with pytest.raises(SearchError, match=r"must return a tfaccel.Workload. Received: int"):
+    with pytest.raises(WorkloadError, match=r"must return a tfaccel.Workload, or \(model, x, y\).*Received: int"):
         SearchSource.of(not_a_workload, None).make_workload({})
     with pytest.raises(SearchError, match=r"There is no module 'no_such_module' \(wanted for no_such"):
         Reference(kind="import", text="no_such_module:build").load()

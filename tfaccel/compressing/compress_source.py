@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -109,6 +110,25 @@ def source_of(
         task, note = _task(model, workload, held_out)
         held_out_text += note
     return CompressSource(model, signature, representative, text, held_out, held_out_text, task, workload, run_dir)
+
+
+def loaded_model(given: keras.Model | str | os.PathLike[str]) -> keras.Model:
+    """A model as it is, or loaded from its `.keras` file, compiled as it was saved.
+
+    Raises:
+        CompressionError: if Keras cannot load the file.
+    """
+    if isinstance(given, keras.Model):
+        return given
+    if not Path(given).is_file():
+        raise CompressionError(f"There is no file {given}.")
+    try:
+        return keras.saving.load_model(given, safe_mode=True)
+    except Exception as error:  # Keras raises errors of many kinds for files that it cannot load
+        text = " ".join(str(error).split())[:300]
+        raise CompressionError(
+            f"Keras cannot load {given} ({text}). Import the modules that define its layers, or give the model."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Workloads from their import path, `package.module:name`: a workload, or a function that returns one or a model."""
+"""`as_workload`: what a verb is given to train, as a `Workload`; recipes and import paths are looked up here."""
 
 import inspect
 from collections.abc import Callable
@@ -33,31 +33,58 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
     """
     if not is_import_path(import_path):
         raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
-    function = import_named(import_path, error_type=WorkloadError)
-    if isinstance(function, Workload):
-        if kwargs:
+    return _from_object(import_path, import_named(import_path, error_type=WorkloadError), kwargs)
+
+
+def as_workload(given: Workload | str | Callable[..., Any], **options: Any) -> Workload:
+    """The workload that is meant, in each of the ways in which verbs take one.
+
+    Args:
+        given: a `Workload`; the name of a recipe, such as "image_classification"; an import path,
+            "package.module:function"; or a function that returns a `Workload`, or (model, x, y).
+        **options: arguments of the function, or of the recipe.
+
+    Raises:
+        WorkloadError: if there is no such recipe, module or function, if it does not take these options, or for
+            anything else.
+
+    Example:
+        >>> as_workload("image_classification", width=8).name
+        'image_classification'
+    """
+    if isinstance(given, str):
+        return load_workload(given, **options) if ":" in given else load_recipe(given, **options)
+    if isinstance(given, Workload):
+        return _from_object(f"The workload {given.name!r}", given, options)
+    if not callable(given):
+        raise WorkloadError(
+            "A workload is a tfaccel.Workload, the name of a recipe, an import path (package.module:function), or a "
+            f"function that returns a Workload. Received: {given!r:.200}."
+        )
+    return _from_object(f"{given.__module__}:{getattr(given, '__qualname__', type(given).__name__)}", given, options)
+
+
+def _from_object(name: str, given: Any, options: dict[str, Any]) -> Workload:
+    """The workload that an object is, or that a function returns."""
+    if isinstance(given, Workload):
+        if options:
             raise WorkloadError(
-                f"{import_path} is a Workload, which takes no options. Received: {', '.join(kwargs)}. Write a function "
+                f"{name} is a Workload, which takes no options. Received: {', '.join(options)}. Write a function "
                 "with these parameters that returns it."
             )
-        return function
-    if not callable(function):
+        return given
+    if not callable(given):
         raise WorkloadError(
-            f"{import_path} must be a tfaccel.Workload or a function that returns one. "
-            f"Received: {type(function).__name__}."
+            f"{name} must be a tfaccel.Workload or a function that returns one. Received: {type(given).__name__}."
         )
-    _check_arguments(import_path, function, kwargs)
-    return _as_workload(import_path, call_own(import_path, function, **kwargs))
-
-
-def _as_workload(import_path: str, made: Any) -> Workload:
-    """The workload that a function returned; or made from a model, or the function that builds it, with data."""
+    _check_arguments(name, given, options)
+    made = call_own(name, given, **options)
     if isinstance(made, Workload):
         return made
     if isinstance(made, tuple) and len(made) in (2, 3):
-        return Workload.of(*made, name=import_path.partition(":")[0].rpartition(".")[2])
+        return Workload.of(*made, name=name.partition(":")[0].rpartition(".")[2])
     raise WorkloadError(
-        f"{import_path} must return a tfaccel.Workload, or (model, x, y), or (build_model, x, y). "
+        f"{name} must return a tfaccel.Workload, or (model, x, y), or (build_model, x, y). "
         f"Received: {type(made).__name__}. Return tfaccel.Workload.of(build_model, x, y)."
     )
 

@@ -47,7 +47,8 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
 
     Args:
         run_dir: of the run.
-        workload: `package.module:function` of a workload of your own; None for a recipe, whose name the run knows.
+        workload: `package.module:function` of a workload of your own, or the name of a recipe; None for the recipe that
+            the run names.
 
     Raises:
         RunDirError: if the directory is none of a finished run.
@@ -68,7 +69,9 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
             f"The run in {path} trained {name!r}, which is no recipe. Name its workload: "
             "--workload=package.module:function."
         )
-    import_path = workload or f"{RECIPES_PACKAGE}.{name}:workload"
+    import_path = (
+        workload if workload is not None and ":" in workload else f"{RECIPES_PACKAGE}.{workload or name}:workload"
+    )
     made = _made(import_path, config)
     if made.name != name:
         raise WorkloadError(f"The run in {path} trained {name!r}. Received the workload {made.name!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
@@ -33,7 +35,7 @@ _GO_ON = (
 
 
 def train(
-    workload: Workload | Callable[[], Any] | Any,
+    workload: Workload | str | Callable[..., Any] | Any,
     x: Any = None,
     y: Any = None,
     *,
@@ -58,7 +60,8 @@ def train(
 
     Args:
         workload: what to train: a function that builds a Keras model, compiled or not; a compiled Keras model, which
-            has the trained weights afterwards; or a `Workload`.
+            has the trained weights afterwards; or, without x and y, a `Workload`, the name of a recipe, an import path
+            ("package.module:function"), or a function that returns a `Workload`.
         x, y: data for the model, as `Workload.of` takes them. With a `Workload` the second argument may be
             the plan.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
@@ -73,7 +76,7 @@ def train(
         verbose: 1 shows progress on standard error, 0 nothing.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
             `class_weight`, `shuffle`, `name`, and `optimizer`, `loss`, `metrics` and the like where the function's
-            model is not compiled.
+            model is not compiled. For a recipe, an import path or a function without data: its arguments.
 
     Returns:
         The `TrainResult`, which is also in `result.json`.
@@ -151,15 +154,18 @@ def train(
 
 def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any]) -> tuple[Workload, Plan | None]:
     """The workload, made from a model's function and data where it is none yet, and the plan."""
-    if isinstance(given, Workload):
+    if isinstance(given, Workload | str):
         if isinstance(x, Plan) and plan is None:
             x, plan = None, x
-        odd = [name for name, value in (("x", x), ("y", y), *of.items()) if value is not None]
+        odd = [name for name, value in (("x", x), ("y", y)) if value is not None]
+        odd += of if isinstance(given, Workload) else ()
         if odd:
             raise WorkloadError(
                 f"A Workload has its own data, batch size and compile arguments. Received as well: {', '.join(odd)}."
             )
-        return given, plan
+        return as_workload(given, **of), plan
+    if x is None and inspect.isroutine(given):
+        return as_workload(given, **of), plan
     if x is None:
         raise WorkloadError(
             "tfaccel.train takes a tfaccel.Workload; or a Keras model, or the function that builds it, together with "

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from tfaccel.data.epoch_positions import check_one_batch
-from tfaccel.errors import RunDirError, SearchError
+from tfaccel.errors import SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.load_workload import load_recipe
+from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
 from tfaccel.training.files import write_json
@@ -26,24 +26,57 @@ from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search_directory import flat_config, search_directory
 from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.source import TRAINING, SearchSource
+from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.supervisor import Supervisor
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_rows
 
 logger = logging.getLogger("tfaccel")
 
 OnRow = Callable[[TrialRow], None]
+_OPTIONS = {option.name for option in fields(SearchOptions)}
+_FILLED = ("algorithm", "workload_options", "plan_fields", "algorithm_options", "pruning_options")  # None: the default
 
 
 def search(
-    workload: Any,
+    workload: Workload | str | Callable[..., Any] | None,
     space: Any = None,
     *,
     run_dir: str | os.PathLike[str],
     resume: str = "never",
     on_row: OnRow = lambda row: None,
-    **options: Any,
+    tuner: Any = None,
+    callbacks: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+    algorithm: str | None = None,
+    max_trials: int | None = None,
+    objective: Any = None,
+    parallel: int = 1,
+    seed: int = 1,
+    epochs: int | None = None,
+    pruning: str = "none",
+    early_stopping: int | None = None,
+    trial_seconds: float | None = None,
+    search_seconds: float | None = None,
+    stall_seconds: float = 900.0,
+    max_parameters: int | None = None,
+    workload_options: Mapping[str, Any] | None = None,
+    plan_fields: Mapping[str, Any] | None = None,
+    retrain: bool = False,
+    num_initial_points: int | None = None,
+    algorithm_options: Mapping[str, Any] | None = None,
+    pruning_options: Mapping[str, Any] | None = None,
+    executions_per_trial: int = 1,
+    max_retries_per_trial: int = 0,
+    max_consecutive_failed_trials: int | None = None,
+    hyperparameters: Any = None,
+    tune_new_entries: bool = True,
+    allow_new_entries: bool = True,
+    keep_models: bool = False,
+    **unknown: Any,
 ) -> SearchResult:
     """Searches for the best hyperparameters, with Keras Tuner's algorithms or Optuna's, trials side by side.
 
@@ -68,7 +101,8 @@ def search(
 
     Args:
         workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
-            or such a function, defined at the top level of a module. None where a `tuner` needs no data.
+            such a function, or a `Workload`, whose data worker processes get by pickling. None where a `tuner` needs no
+            data.
         space: what is searched, as a function or its import path: `build(hp)` that returns a compiled model, a
             `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: what the
             workload's function takes itself; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
@@ -76,11 +110,21 @@ def search(
         run_dir: a new or empty directory, or with `resume="auto"` one that holds this very search.
         resume: "never" or "auto". `max_trials`, `parallel` and limits on time may differ from before.
         on_row: called with each trial that has finished.
-        **options: the fields of `tfaccel.tuning.options.SearchOptions`: `algorithm`, `max_trials`, `objective`,
-            `parallel`, `seed`, `epochs`, `pruning`, `early_stopping`, limits, and more. Besides, as in Keras Tuner:
-            `tuner`, a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials, or its import path;
-            `callbacks`, a list of Keras callbacks, of which each trial gets a copy, or a function that returns one;
-            `optimizer`, `loss` and `metrics`, which take the place of those that `build(hp)` compiled a model with.
+        tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials, or its import path.
+        callbacks: a list of Keras callbacks, of which each trial gets a copy, or a function that returns one.
+        optimizer, loss, metrics: take the place of those that `build(hp)` compiled a model with.
+        algorithm: "random", "grid", "bayesian", "hyperband", "tpe", "cmaes" or "nsga2"; None for that of the `tuner`,
+            or random. For this argument and those below see `tfaccel.tuning.options.SearchOptions`.
+        max_trials, objective, parallel, seed, epochs: what is searched for, and how much of it.
+        pruning, pruning_options, early_stopping: which trials end early.
+        trial_seconds, search_seconds, stall_seconds, max_parameters: limits.
+        workload_options, plan_fields: arguments of the workload's function, and fields of the plan, that are the same
+            in all trials.
+        num_initial_points, algorithm_options: further settings of the algorithm.
+        executions_per_trial, max_retries_per_trial, max_consecutive_failed_trials: as in Keras Tuner.
+        hyperparameters, tune_new_entries, allow_new_entries: as in Keras Tuner.
+        retrain, keep_models: which models to keep.
+        **unknown: refused, with the name that Keras Tuner's argument has here.
 
     Returns:
         The `SearchResult`, which is also in `search.json`.
@@ -99,14 +143,15 @@ def search(
         >>> len(found.rows)
         2
     """
+    given = {name: value for name, value in locals().items() if name in _OPTIONS}
+    given = {name: value for name, value in given.items() if not (value is None and name in _FILLED)}
     started = time.perf_counter()
     check_keras_tuner()
     _check_alone()
-    tuner = options.pop("tuner", None)
-    training = {name: options.pop(name, None) for name in TRAINING}
-    training = {name: given for name, given in training.items() if given is not None}
+    training = {"callbacks": callbacks, "optimizer": optimizer, "loss": loss, "metrics": metrics}
+    training = {name: value for name, value in training.items() if value is not None}
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
-    chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **options})
+    chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **given, **unknown})
     if isinstance(workload, str) and ":" not in workload:
         own = dict(chosen.workload_options)  # a wrong name or value is told of at once
         batch_size = own.pop("global_batch_size", None) or chosen.plan_fields.get("global_batch_size")
@@ -119,12 +164,12 @@ def search(
         **{name: _written(given) for name, given in training.items()},
         **chosen.identity(),
     }
-    directory = RunDir(run_dir, _flat(config), resume=resume)
+    directory = RunDir(run_dir, flat_config(config), resume=resume)
     groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
     with Supervisor(source, chosen, groups, on_row) as supervisor:
         found = supervisor.discovered()
         objective = _checked(found, chosen)
-        with _begun(directory, found["space"]):
+        with search_directory(directory, found["space"]):
             supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
             rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
             result = SearchResult.of(
@@ -164,47 +209,6 @@ def _written(given: Any) -> Any:
     if isinstance(given, dict):
         return {str(name): _written(part) for name, part in given.items()}
     return given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
-
-
-@contextlib.contextmanager
-def _begun(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
-    """Writes what the search is, where the directory does not hold another one, and keeps others out meanwhile."""
-    file = directory.path / "space.json"
-    if file.exists():
-        there, here = (
-            {e["config"]["name"]: e for e in known["space"]} for known in (json.loads(file.read_text()), space)
-        )
-        odd = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
-        if odd is not None:
-            raise RunDirError(
-                f"The run directory {directory.path} holds a search of another space: the hyperparameter {odd!r} is "
-                "another one there. Choose a new directory."
-            )
-    directory.make(space=space)
-    folder = os.open(directory.path, os.O_RDONLY)
-    try:
-        _lock(folder, directory.path)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _lock(folder: int, path: Path) -> None:
-    """Locks an open folder until it is closed, or the process ends."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunDirError(
-            f"Another search is running in {path}. Wait for its end, or choose a new directory."
-        ) from error
-    except OSError:
-        logger.debug("%s is on a file system without locks", path)
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the fixed fields of the plan beside the others, so that a difference is named."""
-    own = {name: value for name, value in config.items() if name not in ("workload_options", "plan_fields")}
-    return {**own, "options": {**config["workload_options"], **config["plan_fields"]}}
 
 
 def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import pickle
 import runpy
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import check_function, import_named, is_import_path, load_workload
+from tfaccel.planning.load_workload import as_workload, check_function, import_named, is_import_path
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
@@ -59,7 +60,7 @@ class SearchSource:
     """The workload and the space of a search.
 
     Args:
-        workload: a recipe, or a function that returns a `Workload`.
+        workload: a recipe, a function that returns a `Workload`, or a `Workload`.
         space: `build(hp)` (a compiled model), a `HyperModel`, or `space(hp)` (arguments of the workload's function);
             "none" for the space that the workload's function has by itself.
         folder: the folder that modules are imported from besides the installed ones.
@@ -92,6 +93,11 @@ class SearchSource:
                 )
         if workload is None and tuner is None and not isinstance(space, str):
             raise SearchError("A search needs a workload, which says what data there are. Received: workload=None.")
+        if isinstance(workload, Workload) and space is None and tuner is None:
+            raise SearchError(
+                f"The Workload {workload.name!r} has no arguments to search. Give a space, build(hp), that returns a "
+                "compiled model; or in place of the Workload the function that makes it from arguments."
+            )
         main = sys.modules["__main__"]
         given = (workload, space, tuner, *_parts(training))
         in_main = any(
@@ -100,23 +106,14 @@ class SearchSource:
             if not isinstance(thing, str)
         )
         main_file = getattr(main, "__file__", None) if in_main else None
-        if in_main and main_file is None:
-            raise SearchError(
-                "The search's worker processes cannot see what is defined in a notebook or at a prompt. Write the "
-                "workload and the space into a module, and import them."
-            )
-        if isinstance(workload, Workload):
-            raise SearchError(
-                "Give the function that makes the workload, or its import path, not the workload: worker processes "
-                "make it themselves, one for each trial."
-            )
+        by_value = in_main and main_file is None  # defined in a notebook or at a prompt
         return cls(
-            workload=_reference(workload, "workload", plain_name="recipe"),
-            space=_reference(space, "space"),
+            workload=_reference(workload, "workload", plain_name="recipe", by_value=by_value),
+            space=_reference(space, "space", by_value=by_value),
             folder=os.getcwd(),
             main_file=None if main_file is None else os.path.abspath(main_file),
-            tuner=_reference(tuner, "tuner"),
-            training=_pickled(dict(training), "training") if training else _NONE,
+            tuner=_reference(tuner, "tuner", by_value=by_value),
+            training=_pickled(dict(training), "training", by_value=by_value) if training else _NONE,
         )
 
     def prepare(self) -> None:
@@ -133,20 +130,17 @@ class SearchSource:
         """The workload, made with these arguments; `global_batch_size` becomes what the workload recommends.
 
         Raises:
-            WorkloadError: if there is none of that name, or it does not take these arguments.
-            SearchError: if the function returns something else.
+            WorkloadError: if there is none of that name, it does not take these arguments, or makes something else.
         """
         if self.workload.kind == "none":
             return Workload("no_data", object, dict, _no_data, global_batch_size=1)
         arguments = dict(options)
         batch_size = arguments.pop("global_batch_size", None)
-        check_function(self.workload.name, self.workload_function())
-        if self.workload.kind in ("recipe", "import"):
-            made = load_workload(self.workload.import_path(), **arguments)
-        else:
-            made = self.workload_function()(**arguments)
-        if not isinstance(made, Workload):
-            raise SearchError(f"{self.workload.name} must return a tfaccel.Workload. Received: {type(made).__name__}.")
+        given = self.workload.load()
+        if not isinstance(given, Workload):
+            check_function(self.workload.name, given)
+        is_named = self.workload.kind in ("recipe", "import")
+        made = as_workload(self.workload.import_path() if is_named else given, **arguments)
         return made if batch_size is None else replace(made, global_batch_size=batch_size)
 
     def workload_function(self) -> Callable[..., Any]:
@@ -178,7 +172,7 @@ def _parts(training: Mapping[str, Any] | None) -> list[Any]:
     return [thing for value in values for thing in value]
 
 
-def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Reference:
+def _reference(thing: Any, what: str, *, plain_name: str | None = None, by_value: bool) -> Reference:
     if thing is None:
         return _NONE
     if isinstance(thing, str):
@@ -187,17 +181,36 @@ def _reference(thing: Any, what: str, *, plain_name: str | None = None) -> Refer
                 raise SearchError(f"A {what} is written package.module:name. Received: {thing!r}.")
             return Reference(kind="import", text=thing, name=thing)
         return Reference(kind=plain_name, text=thing, name=thing)
-    if not callable(thing) and not hasattr(thing, "build"):
+    if not callable(thing) and not hasattr(thing, "build") and not isinstance(thing, Workload):
         raise SearchError(f"A {what} must be a function or its import path. Received: {thing!r:.200}.")
-    return _pickled(thing, what)
+    return _pickled(thing, what, by_value=by_value)
 
 
-def _pickled(thing: Any, what: str) -> Reference:
-    label = getattr(thing, "__qualname__", type(thing).__qualname__)
+def _pickled(thing: Any, what: str, *, by_value: bool) -> Reference:
+    """A reference to a thing that another process unpickles.
+
+    Args:
+        thing: pickled by its import path; by its code where it has none, as a lambda or what a notebook defines.
+        what: what to call it.
+        by_value: whether what `__main__` defines is to be pickled by its code.
+    """
+    label = thing.name if isinstance(thing, Workload) else getattr(thing, "__qualname__", type(thing).__qualname__)
     try:
-        text = base64.b64encode(pickle.dumps(thing)).decode()
+        pickled = _pickle(thing, by_value=by_value)
     except Exception as error:  # whatever the object's own code raises
+        remedy = "Give the function that makes it" if isinstance(thing, Workload) else "Define it"
         raise SearchError(
-            f"The {what} {label} cannot be sent to worker processes: {error}. Define it at the top level of a module."
+            f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a module."
         ) from error
-    return Reference(kind="pickle", text=text, name=f"{getattr(thing, '__module__', '')}:{label}")
+    name = label if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{label}"
+    return Reference(kind="pickle", text=base64.b64encode(pickled).decode(), name=name)
+
+
+def _pickle(thing: Any, *, by_value: bool) -> bytes:
+    if not by_value:
+        with contextlib.suppress(Exception):
+            return pickle.dumps(thing)
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(thing)
+    return pickled

@@ -1,0 +1,58 @@
+"""The run directory of a search: what it holds must be this very search, and one process writes into it at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import RunDirError
+from tfaccel.training.run_dir import RunDir
+
+logger = logging.getLogger("tfaccel")
+
+
+@contextlib.contextmanager
+def search_directory(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
+    """Writes what the search is, where the directory does not hold another one, and keeps others out meanwhile."""
+    file = directory.path / "space.json"
+    if file.exists():
+        there, here = (
+            {e["config"]["name"]: e for e in known["space"]} for known in (json.loads(file.read_text()), space)
+        )
+        odd = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+        if odd is not None:
+            raise RunDirError(
+                f"The run directory {directory.path} holds a search of another space: the hyperparameter {odd!r} is "
+                "another one there. Choose a new directory."
+            )
+    directory.make(space=space)
+    folder = os.open(directory.path, os.O_RDONLY)
+    try:
+        _lock(folder, directory.path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    """Locks an open folder until it is closed, or the process ends."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunDirError(
+            f"Another search is running in {path}. Wait for its end, or choose a new directory."
+        ) from error
+    except OSError:
+        logger.debug("%s is on a file system without locks", path)
+
+
+def flat_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the fixed fields of the plan beside the others, so that a difference is named."""
+    own = {name: value for name, value in config.items() if name not in ("workload_options", "plan_fields")}
+    return {**own, "options": {**config["workload_options"], **config["plan_fields"]}}
