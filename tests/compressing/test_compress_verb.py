@@ -339,7 +339,7 @@ def test_what_is_no_model_or_run_is_refused(tmp_path):
         compress(3, out_dir=str(tmp_path / "out"))
     with pytest.raises(RunDirError, match="There is no run directory"):
         compress(tmp_path / "none")
-    with pytest.raises(CompressionError, match="There is no file .*none.keras"):
+    with pytest.raises(CompressionError, match=r"There is no file .*none\.keras"):
         compress(tmp_path / "none.keras", representative_data=np.ones((4, 1)), out_dir=str(tmp_path / "out"))
     with pytest.raises(WorkloadError, match=r"A workload is a tfaccel\.Workload, the name of a recipe.*Received: 3"):
         compress(keras.Sequential([layers.Dense(1)]), workload=3, out_dir=str(tmp_path / "out"))

@@ -22,7 +22,7 @@ REFUSED = {
     "no workload": ("WorkloadError", r"together with its data: train\(build_model, x, y, run_dir=...\)"),
     "no such recipe": (
         "WorkloadError",
-        "There is no recipe 'image_clasification'. Did you mean 'image_classification'",
+        "There is no recipe 'image_clasification'. Did you mean 'image_class",
     ),
     "no such option": ("WorkloadError", r"make_workload.* cannot be called like this: .*Did you mean 'width'"),
     "not compiled": ("WorkloadError", "returns a model that is not compiled. Call `model.compile"),
