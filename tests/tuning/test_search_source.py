@@ -28,7 +28,7 @@ class Locked:
     def __init__(self):
         self.lock = threading.Lock()
 
-    def __call__(self, hp):
+    def __call__(self, hp=None):
         with self.lock:
             return {}
 
