@@ -34,14 +34,14 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
+from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
+from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
-from tfaccel.measuring.search_suite import SEARCHES, run_search_suite
-from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.settings_table import print_settings, run_settings
@@ -134,11 +134,11 @@ def _measure(suite: str, names: list[str]) -> Report:
     options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=progress)
     try:
         if suite == "recipes":
-            from tfaccel.measuring.recipe_suite import run_recipe_suite
+            from tfaccel.benchmarks.recipe_suite import run_recipe_suite
 
             return run_recipe_suite(names, options)
         if suite == "compress":
-            from tfaccel.compressing.compress_suite import run_compress_suite
+            from tfaccel.benchmarks.compress_suite import run_compress_suite
 
             return run_compress_suite(names, options)
         if suite == "serve":
@@ -147,7 +147,7 @@ def _measure(suite: str, names: list[str]) -> Report:
             return run_search_suite(names, options)
         if suite == "samplers":
             return run_sampler_suite(names, options)
-        from tfaccel.measuring.engine_suite import run_engine_suite
+        from tfaccel.benchmarks.engine_suite import run_engine_suite
 
         return run_engine_suite(names, options)
     finally:

@@ -13,17 +13,17 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.errors import TfaccelError
-from tfaccel.known_names import did_you_mean
-from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
-from tfaccel.measuring.settings_suite import (
+from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
+from tfaccel.benchmarks.settings_suite import (
     SettingScores,
     SettingTrial,
     run_settings_suite,
     setting_scores,
     settings_of,
 )
-from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.errors import TfaccelError
+from tfaccel.known_names import did_you_mean
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.training.files import write_json
 

@@ -27,6 +27,7 @@ LAYERS = {
     "reporting": 4,
     "parity": 4,
     "tpu": 4,
+    "benchmarks": 5,
     "recipes": 5,
     "scripts": 5,
 }
@@ -40,7 +41,7 @@ NOUN_MODULES = {
     "tfaccel.errors",
     "tfaccel.training.result",
     "tfaccel.measuring.measurement",
-    "tfaccel.measuring.report",
+    "tfaccel.benchmarks.report",
     "tfaccel.compressing.comparison.gate",
     "tfaccel.exporting.export_result",
     "tfaccel.serving.options",
@@ -68,8 +69,8 @@ CHILD_PROGRAMS = {
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
-    "tfaccel.tuning.plain_program",
-    "tfaccel.tuning.sampler_program",
+    "tfaccel.benchmarks.plain_program",
+    "tfaccel.benchmarks.sampler_program",
     "tfaccel.tuning.worker_program",
 }
 # `grep` between standard error and the terminal: this process writes into it, and never waits for what it says.

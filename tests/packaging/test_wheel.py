@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks")
 pytestmark = pytest.mark.skipif(not (ROOT / "tfaccel").is_dir(), reason="needs the sources")
 
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "tfaccel").is_dir(), reason="needs t
 def wheel_files(run_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("tfaccel", "recipes", "scripts"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
@@ -29,7 +30,7 @@ def installed_name(path):
 
 
 def test_package_files_are_the_sources(wheel_files):
-    paths = [path for folder in ("tfaccel", "recipes", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     expected = {installed_name(path) for path in paths} | {"tfaccel/py.typed", "tfaccel/models/digits_backbone.keras"}
     packaged = {name for name in wheel_files if ".dist-info/" not in name}
     assert packaged == expected, "a new package must be named under `packages` in setup.cfg"

@@ -6,8 +6,8 @@ import os
 import pytest
 from absl import flags
 
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.report import Report
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
 from tfaccel.scripts import benchmark
 
 

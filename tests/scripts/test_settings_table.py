@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
+from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
+from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
-from tfaccel.measuring.settings_suite import SettingScores, SettingTrial
 from tfaccel.scripts import settings_table
 from tfaccel.scripts.settings_table import chosen_recipes, print_settings, read_trials, row_of
 from tfaccel.training.files import write_json

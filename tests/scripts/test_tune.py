@@ -153,7 +153,7 @@ def test_trials_are_those_of_plain_keras_tuner(tmp_path):
         "objective": "val_accuracy",
         "direction": "max",
     }
-    command = [sys.executable, "-m", "tfaccel.tuning.plain_program", json.dumps(task)]
+    command = [sys.executable, "-m", "tfaccel.benchmarks.plain_program", json.dumps(task)]
     plain = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     flag = [
         RECIPE,

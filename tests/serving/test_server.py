@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import NAME, PREDICT, RAW, ROW, Server, build, wait_for
 
-from tfaccel.measuring.http_load import closed_loop, open_loop, post
+from tfaccel.benchmarks.http_load import closed_loop, open_loop, post
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.http_load import closed_loop, open_loop, post
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.served_model import ServedModel
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import ServeError
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.http_load import closed_loop, open_loop, post
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.served_model import ServedModel
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.processes.child import ProcessError, run_program
 
 NUM_CLIENTS = 32

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring.comparison import step_time_ratio, tail_share, throughput_ratio
-from tfaccel.measuring.figure import Figure
+from tfaccel.benchmarks.comparison import step_time_ratio, tail_share, throughput_ratio
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
 from tfaccel.measuring.measurement import Measurement, Window, relative_spread
-from tfaccel.measuring.report import Report
 
 
 def window(wall, tail=0.0, cpu=1.0):

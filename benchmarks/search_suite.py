@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.processes.child import ProcessError, run_program
 
 # Recipe -> epochs of a trial, which then take about ten seconds on one core; the metric; and how far the best scores
@@ -119,7 +119,7 @@ def _plain(name: str, epochs: int, metric: str) -> tuple[dict[str, Any], Window]
         "direction": "max",
         "fixed": FIXED[name],
     }
-    output, wall_seconds, cpu_seconds = _timed(["-m", "tfaccel.tuning.plain_program", json.dumps(task)])
+    output, wall_seconds, cpu_seconds = _timed(["-m", "tfaccel.benchmarks.plain_program", json.dumps(task)])
     found = json.loads(output)
     return found, _window(wall_seconds, cpu_seconds, found["best"])
 

@@ -6,10 +6,10 @@ CODE = """
 import time
 import numpy as np
 import tfaccel
-from tfaccel.measuring import engine_tasks
-from tfaccel.measuring.engine_suite import ENGINE_FIGURES
-from tfaccel.measuring.epoch_clock import EpochClock
-from tfaccel.measuring.training_programs import FitProgram, HandWrittenLoop, TrainedModel
+from tfaccel.benchmarks import engine_tasks
+from tfaccel.benchmarks.engine_suite import ENGINE_FIGURES
+from tfaccel.benchmarks.epoch_clock import EpochClock
+from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 from tfaccel.scripts.benchmark import ENGINE_FIGURE_NAMES
 
 task = engine_tasks.mlp(steps_per_epoch=6, num_epochs=2)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.input_waits import input_waits
-from tfaccel.measuring.interleaved import measure_interleaved
-from tfaccel.measuring.measurement import Measurement
-from tfaccel.measuring.recipe_programs import (
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.recipe_programs import (
     DefaultTraining,
     PlainTraining,
     PlannedTraining,
     RecipeTraining,
 )
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.stated_results import STATED_RESULTS
-from tfaccel.measuring.suite_options import SuiteOptions
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.stated_results import STATED_RESULTS
+from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.measuring.input_waits import input_waits
+from tfaccel.measuring.interleaved import measure_interleaved
+from tfaccel.measuring.measurement import Measurement
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import run_epochs_of
 

@@ -6,6 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from tfaccel.benchmarks import recipe_settings, settings_data, settings_suite
+from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
+from tfaccel.benchmarks.settings_data import NUM_FOLDS, topics_of, write_validation
 from tfaccel.data.boxes.digit_scenes import digit_scenes
 from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.digits import digits
@@ -15,9 +18,6 @@ from tfaccel.data.texts.documentation import documentation_text
 from tfaccel.data.texts.files import read_text_parts
 from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries
 from tfaccel.errors import TfaccelError, WorkloadError
-from tfaccel.measuring import recipe_settings, settings_data, settings_suite
-from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
-from tfaccel.measuring.settings_data import NUM_FOLDS, topics_of, write_validation
 from tfaccel.recipes import (
     object_detection,
     sequence_forecasting,

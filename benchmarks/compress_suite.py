@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.qat_suite import qat_figures
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads, latencies
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress import compress
-from tfaccel.compressing.qat_suite import qat_figures
 from tfaccel.errors import CompressionError
-from tfaccel.measuring.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfaccel.measuring.http_load import Load, closed_loop, open_loop, post
+from tfaccel.benchmarks.http_load import Load, closed_loop, open_loop, post
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
 """Plain Keras Tuner on a recipe's own search space, one trial after another: what a search is compared to.
 
-    python -m tfaccel.tuning.plain_program '{"recipe": "image_classification", "max_trials": 16, "epochs": 9, ...}'
+    python -m tfaccel.benchmarks.plain_program '{"recipe": "image_classification", "max_trials": 16, "epochs": 9, ...}'
 
 Models, batches and their order are those of `tfaccel tune` with the same seed; they are trained by `Model.fit`. It
 writes on standard output, as JSON, the best score and the hyperparameters of each trial.

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.processes.child import ProcessError, run_program
 
 SAMPLER_FIGURES = ("tpe", "bayesian")
 NUM_TRIALS, EPOCHS = 30, 5
 ALONE = "Optuna alone"
 MAX_LOSS = 1.01  # of Optuna's own loop: the same trials, with sums that are rounded differently
-_PROGRAM = "tfaccel.tuning.sampler_program"
+_PROGRAM = "tfaccel.benchmarks.sampler_program"
 
 
 def run_sampler_suite(names: Sequence[str], options: SuiteOptions) -> Report:
@@ -86,7 +86,7 @@ def _median_seconds(result: dict[str, Any]) -> float:
 
 
 def run_sampler(program: str, algorithm: str, *, seed: int, num_trials: int) -> dict[str, Any]:
-    """What `tfaccel.tuning.sampler_program` found.
+    """What `tfaccel.benchmarks.sampler_program` found.
 
     Raises:
         TfaccelError: if it failed.

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS, Setting
+from tfaccel.benchmarks.settings_data import write_validation
 from tfaccel.errors import NonFiniteLossError, TfaccelError
-from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS, Setting
-from tfaccel.measuring.settings_data import write_validation
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.training.result import TrainResult
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfaccel.measuring import engine_tasks
-from tfaccel.measuring.comparison import PARTS, step_time_ratio, tail_share, throughput_ratio
-from tfaccel.measuring.engine_tasks import Task
-from tfaccel.measuring.figure import Figure
+from tfaccel.benchmarks import engine_tasks
+from tfaccel.benchmarks.comparison import PARTS, step_time_ratio, tail_share, throughput_ratio
+from tfaccel.benchmarks.engine_tasks import Task
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.report import Report
+from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 from tfaccel.measuring.interleaved import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
-from tfaccel.measuring.report import Report
-from tfaccel.measuring.suite_options import SuiteOptions
-from tfaccel.measuring.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 
 # Epochs whose end is measured last about this long.
 EPOCH_SECONDS = (0.7, 2.2)

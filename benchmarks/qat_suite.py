@@ -7,12 +7,12 @@ from pathlib import Path
 
 import keras
 
+from tfaccel.benchmarks import qat_task
+from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress import compress
 from tfaccel.errors import CompressionError
-from tfaccel.measuring import qat_task
-from tfaccel.measuring.figure import Figure
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 

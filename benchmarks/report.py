@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tfaccel.measuring.figure import Figure
+from tfaccel.benchmarks.figure import Figure
 from tfaccel.measuring.measurement import Measurement
 
 # A program whose windows differ by more than this (interquartile range / median) was disturbed.

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.measuring.engine_tasks import Task
-from tfaccel.measuring.epoch_clock import EpochClock, StepTimes, WindowTimes
+from tfaccel.benchmarks.engine_tasks import Task
+from tfaccel.benchmarks.epoch_clock import EpochClock, StepTimes, WindowTimes
 from tfaccel.measuring.measurement import Window
 from tfaccel.training.fit import fit
 

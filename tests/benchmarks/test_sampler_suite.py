@@ -2,7 +2,7 @@
 
 import doctest
 
-from tfaccel.measuring import sampler_suite
+from tfaccel.benchmarks import sampler_suite
 from tfaccel.scripts.benchmark import chosen_figures
 
 

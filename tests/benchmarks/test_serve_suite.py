@@ -2,10 +2,10 @@
 
 import pytest
 
+from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.benchmarks.served_model import ServedModel
+from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import ServeError, TfaccelError
-from tfaccel.measuring.serve_suite import SERVE_FIGURES, run_serve_suite
-from tfaccel.measuring.served_model import ServedModel
-from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.scripts.benchmark import chosen_figures
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfaccel.measuring.stated_results import STATED_RESULTS, StatedResult
+from tfaccel.benchmarks.stated_results import STATED_RESULTS, StatedResult
 from tfaccel.planning.recipe_list import list_recipes
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from tfaccel.benchmarks import search_suite
+from tfaccel.benchmarks.report import Report
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring import search_suite
-from tfaccel.measuring.report import Report
 
 
 def test_examples():

@@ -7,8 +7,8 @@ from importlib import import_module
 
 import pytest
 
-from tfaccel.measuring.recipe_settings import RECIPE_SETTINGS
-from tfaccel.measuring.settings_suite import SettingScores, SettingTrial, run_settings_suite, setting_scores
+from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
+from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial, run_settings_suite, setting_scores
 from tfaccel.training.training_options import TrainingOptions
 
 
@@ -62,7 +62,7 @@ def test_what_is_done_is_not_done_again():
 
 COMMAND = """
 import sys
-from tfaccel.measuring import recipe_settings
+from tfaccel.benchmarks import recipe_settings
 from tfaccel.scripts import benchmark
 
 few = recipe_settings.RecipeSettings(

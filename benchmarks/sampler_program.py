@@ -1,6 +1,6 @@
 """The digits MLP searched by Optuna's own loop, or by `tfaccel.search`: what chooses trials well, beside each other.
 
-    python -m tfaccel.tuning.sampler_program '{"program": "optuna", "seed": 1, "max_trials": 30, "epochs": 8}'
+    python -m tfaccel.benchmarks.sampler_program '{"program": "optuna", "seed": 1, "max_trials": 30, "epochs": 8}'
 
 Both have the same space, models, batches and seed; the loop trains by `Model.fit`. It writes on standard output, as
 JSON, the validation loss of each trial and the processor time of each suggestion.
@@ -153,7 +153,7 @@ def by_search(task: Mapping[str, Any]) -> dict[str, Any]:
     """The same by `tfaccel.search`."""
     options = {name: task[name] for name in ("algorithm", "seed", "max_trials", "epochs")}
     with tempfile.TemporaryDirectory() as folder:
-        name = "tfaccel.tuning.sampler_program"
+        name = "tfaccel.benchmarks.sampler_program"
         result = search(
             f"{name}:workload",
             f"{name}:build",

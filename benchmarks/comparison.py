@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfaccel.measuring.figure import Figure
+from tfaccel.benchmarks.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
 
 # Part of a call -> its wall seconds. The tail of an epoch is in the whole call, but not in the steps.

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tfaccel.compressing import qat_suite
+from tfaccel.benchmarks import qat_suite
+from tfaccel.benchmarks.report import Report
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.variant import Variant
 from tfaccel.errors import CompressionError, TfaccelError
-from tfaccel.measuring.report import Report
 from tfaccel.scripts.benchmark import COMPRESS_FIGURE_NAMES, chosen_figures
 
 

@@ -1,0 +1,1 @@
+"""The suites behind `tfaccel benchmark`, the programs that they time, and their kept results."""
