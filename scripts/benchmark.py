@@ -44,79 +44,81 @@ from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, show_progress, table_console
-from tfaccel.scripts.settings_table import print_settings, run_settings
+from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
 SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
 ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
-_REPETITIONS = flags.DEFINE_integer(
-    "repetitions", 5, "timed windows of each program", lower_bound=1, upper_bound=10_000, allow_override=True
-)
-_FIGURES = flags.DEFINE_list(
-    "figures", ["all"], "what to measure: figures of the engine, or recipes; or all", allow_override=True
-)
-_SCALE = flags.DEFINE_float(
-    "scale",
-    1.0,
-    "multiplies the steps of each window; below 1 for trials, whose figures mean little",
-    lower_bound=1e-6,
-    upper_bound=100.0,
-    allow_override=True,
-)
-_OUT = flags.DEFINE_string(
-    "out", None, "also write the report, raw times included, to this JSON file", allow_override=True
-)
-_JSON = flags.DEFINE_bool("json", False, "print the report as JSON", allow_override=True)
+_FLAGS: dict[str, Flag] = {
+    "figures": (["all"], "what to measure: figures of the engine, or recipes; or all"),
+    "out": (str, "also write the report, raw times included, to this JSON file"),
+    "json": (False, "print the report as JSON"),
+    **SETTINGS_FLAGS,
+}
+
+
+def benchmark_flags() -> flags.FlagValues:
+    """The flags of the command, not parsed yet."""
+    values = command_flags(_FLAGS)
+    text = "timed windows of each program"
+    flags.DEFINE_integer("repetitions", 5, text, lower_bound=1, upper_bound=10_000, flag_values=values)
+    text = "multiplies the steps of each window; below 1 for trials, whose figures mean little"
+    flags.DEFINE_float("scale", 1.0, text, lower_bound=1e-6, upper_bound=100.0, flag_values=values)
+    text = "settings: how many seeds, from 0 on, each setting is tried with"
+    flags.DEFINE_integer("seeds", 5, text, lower_bound=1, upper_bound=1000, flag_values=values)
+    return values
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    description = (__doc__ or "").strip()
+    description, values = (__doc__ or "").strip(), benchmark_flags()
     suite = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
     if suite in SUITES:
         chosen: str = suite
-        return run_command(lambda: _main(chosen), [f"{argv[0]} {suite}", *argv[2:]], description=description)
+        arguments = [f"{argv[0]} {suite}", *argv[2:]]
+        return run_command(lambda: _main(chosen, values), arguments, values, description=description)
     if any(argument in ("-h", "--help", "-help", "--helpshort") for argument in argv[1:]):
-        return run_command(lambda: 0, [f"{argv[0]} SUITE", "--help"], description=description)
+        return run_command(lambda: 0, [f"{argv[0]} SUITE", "--help"], values, description=description)
     received = "Name a suite first." if suite is None else f"Unknown suite {suite!r}."
     hint = did_you_mean(suite or "", SUITES)
     print(f"{argv[0]}: {received}{hint} Suites: {', '.join(SUITES)}.", file=sys.stderr)
     return 2
 
 
-def _main(suite: str) -> int:
-    check_flags(suite)
-    if _OUT.value is not None:
-        check_writable(Path(_OUT.value))
+def _main(suite: str, values: flags.FlagValues) -> int:
+    check_flags(suite, values)
+    if values.out is not None:
+        check_writable(Path(values.out))
     if suite == "settings":
-        return _choose_settings()
-    names = chosen_figures(suite, _FIGURES.value)
-    report = _measure(suite, names)
+        return _choose_settings(values)
+    names = chosen_figures(suite, values.figures)
+    report = _measure(suite, names, values)
     data = report.to_json()
-    if _OUT.value is not None:
-        write_json(Path(_OUT.value), data)
-    if _JSON.value:
+    if values.out is not None:
+        write_json(Path(values.out), data)
+    if values.json:
         print(json.dumps(data, indent=2))
     else:
         print_report(report)
     return 0 if report.met else 1
 
 
-def check_flags(suite: str) -> None:
+def check_flags(suite: str, values: flags.FlagValues) -> None:
     """Raises TfaccelError for a flag that means nothing to the suite."""
     of_settings, of_others = ("recipes", "seeds"), ("figures", "repetitions", "scale")
     own, other = (of_settings, of_others) if suite == "settings" else (of_others, of_settings)
     for name in other:
-        if flags.FLAGS[name].present:
+        if values[name].present:
             wanted = ", ".join(f"--{flag}" for flag in own)
             raise TfaccelError(f"--{name} is not for the suite {suite!r}, which takes {wanted}, --out and --json.")
 
 
-def _choose_settings() -> int:
+def _choose_settings(values: flags.FlagValues) -> int:
     _use_cpu_only()
-    data = run_settings(_OUT.value)
-    if _JSON.value:
+    data = run_settings(values.out, recipes=values.recipes, num_seeds=values.seeds)
+    if values.json:
         print(json.dumps(data, indent=2))
     else:
         print_settings(data)
@@ -128,10 +130,10 @@ def _use_cpu_only() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds, and what recipes state, are a CPU's.
 
 
-def _measure(suite: str, names: list[str]) -> Report:
+def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
     _use_cpu_only()
     progress = partial(show_progress, "benchmark")
-    options = SuiteOptions(repetitions=_REPETITIONS.value, scale=_SCALE.value, progress=progress)
+    options = SuiteOptions(repetitions=values.repetitions, scale=values.scale, progress=progress)
     try:
         if suite == "recipes":
             from tfaccel.benchmarks.recipe_suite import run_recipe_suite

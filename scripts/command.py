@@ -20,24 +20,37 @@ MAX_SECONDS = 10**8  # some three years; the operating system's clocks take litt
 
 
 def run_command(
-    main: Callable[[], int], argv: list[str], *, description: str, flags_help: Callable[[], str] | None = None
+    main: Callable[[], int],
+    argv: list[str],
+    values: flags.FlagValues,
+    *,
+    description: str,
+    flags_help: Callable[[], str] | None = None,
 ) -> int:
-    """Parses absl flags from `argv` and calls `main`; returns the exit status.
+    """Parses a command's flags from `argv` and calls `main`; returns the exit status.
 
-    Flags must be defined before the call. Unknown flags, wrong values, positional arguments and errors meant for
-    users (`TfaccelError`) print one line on standard error and give status 2, or the one that the error names. So do
-    files that cannot be read or written, and memory that is not there.
+    Unknown flags, wrong values, positional arguments and errors meant for users (`TfaccelError`) print one line on
+    standard error and give status 2, or the one that the error names. So do files that cannot be read or written, and
+    running out of memory.
+
+    Args:
+        main: the command; returns the exit status.
+        argv: the program's name and its arguments.
+        values: the command's flags, not parsed yet; absl's own, such as `--verbosity`, are added.
+        description: of the command, for `--help`.
+        flags_help: returns the help of the flags; None for a list in alphabetical order.
     """
     program = argv[0]
     if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
-        print(f"{description}\n\nusage: {program} [--flag=value ...]\n\n{(flags_help or own_flags_help)()}")
+        help_text = flags_help() if flags_help else own_flags_help(values)
+        print(f"{description}\n\nusage: {program} [--flag=value ...]\n\n{help_text}")
         return 0
-    flags.FLAGS.unparse_flags()
+    _add_flags_of_absl(values)
     try:
-        rest = flags.FLAGS(argv)[1:]
+        rest = values(argv)[1:]
         if rest:
             raise TfaccelError(f"unexpected argument {rest[0]!r}. Flags are written --name=value.")
-        check_numbers()
+        check_numbers(values)
         status = main()
         sys.stdout.flush()
         return status
@@ -86,13 +99,21 @@ def _shortage(error: Exception) -> str | None:
     return None
 
 
-def check_numbers() -> None:
+def _add_flags_of_absl(values: flags.FlagValues) -> None:
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        for flag in defined if module.startswith("absl") else ():
+            if flag.name not in values:
+                values[flag.name] = flag
+    flags.FLAGS(["tfaccel"])  # absl's logging waits until its flags are parsed
+
+
+def check_numbers(values: flags.FlagValues) -> None:
     """Checks the values of all numeric flags whose definition names no upper bound.
 
     Raises:
         TfaccelError: for a number that is not finite, or larger than anything that counts or lasts.
     """
-    for flag in own_flags():
+    for flag in own_flags(values):
         is_time = flag.name.endswith(("_seconds", "_ms"))
         largest = MAX_SECONDS if is_time else MAX_COUNT
         for value in flag.value if isinstance(flag.value, list) else [flag.value]:
@@ -124,17 +145,16 @@ def table_console(*, highlight: bool = True) -> "Console":
     return console if console.is_terminal else Console(width=_FILE_WIDTH, highlight=highlight)
 
 
-def own_flags_help() -> str:
-    """Help of the flags that tfaccel's programs define (absl's own are left out)."""
+def own_flags_help(values: flags.FlagValues) -> str:
+    """The help of a command's flags, without absl's own."""
     lines = []
-    for flag in sorted(own_flags(), key=lambda f: f.name):
+    for flag in sorted(own_flags(values), key=lambda f: f.name):
         default = "" if flag.default is None else f" (default: {flag.default_as_str})"
         lines.append(f"  --{flag.name}\n      {' '.join((flag.help or '').split())}{default}")
     return "\n".join(lines)
 
 
-def own_flags() -> Iterator[flags.Flag]:
-    """The flags that tfaccel's programs define (absl's own are left out)."""
-    for module, defined in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith("absl"):
-            yield from defined
+def own_flags(values: flags.FlagValues) -> Iterator[flags.Flag]:
+    """A command's flags, without absl's own."""
+    for defined in values.flags_by_module_dict().values():
+        yield from defined

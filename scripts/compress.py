@@ -26,33 +26,31 @@ from tfaccel.compressing.compress import compress
 from tfaccel.errors import RunDirError
 from tfaccel.planning.run_workload import check_finished_run
 from tfaccel.scripts.command import run_command, show_progress, table_console
-from tfaccel.scripts.compress_flags import compress_options, define_compress_flags, run_dir
+from tfaccel.scripts.compress_flags import compress_flags, compress_options, run_dir
 from tfaccel.scripts.model_flags import quiet_tensorflow
-
-define_compress_flags()
 
 TOO_FEW_EXAMPLES = 3  # Exit status.
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = compress_flags()
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    directory, options = run_dir(), compress_options()
+def _main(values: flags.FlagValues) -> int:
+    directory, options = run_dir(values), compress_options(values)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with contextlib.suppress(RunDirError):  # `compress` says so, after it has looked at its options
         check_finished_run(directory)
         quiet_tensorflow()
-    quiet, as_json = flags.FLAGS["quiet"].value, flags.FLAGS["json"].value
-    if not quiet:
+    if not values.quiet:
         options["progress"] = partial(show_progress, "compress")
     with contextlib.redirect_stdout(sys.stderr):
         result = compress(directory, **options)
     show_progress("compress", "")
-    if as_json:
+    if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         print_result(result)

@@ -27,9 +27,10 @@ _TRAINING: dict[str, tuple[Callable[[str], Any], str, str]] = {
 }
 
 
-def define_compress_flags() -> None:
-    """Defines the flags, once for the whole program."""
-    own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
+def compress_flags() -> flags.FlagValues:
+    """The flags of the command, not parsed yet."""
+    values = flags.FlagValues()
+    own: dict[str, Any] = {"flag_values": values}
     for name, text in {**_TEXTS, **{name: text for name, (_, _, text) in _TRAINING.items()}}.items():
         flags.DEFINE_string(name, None, text, **own)
     text = f"what to try, with commas between: {_METHODS}. prune+int8 and the like quantize a pruned or clustered model"
@@ -49,17 +50,18 @@ def define_compress_flags() -> None:
     flags.DEFINE_bool("sensitivity", False, "also measure what each layer alone in int8 costs", **own)
     flags.DEFINE_bool("json", False, "print the result as JSON", **own)
     flags.DEFINE_bool("quiet", False, "no progress; the result alone", **own)
+    return values
 
 
-def run_dir() -> str:
+def run_dir(values: flags.FlagValues) -> str:
     """The value of --run_dir, which must be given."""
-    path: str | None = flags.FLAGS["run_dir"].value
+    path: str | None = values.run_dir
     if not path:
         raise TfaccelError("Give --run_dir=DIR, the directory of a finished run.")
     return path
 
 
-def compress_options() -> dict[str, Any]:
+def compress_options(values: flags.FlagValues) -> dict[str, Any]:
     """The keyword arguments of `tfaccel.compress` that are set by flags.
 
     Raises:
@@ -77,12 +79,12 @@ def compress_options() -> dict[str, Any]:
         "sensitivity",
         "out_dir",
     )
-    given = {name: flags.FLAGS[name].value for name in names}
-    threads = tuple(int(_number(int, "latency_threads", text)) for text in flags.FLAGS["latency_threads"].value)
+    given = {name: values[name].value for name in names}
+    threads = tuple(int(_number(int, "latency_threads", text)) for text in values.latency_threads)
     training = {
-        option: _number(kind, name, flags.FLAGS[name].value)
+        option: _number(kind, name, values[name].value)
         for name, (kind, option, _) in _TRAINING.items()
-        if flags.FLAGS[name].value is not None
+        if values[name].value is not None
     }
     return {**given, "num_threads": threads, "training": training}
 

@@ -26,80 +26,67 @@ from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, show_progress
+from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import COUNT, value_of
 from tfaccel.tpu.generations import parse_tpu
 from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
-_JSON = flags.DEFINE_bool("json", False, "print the checks as JSON", allow_override=True)
-_TIME_LIMIT_SECONDS = flags.DEFINE_float(
-    "time_limit_seconds",
-    120.0,
-    "how long a single probe may take; the TPU compiler has five times as long for each program",
-    lower_bound=0.1,
-    allow_override=True,
-)
-
-_TPU_READY = flags.DEFINE_bool(
-    "tpu_ready", False, "look whether the train step of --recipe or --workload can run on a TPU", allow_override=True
-)
-define_workload_flags()
-_TPU = flags.DEFINE_string(
-    "tpu",
-    None,
-    "with --tpu_ready: the kind of TPU, and how many cores: v5e, v5e-8 (default: one core of each kind)",
-    allow_override=True,
-)
-if "global_batch_size" not in flags.FLAGS:
-    flags.DEFINE_string(
-        "global_batch_size", AUTO, "with --tpu_ready: examples of a batch over all cores, or auto: the workload's own"
-    )
+_FLAGS: dict[str, Flag] = {
+    "json": (False, "print the checks as JSON"),
+    "tpu_ready": (False, "look whether the train step of --recipe or --workload can run on a TPU"),
+    "tpu": (str, "with --tpu_ready: the kind of TPU, and how many cores: v5e, v5e-8 (default: one core of each kind)"),
+    "global_batch_size": (AUTO, "with --tpu_ready: examples of a batch over all cores, or auto: the workload's own"),
+}
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def run(argv: list[str]) -> int:
     """Runs `tfaccel doctor`; returns its exit status."""
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags(_FLAGS)
+    define_workload_flags(values)
+    text = "how long a single probe may take; the TPU compiler has five times as long for each program"
+    flags.DEFINE_float("time_limit_seconds", 120.0, text, lower_bound=0.1, flag_values=values)
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
+def _main(values: flags.FlagValues) -> int:
     names = ("recipe", "workload", "tpu", "global_batch_size")
-    given = [name for name in names if flags.FLAGS[name].value not in (None, AUTO)]
-    if given and not _TPU_READY.value:
+    given = [name for name in names if values[name].value not in (None, AUTO)]
+    if given and not values.tpu_ready:
         raise TfaccelError(f"--{given[0]} is for --tpu_ready. Add --tpu_ready, or drop --{given[0]}.")
-    examination = Examination(Machine.here(), _TIME_LIMIT_SECONDS.value, show_trying)
-    run_checks = _tpu_readiness(examination) if _TPU_READY.value else lambda: examine(examination)
+    examination = Examination(Machine.here(), values.time_limit_seconds, show_trying)
+    run_checks = _tpu_readiness(examination, values) if values.tpu_ready else lambda: examine(examination)
     try:
         checks = run_checks()
     finally:
         show_trying("")
-    if _JSON.value:
+    if values.json:
         print(json.dumps({"checks": [check.to_json() for check in checks]}, indent=2))
     else:
         print_checks(checks, Console())
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
-def _tpu_readiness(examination: Examination) -> Callable[[], list[Check]]:
+def _tpu_readiness(examination: Examination, values: flags.FlagValues) -> Callable[[], list[Check]]:
     """The checks of --tpu_ready, to be run; what the flags say is looked at now."""
-    target = parse_tpu(_TPU.value)
-    workload = chosen_workload()
-    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    target = parse_tpu(values.tpu)
+    workload = chosen_workload(values)
+    recipe, import_path = values.recipe, values.workload
     source = StepSource(
         kind="workload" if recipe is None else "recipe",
         name=str(recipe or import_path),
         folder=os.getcwd(),
-        global_batch_size=_global_batch_size(workload),
+        global_batch_size=_global_batch_size(workload, str(values.global_batch_size)),
         num_train_examples=workload.num_train_examples,
     )
     return lambda: list(check_tpu_readiness(examination, source, target))
 
 
-def _global_batch_size(workload: Workload) -> int:
+def _global_batch_size(workload: Workload, text: str) -> int:
     """What --global_batch_size says, else the workload's own."""
-    text = str(flags.FLAGS["global_batch_size"].value)
     if text == AUTO:
         return workload.global_batch_size
     size = int(value_of("global_batch_size", text, COUNT))

@@ -13,18 +13,20 @@ from absl import flags
 from tfaccel.hardware.environment import describe_environment
 from tfaccel.hardware.machine import Machine
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command_flags import Flag, command_flags
 
-_JSON = flags.DEFINE_bool("json", False, "print the same as JSON", allow_override=True)
+_FLAGS: dict[str, Flag] = {"json": (False, "print the same as JSON")}
 
 
 def run(argv: list[str]) -> int:
     """Runs `tfaccel env`; returns its exit status."""
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags(_FLAGS)
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
+def _main(values: flags.FlagValues) -> int:
     data = describe_environment(Machine.here())
-    print(json.dumps(data, indent=2) if _JSON.value else as_text(data))
+    print(json.dumps(data, indent=2) if values.json else as_text(data))
     return 0
 
 

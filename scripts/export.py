@@ -14,13 +14,14 @@ import json
 import sys
 from pathlib import Path
 
+from absl import flags
 from rich.table import Table
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
-from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
@@ -34,30 +35,30 @@ _FLAGS: dict[str, Flag] = {
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with scoped_flags(_FLAGS, __name__):
-        return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags(_FLAGS)
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    if not value("out"):
+def _main(values: flags.FlagValues) -> int:
+    if not values.out:
         raise ExportError("Give --out=DIR, a new folder for what is exported.")
-    place = chosen_place()
+    place = chosen_place(values)
     quiet_tensorflow()
     from tfaccel.exporting.export import check_formats, export
 
-    formats = check_formats(value("formats"))
+    formats = check_formats(values.formats)
     if place.path.is_dir():
         raise ExportError(f"{place.path} is a SavedModel; export takes a run directory or a .keras file.")
-    with clean_end(), contextlib.nullcontext() if value("quiet") else shown_log(program="export"):
+    with clean_end(), contextlib.nullcontext() if values.quiet else shown_log(program="export"):
         result = export(
-            value("run_dir") or place.path,
+            values.run_dir or place.path,
             formats,
-            out=value("out"),
+            out=values.out,
             name=place.name,
-            version=value("version"),
-            modules=value("modules"),
+            version=values.version,
+            modules=values.modules,
         )
-    if value("json"):
+    if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         print_result(result)

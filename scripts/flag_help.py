@@ -4,7 +4,7 @@ from absl import flags
 
 from tfaccel.scripts.command import own_flags
 from tfaccel.scripts.plan_flags import AUTO
-from tfaccel.scripts.workload_parameters import own_names, workload_defaults
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _TRAINING = (
     "epochs seed optimizer learning_rate schedule warm_up weight_decay clipnorm global_clipnorm early_stopping ema "
@@ -26,10 +26,10 @@ _GROUPS = {
 _OWN, _OTHERS = "Options of this workload", "Other flags"
 
 
-def grouped_flags_help() -> str:
+def grouped_flags_help(values: flags.FlagValues, parameters: WorkloadParameters | None = None) -> str:
     """The flags of a command by groups; a group without flags is left out."""
-    by_name = {flag.name: flag for flag in own_flags()}
-    own = own_names()
+    by_name = {flag.name: flag for flag in own_flags(values)}
+    own = parameters.names if parameters else []
     chosen = {title: [name for name in names.split() if name in by_name] for title, names in _GROUPS.items()}
     listed = {name for names in chosen.values() for name in names} | set(own)
     first, *others = chosen
@@ -39,7 +39,7 @@ def grouped_flags_help() -> str:
         **{title: chosen[title] for title in others},
         _OTHERS: sorted(set(by_name) - listed),
     }
-    defaults = workload_defaults()
+    defaults = parameters.defaults() if parameters else {}
     parts = []
     for title, names in order.items():
         if names:

@@ -23,7 +23,7 @@ from tfaccel.data.inspection.findings import InspectionReport
 from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
-from tfaccel.scripts.scoped_flags import Flag, scoped_flags
+from tfaccel.scripts.command_flags import Flag, command_flags
 
 _TEXTS: dict[str, Flag] = {
     "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz or text file, a folder of classes, or in COCO's format"),
@@ -45,21 +45,21 @@ _MAX_TEXT_LENGTH = 300  # characters
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with scoped_flags({**_TEXTS, "json": (False, "print the same as JSON")}, __name__):
-        return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags({**_TEXTS, "json": (False, "print the same as JSON")})
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _TEXTS}
-    path = values.pop("data_dir")
+def _main(values: flags.FlagValues) -> int:
+    options: dict[str, Any] = {name: values[name].value for name in _TEXTS}
+    path = options.pop("data_dir")
     if not path:
         raise DataError("Give --data_dir=PATH, the file or folder to inspect.")
     progress = _Progress()
     try:
-        report = inspect_data(path, progress=progress, **values)
+        report = inspect_data(path, progress=progress, **options)
     finally:
         progress.close()
-    if flags.FLAGS["json"].value:
+    if values.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
         _print(report)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from absl import flags
+
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, raw_input_of_file, url_name
-from tfaccel.scripts.scoped_flags import Flag, value
+from tfaccel.scripts.command_flags import Flag
 from tfaccel.training.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
@@ -26,18 +28,18 @@ MODEL_FLAGS: dict[str, Flag] = {
 }
 
 
-def chosen_place() -> ModelPlace:
+def chosen_place(values: flags.FlagValues) -> ModelPlace:
     """The model that --run_dir or --model names.
 
     Raises:
         ExportError: if none or both are given, or what is named is no model.
     """
-    run_dir, model = value("run_dir"), value("model")
+    run_dir, model = values.run_dir, values.model
     if (run_dir is None) == (model is None):
         received = "neither" if run_dir is None else "both"
         raise ExportError(f"Give --run_dir=DIR or --model=PATH. Received: {received}.")
     place = place_of_run(run_dir) if run_dir is not None else _place_of_model(Path(model))
-    name = value("name")
+    name = values.name
     if name is not None and url_name(name) != name:
         raise ExportError(f"--name must have letters, digits, '-', '_' and '.' only. Received: --name={name}.")
     return ModelPlace(place.path, name or place.name, place.raw_input)

@@ -15,17 +15,16 @@ from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 
-define_workload_flags()
-define_plan_flags()
-_HARDWARE = flags.DEFINE_string(
-    "hardware", None, "JSON file that describes the machine to plan for (default: this machine)", allow_override=True
-)
-_WRITE = flags.DEFINE_string("write", None, "write the chosen plan to this JSON file", allow_override=True)
-_JSON = flags.DEFINE_bool("json", False, "print JSON", allow_override=True)
+_FLAGS: dict[str, Flag] = {
+    "hardware": (str, "JSON file that describes the machine to plan for (default: this machine)"),
+    "write": (str, "write the chosen plan to this JSON file"),
+    "json": (False, "print JSON"),
+}
 
 _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 
@@ -33,20 +32,27 @@ _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_b
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     description = "Prints the candidate plans for a workload, best first, and why."
-    return run_command(_main, argv, description=description, flags_help=grouped_flags_help)
+    values = command_flags(_FLAGS)
+    define_workload_flags(values)
+    define_plan_flags(values)
+    return run_command(
+        lambda: _main(values), argv, values, description=description, flags_help=lambda: grouped_flags_help(values)
+    )
 
 
-def _main() -> int:
-    fixed = fixed_fields()
-    hardware = Hardware.load(_HARDWARE.value) if _HARDWARE.value is not None else _this_machine()
-    workload = chosen_workload()
+def _main(values: flags.FlagValues) -> int:
+    fixed = fixed_fields(values)
+    hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
+    workload = chosen_workload(values)
     plans = candidate_plans(hardware, workload, **fixed)
-    if _WRITE.value is not None:
-        plans[0].save(_WRITE.value)
-    if _JSON.value:
+    if values.write is not None:
+        plans[0].save(values.write)
+    if values.json:
         print(json.dumps(_as_data(hardware, workload, plans), indent=2))
     else:
         _print(workload, plans)
+        if values.write is not None:
+            table_console().print(Text(f"Plan 1 is written to {values.write}"))
     return 0
 
 
@@ -75,8 +81,6 @@ def _print(workload: Workload, plans: list[Plan]) -> None:
         console.print(Text("Why the other candidates have other values", style="bold"))
         for line in others:
             console.print(Text(f"  {line}"))
-    if _WRITE.value is not None:
-        console.print(Text(f"Plan 1 is written to {_WRITE.value}"))
 
 
 def _candidate_table(workload: Workload, plans: list[Plan]) -> Table:

@@ -24,17 +24,15 @@ _HELP = {
 }
 
 
-def define_plan_flags() -> None:
-    """Defines the flags, once for the whole program."""
+def define_plan_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
     for name, text in _HELP.items():
-        if name not in flags.FLAGS:
-            flags.DEFINE_string(name, AUTO, text, module_name=__name__)
-    if "set" not in flags.FLAGS:
-        text = "set another field of the plan, as FIELD=VALUE; may be given several times"
-        flags.DEFINE_multi_string("set", [], text, module_name=__name__)
+        flags.DEFINE_string(name, AUTO, text, flag_values=values)
+    text = "set another field of the plan, as FIELD=VALUE; may be given several times"
+    flags.DEFINE_multi_string("set", [], text, flag_values=values)
 
 
-def fixed_fields() -> dict[str, Any]:
+def fixed_fields(values: flags.FlagValues) -> dict[str, Any]:
     """The plan fields that were set by flags; those left at auto are not in it.
 
     Raises:
@@ -42,10 +40,10 @@ def fixed_fields() -> dict[str, Any]:
     """
     fixed: dict[str, Any] = {}
     for field, flag in OVERRIDE_FLAGS.items():
-        text = str(flags.FLAGS[flag].value).strip()
+        text = str(values[flag].value).strip()
         if text != AUTO:
             fixed[field] = _value(field, text, f"--{flag}")
-    for assignment in flags.FLAGS["set"].value or []:
+    for assignment in values.set or []:
         field, equals, text = assignment.partition("=")
         if not equals:
             raise PlanError(f"--set is written --set=FIELD=VALUE. Received: --set={assignment}.")

@@ -17,11 +17,13 @@ import sys
 import time
 from pathlib import Path
 
+from absl import flags
+
 from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow
-from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
@@ -45,21 +47,21 @@ _MAX_NAMED = 20  # files that cannot be read
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with scoped_flags(_FLAGS, __name__):
-        return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags(_FLAGS)
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
+def _main(values: flags.FlagValues) -> int:
     for name in ("input", "output"):
-        if not value(name):
+        if not values[name].value:
             raise DataError(f"Give --{name}={_FLAGS[name][1]}.")
-    if value("rows_at_once") < 1:
-        raise DataError(f"--rows_at_once must be at least 1. Received: --rows_at_once={value('rows_at_once')}.")
-    if value("unknown_values") not in ("skip", "fill"):
-        raise DataError(f"--unknown_values must be skip or fill. Received: --unknown_values={value('unknown_values')}.")
-    if not Path(value("input")).exists():
-        raise DataError(f"There is no file or folder {value('input')} (--input).")
-    place, output = chosen_place(), Path(value("output"))
+    if values.rows_at_once < 1:
+        raise DataError(f"--rows_at_once must be at least 1. Received: --rows_at_once={values.rows_at_once}.")
+    if values.unknown_values not in ("skip", "fill"):
+        raise DataError(f"--unknown_values must be skip or fill. Received: --unknown_values={values.unknown_values}.")
+    if not Path(values.input).exists():
+        raise DataError(f"There is no file or folder {values.input} (--input).")
+    place, output = chosen_place(values), Path(values.output)
     quiet_tensorflow()
     from tfaccel.exporting.file_rows import read_rows
     from tfaccel.exporting.litert_predictor import LitertPredictor
@@ -67,17 +69,17 @@ def _main() -> int:
     from tfaccel.exporting.predictor import Predictor
 
     check_output(output)
-    allowed = value("allow_file_operations")
+    allowed = values.allow_file_operations
     predictor = (
         LitertPredictor(place)
         if is_litert_file(place.path)
-        else Predictor(place, modules=value("modules"), allow_file_operations=allowed)
+        else Predictor(place, modules=values.modules, allow_file_operations=allowed)
     )
-    how = {name: value(name) for name in ("text_column", "encoding", "unknown_values")}
-    rows = read_rows(Path(value("input")), predictor.inputs, predictor.raw_input, **how)
-    progress = _Progress()
+    how = {name: values[name].value for name in ("text_column", "encoding", "unknown_values")}
+    rows = read_rows(Path(values.input), predictor.inputs, predictor.raw_input, **how)
+    progress = _Progress(is_quiet=values.quiet)
     with clean_end():
-        found = predict_files(predictor, rows, output, rows_at_once=value("rows_at_once"), progress=progress)
+        found = predict_files(predictor, rows, output, rows_at_once=values.rows_at_once, progress=progress)
     progress.close()
     for line in rows.notes:
         print(f"predict: {line}", file=sys.stderr)
@@ -85,7 +87,7 @@ def _main() -> int:
         print(f"predict: cannot predict {name}: {reason}", file=sys.stderr)
     if len(found.unreadable) > _MAX_NAMED:
         print(f"predict: and {len(found.unreadable) - _MAX_NAMED} more", file=sys.stderr)
-    if value("json"):
+    if values.json:
         print(
             json.dumps(
                 {
@@ -107,11 +109,12 @@ def _main() -> int:
 class _Progress:
     """One line on standard error, from two seconds on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
         self._start, self._is_shown = time.monotonic(), False
 
     def __call__(self, done: int, total: int) -> None:
-        if not value("quiet") and time.monotonic() - self._start >= _QUIET_SECONDS and sys.stderr.isatty():
+        if not self._is_quiet and time.monotonic() - self._start >= _QUIET_SECONDS and sys.stderr.isatty():
             print(f"\rpredicted {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
             self._is_shown = True
 

@@ -8,18 +8,20 @@ from absl import flags
 
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command_flags import Flag, command_flags
 
-_JSON = flags.DEFINE_bool("json", False, "print the list as JSON", allow_override=True)
+_FLAGS: dict[str, Flag] = {"json": (False, "print the list as JSON")}
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    return run_command(_main, argv, description="Lists the ready training recipes.")
+    values = command_flags(_FLAGS)
+    return run_command(lambda: _main(values), argv, values, description="Lists the ready training recipes.")
 
 
-def _main() -> int:
+def _main(values: flags.FlagValues) -> int:
     recipes = list_recipes()
-    if _JSON.value:
+    if values.json:
         print(json.dumps({"recipes": [asdict(recipe) for recipe in recipes]}, indent=2))
         return 0
     width = max((len(recipe.name) for recipe in recipes), default=0)

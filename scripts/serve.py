@@ -16,17 +16,19 @@ the requests that were sent are answered. Needs pip install 'tfaccel[serve]'.
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from absl import flags
 
 from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
-from tfaccel.scripts.scoped_flags import Flag, scoped_flags, value
 from tfaccel.serving.options import ServeOptions
 
 _OPTIONS: dict[str, Flag] = {
@@ -66,28 +68,28 @@ _GRPC_PACKAGES = ("grpc", "tensorflow_serving")
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    with scoped_flags(_FLAGS, __name__):
-        return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = command_flags(_FLAGS)
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    needed = _PACKAGES if value("grpc_port") is None else (*_PACKAGES, *_GRPC_PACKAGES)
+def _main(values: flags.FlagValues) -> int:
+    needed = _PACKAGES if values.grpc_port is None else (*_PACKAGES, *_GRPC_PACKAGES)
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
-    settings = {name: value(name) for name in _OPTIONS} | {"allowed_origins": tuple(value("allowed_origins"))}
-    options = ServeOptions(**settings, allow_file_operations=value("allow_file_operations"))
+    settings = {name: values[name].value for name in _OPTIONS} | {"allowed_origins": tuple(values.allowed_origins)}
+    options = ServeOptions(**settings, allow_file_operations=values.allow_file_operations)
     from tfaccel.serving.address import check_address
 
     check_address(options.host, options.port)
     if options.grpc_port is not None:
         check_address(options.host, options.grpc_port, flag="grpc_port")
-    config_file = value("model_config_file")
+    config_file = values.model_config_file
     if config_file is not None:
-        return _serve_configured(Path(config_file), options)
-    place = chosen_place()
+        return _serve_configured(Path(config_file), options, values)
+    place = chosen_place(values)
     quiet_tensorflow()
-    with shown_log(program="serve"), _served(place) as path:
+    with shown_log(program="serve"), _served(place, values.modules) as path:
         from tfaccel.serving.model_config import ModelConfig
         from tfaccel.serving.server import serve
         from tfaccel.serving.version_policy import VersionPolicy
@@ -97,8 +99,8 @@ def _main() -> int:
     return 0
 
 
-def _serve_configured(file: Path, options: ServeOptions) -> int:
-    given = [name for name in ("run_dir", "model", "name") if value(name) is not None]
+def _serve_configured(file: Path, options: ServeOptions, values: flags.FlagValues) -> int:
+    given = [name for name in ("run_dir", "model", "name") if values[name].value is not None]
     if given:
         raise ServeError(f"Give --model_config_file or --{given[0]}. Received: both.")
     quiet_tensorflow()
@@ -120,7 +122,7 @@ def _say(addresses: Any, versions: Any) -> None:
 
 
 @contextlib.contextmanager
-def _served(place: ModelPlace) -> Iterator[Path]:
+def _served(place: ModelPlace, modules: Sequence[str]) -> Iterator[Path]:
     """The folder or LiteRT file that is served; a SavedModel is made for the time being of a `.keras` file."""
     if place.path.is_dir() or is_litert_file(place.path):
         yield place.path
@@ -128,7 +130,7 @@ def _served(place: ModelPlace) -> Iterator[Path]:
     from tfaccel.exporting.served_copy import write_served_copy
 
     with clean_end(), tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
-        write_served_copy(place, Path(folder), modules=value("modules"))
+        write_served_copy(place, Path(folder), modules=modules)
         yield Path(folder)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from absl import flags
 from rich.table import Table
 from rich.text import Text
 
@@ -25,27 +24,18 @@ from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.scripts.command import show_progress, table_console
+from tfaccel.scripts.command_flags import Flag
 from tfaccel.training.files import write_json
 
-_RECIPES = flags.DEFINE_list(
-    "recipes", ["all"], "settings: the recipes to try settings of; or all", allow_override=True
-)
-_SEEDS = flags.DEFINE_integer(
-    "seeds",
-    5,
-    "settings: how many seeds, from 0 on, each setting is tried with",
-    lower_bound=1,
-    upper_bound=1000,
-    allow_override=True,
-)
+SETTINGS_FLAGS: dict[str, Flag] = {"recipes": (["all"], "settings: the recipes to try settings of; or all")}
 
 
-def run_settings(out: str | None) -> dict[str, Any]:
+def run_settings(out: str | None, *, recipes: Sequence[str], num_seeds: int) -> dict[str, Any]:
     """Tries settings; `out` is written after each run, and what stands there is not done again."""
     path = None if out is None else Path(out)
-    recipes = chosen_recipes(_RECIPES.value)
+    recipes = chosen_recipes(recipes)
     progress = partial(show_progress, "benchmark")
-    machine = SuiteOptions(repetitions=_SEEDS.value, progress=progress).machine()
+    machine = SuiteOptions(repetitions=num_seeds, progress=progress).machine()
 
     def report(trials: list[SettingTrial]) -> dict[str, Any]:
         return {
@@ -61,7 +51,7 @@ def run_settings(out: str | None) -> dict[str, Any]:
 
     try:
         done = [] if path is None else read_trials(path)
-        return report(run_settings_suite(recipes, num_seeds=_SEEDS.value, done=done, save=save, progress=progress))
+        return report(run_settings_suite(recipes, num_seeds=num_seeds, done=done, save=save, progress=progress))
     finally:
         progress("")
 

@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -27,40 +28,42 @@ from tfaccel.parity.axes import CHECK_NAMES, covering_set, full_product
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 from tfaccel.parity.run_cases import run_cases
 from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command_flags import Flag, command_flags
 
-_REPLICAS = flags.DEFINE_integer(
-    "replicas", 2, "replicas of the MirroredStrategy", lower_bound=1, upper_bound=64, allow_override=True
-)
-_WORKERS = flags.DEFINE_integer(
-    "workers", 2, "processes of the MultiWorkerMirroredStrategy", lower_bound=1, upper_bound=64, allow_override=True
-)
-_COVERAGE = flags.DEFINE_enum(
-    "coverage",
-    "pairs",
-    ["values", "pairs", "triples", "all"],
+_FLAGS: dict[str, Flag] = {
+    "all": (False, "the same as --coverage=all"),
+    "shard": ("0/1", "K/N: run every Nth case from case K on, to divide a long run between machines"),
+    "only": ("", "run only the cases whose name has this text in it"),
+    "json": (False, "print the rows as JSON"),
+}
+_COVERAGE = (
     "values: each value of each axis under both strategies, about a minute; pairs: every pair of values, some minutes; "
-    "triples: half an hour; all: every combination, which takes days (see --shard)",
-    allow_override=True,
+    "triples: half an hour; all: every combination, which takes days (see --shard)"
 )
-_ALL = flags.DEFINE_bool("all", False, "the same as --coverage=all", allow_override=True)
-_SHARD = flags.DEFINE_string(
-    "shard", "0/1", "K/N: run every Nth case from case K on, to divide a long run between machines", allow_override=True
-)
-_ONLY = flags.DEFINE_string("only", "", "run only the cases whose name has this text in it", allow_override=True)
-_JSON = flags.DEFINE_bool("json", False, "print the rows as JSON", allow_override=True)
+
+
+def parity_flags() -> flags.FlagValues:
+    """The flags of the command, not parsed yet."""
+    values = command_flags(_FLAGS)
+    bounds: dict[str, Any] = {"lower_bound": 1, "upper_bound": 64, "flag_values": values}
+    flags.DEFINE_integer("replicas", 2, "replicas of the MirroredStrategy", **bounds)
+    flags.DEFINE_integer("workers", 2, "processes of the MultiWorkerMirroredStrategy", **bounds)
+    flags.DEFINE_enum("coverage", "pairs", ["values", "pairs", "triples", "all"], _COVERAGE, flag_values=values)
+    return values
 
 
 def run(argv: list[str]) -> int:
     """Runs `tfaccel test`; returns its exit status."""
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = parity_flags()
+    return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    cases = chosen_cases()
+def _main(values: flags.FlagValues) -> int:
+    cases = chosen_cases(values)
     started = time.monotonic()
     rows = run_with_progress(cases)
     num_failed = sum(not row.ok for row in rows)
-    if _JSON.value:
+    if values.json:
         print(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
     else:
         print_rows(rows)
@@ -68,17 +71,17 @@ def _main() -> int:
     return 1 if num_failed else 0
 
 
-def chosen_cases() -> list[ParityCase | ParityCheck]:
+def chosen_cases(values: flags.FlagValues) -> list[ParityCase | ParityCheck]:
     """What the flags ask for."""
-    placements = [Placement("mirrored", _REPLICAS.value), Placement("multi_worker", _WORKERS.value)]
-    number, count = _shard(_SHARD.value)
+    placements = [Placement("mirrored", values.replicas), Placement("multi_worker", values.workers)]
+    number, count = _shard(values.shard)
     chosen: list[ParityCase | ParityCheck] = [
         ParityCheck(placement, name) for name in CHECK_NAMES for placement in placements
     ]
-    chosen += covered_cases("all" if _ALL.value else _COVERAGE.value, placements)
-    chosen = [case for case in chosen if _ONLY.value in case.name][number::count]
+    chosen += covered_cases("all" if values.all else values.coverage, placements)
+    chosen = [case for case in chosen if values.only in case.name][number::count]
     if not chosen:
-        raise TfaccelError(f"No case is left. Received: --only={_ONLY.value!r}, --shard={_SHARD.value}.")
+        raise TfaccelError(f"No case is left. Received: --only={values.only!r}, --shard={values.shard}.")
     return chosen
 
 

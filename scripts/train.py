@@ -41,13 +41,9 @@ from tfaccel.scripts.train_flags import (
     workload_options,
 )
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
-from tfaccel.scripts.workload_parameters import define_parameter_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_dir import checked_place
-
-define_workload_flags()
-define_plan_flags()
-define_train_flags()
 
 # These fields of the plan are shown before training; others where they are set by you.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
@@ -56,42 +52,50 @@ _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    define_parameter_flags(argv)
-    return run_command(_main, argv, description=(__doc__ or "").strip(), flags_help=grouped_flags_help)
+    values = flags.FlagValues()
+    for define in (define_workload_flags, define_plan_flags, define_train_flags):
+        define(values)
+    parameters = WorkloadParameters(argv, values)
+    return run_command(
+        lambda: _main(values, parameters),
+        argv,
+        values,
+        description=(__doc__ or "").strip(),
+        flags_help=lambda: grouped_flags_help(values, parameters),
+    )
 
 
-def _main() -> int:
-    as_json, quiet = flags.FLAGS["json"].value, flags.FLAGS["quiet"].value
-    directory = run_dir()
-    checked_place(directory, flags.FLAGS["resume"].value or "never")
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        workload, plan = _what_to_train()
-        if not quiet:
+def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+    directory = run_dir(values)
+    checked_place(directory, values.resume)
+    with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
+        workload, plan = _what_to_train(values, parameters)
+        if not values.quiet:
             _print_plan(workload, plan)
         try:
-            result = _train(workload, plan, directory)
+            result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
             print("\nStopped. The same command with --resume=auto goes on from the newest checkpoint.", file=sys.stderr)
             return _INTERRUPTED
-    if as_json:
+    if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         _print_result(result)
     return 0
 
 
-def _what_to_train() -> tuple[Workload, Plan]:
-    fixed, plan_file = fixed_fields(), flags.FLAGS["plan"].value
-    plan = None if plan_file is None else _changed(Plan.load(plan_file), fixed)
-    workload = chosen_workload(**workload_options())
-    run_epochs_of(workload, run_option("epochs"))  # a missing number is told of at once
+def _what_to_train(values: flags.FlagValues, parameters: WorkloadParameters) -> tuple[Workload, Plan]:
+    fixed = fixed_fields(values)
+    plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
+    workload = chosen_workload(values, **workload_options(values, parameters))
+    run_epochs_of(workload, run_option("epochs", values))  # a missing number is told of at once
     if plan is None:
         from tfaccel.hardware.detect import detect_hardware
 
         plan = default_plan(detect_hardware(), workload, **fixed)
-    if flags.FLAGS["recipe"].value is not None:
+    if values.recipe is not None:
         check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
-    return with_teacher(workload), plan
+    return with_teacher(workload, values), plan
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
@@ -100,18 +104,18 @@ def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
     return replace(plan, **fixed, reasons=tuple(reasons.items()))
 
 
-def _train(workload: Workload, plan: Plan, directory: str) -> TrainResult:
+def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagValues) -> TrainResult:
     from tfaccel.training.train import train
 
     result = train(
         workload,
         plan,
         run_dir=directory,
-        epochs=run_option("epochs"),
-        seed=flags.FLAGS["seed"].value or 0,
-        resume=flags.FLAGS["resume"].value or "never",
-        checkpoint_interval=run_option("checkpoint_interval"),
-        verbose=0 if flags.FLAGS["quiet"].value else 1,
+        epochs=run_option("epochs", values),
+        seed=values.seed,
+        resume=values.resume,
+        checkpoint_interval=run_option("checkpoint_interval", values),
+        verbose=0 if values.quiet else 1,
     )
     from tfaccel.training.run_recipe import show_on_chief
 

@@ -12,7 +12,7 @@ from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
-from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, parameter_values, value_of
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
 
 # Flags that become arguments of the workload's function, where they are set: flag -> the kind of value, and its help.
 _WORKLOAD_OPTIONS = {
@@ -40,14 +40,14 @@ _RUN_OPTIONS = {
 }
 
 
-def define_train_flags() -> None:
-    """Defines the flags, once for the whole program."""
+def define_train_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
     texts = {name: text for name, (_, text) in _WORKLOAD_OPTIONS.items()} | _DISTILLATION | _RUN_OPTIONS
     for name, text in texts.items():
-        flags.DEFINE_string(name, AUTO, text, module_name=__name__, allow_override=True)
+        flags.DEFINE_string(name, AUTO, text, flag_values=values)
     for name, text in _WORKLOAD_SWITCHES.items():
-        flags.DEFINE_bool(name, False, text, module_name=__name__, allow_override=True)
-    own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
+        flags.DEFINE_bool(name, False, text, flag_values=values)
+    own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_string("teacher", None, "a run directory or .keras file of a model to learn from as well", **own)
     text = "a new folder for all that the run leaves; runs/NAME-DATE if it is not given"
     flags.DEFINE_string("run_dir", None, text, **own)
@@ -60,7 +60,7 @@ def define_train_flags() -> None:
     flags.DEFINE_bool("quiet", False, "no plan and no progress; the result alone", **own)
 
 
-def workload_options() -> dict[str, Any]:
+def workload_options(values: flags.FlagValues, parameters: WorkloadParameters) -> dict[str, Any]:
     """The arguments of the workload's function that are set by flags, those of its own parameters among them.
 
     Raises:
@@ -68,24 +68,24 @@ def workload_options() -> dict[str, Any]:
     """
     options: dict[str, Any] = {}
     for name, (kind, _) in _WORKLOAD_OPTIONS.items():
-        text = str(flags.FLAGS[name].value)
+        text = str(values[name].value)
         if text != AUTO:
             options[name] = value_of(name, text, kind)
     for name in _WORKLOAD_SWITCHES:
-        if flags.FLAGS[name].present:
-            options[name] = flags.FLAGS[name].value
-    return options | parameter_values()
+        if values[name].present:
+            options[name] = values[name].value
+    return options | parameters.chosen()
 
 
-def with_teacher(workload: Workload) -> Workload:
+def with_teacher(workload: Workload, values: flags.FlagValues) -> Workload:
     """The workload, learning from --teacher too where that is given.
 
     Raises:
         TfaccelError: if there is no such teacher, or an option of distillation without one.
     """
-    texts = {name: str(flags.FLAGS[name].value) for name in _DISTILLATION}
+    texts = {name: str(values[name].value) for name in _DISTILLATION}
     chosen = {name: value_of(name, text, NUMBER) for name, text in texts.items() if text != AUTO}
-    teacher = flags.FLAGS["teacher"].value
+    teacher = values.teacher
     if teacher is None:
         if chosen:
             raise TfaccelError(f"--{next(iter(chosen))} needs a teacher. Give --teacher=RUN_DIR, or leave it out.")
@@ -96,26 +96,26 @@ def with_teacher(workload: Workload) -> Workload:
     return distill(workload, teacher, **{name.removeprefix("distill_"): value for name, value in chosen.items()})
 
 
-def run_option(name: str) -> int | None:
+def run_option(name: str, values: flags.FlagValues) -> int | None:
     """The value of --epochs or --checkpoint_interval; None for auto."""
-    text = str(flags.FLAGS[name].value)
+    text = str(values[name].value)
     return None if text == AUTO else value_of(name, text, COUNT)
 
 
-def run_dir() -> str:
+def run_dir(values: flags.FlagValues) -> str:
     """The value of --run_dir, or a new folder of the workload's name and the date.
 
     Raises:
         TfaccelError: if it is not given where a run is to be gone on with, or is empty.
     """
-    path: str | None = flags.FLAGS["run_dir"].value
+    path: str | None = values.run_dir
     if path:
         return path
     if path == "":
         raise TfaccelError("--run_dir must name a folder. Received: --run_dir= with nothing behind it.")
-    if flags.FLAGS["resume"].value == "auto":
+    if values.resume == "auto":
         raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto goes on with.")
-    name = flags.FLAGS["recipe"].value or (flags.FLAGS["workload"].value or "").partition(":")[0].rpartition(".")[2]
+    name = values.recipe or (values.workload or "").partition(":")[0].rpartition(".")[2]
     first = Path("runs", f"{name or 'run'}-{datetime.now():%Y-%m-%d}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return str(next(folder for folder in itertools.chain([first], others) if not folder.exists()))

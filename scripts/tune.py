@@ -28,11 +28,9 @@ from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.train_flags import run_dir
 from tfaccel.scripts.tune_flags import define_tune_flags, search_options
-from tfaccel.scripts.workload_parameters import define_parameter_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import TrialRow
-
-define_tune_flags()
 
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 _MAX_ROWS = 30
@@ -40,42 +38,43 @@ _MAX_ROWS = 30
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    define_parameter_flags(argv)
-    return run_command(_main, argv, description=(__doc__ or "").strip())
+    values = flags.FlagValues()
+    define_tune_flags(values)
+    parameters = WorkloadParameters(argv, values)
+    return run_command(lambda: _main(values, parameters), argv, values, description=(__doc__ or "").strip())
 
 
-def _main() -> int:
-    as_json, quiet = flags.FLAGS["json"].value, flags.FLAGS["quiet"].value
-    directory, options = run_dir(), search_options()
-    progress = _Progress(options.get("max_trials"), quiet=quiet)
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+    directory, options = run_dir(values), search_options(values, parameters)
+    progress = _Progress(options.get("max_trials"), quiet=values.quiet)
+    with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         from tfaccel.tuning.search import search
 
         try:
             result = search(
-                _workload(),
-                flags.FLAGS["space"].value,
+                _workload(values),
+                values.space,
                 run_dir=directory,
-                resume=flags.FLAGS["resume"].value or "never",
+                resume=values.resume,
                 on_row=progress.show,
                 **options,
             )
         except KeyboardInterrupt:
             print("\nStopped. The same command with --resume=auto goes on; no finished trial is lost.", file=sys.stderr)
             return _INTERRUPTED
-    if as_json:
+    if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         _print_result(result)
     return 0 if result.best is not None else 1
 
 
-def _workload() -> str | None:
+def _workload(values: flags.FlagValues) -> str | None:
     """The recipe or import path that --recipe or --workload names; None where a tuner needs no data."""
-    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    recipe, import_path = values.recipe, values.workload
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    if recipe is None and import_path is None and flags.FLAGS["tuner"].value is not None:
+    if recipe is None and import_path is None and values.tuner is not None:
         return None
     if (recipe is None) == (import_path is None):
         names = ", ".join(entry.name for entry in list_recipes())

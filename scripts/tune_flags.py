@@ -9,6 +9,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import define_train_flags, run_option, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
 
 # Flag -> the largest value, and its help.
@@ -40,12 +41,11 @@ _NOT_HERE = {
 }
 
 
-def define_tune_flags() -> None:
-    """Defines the flags, once for the whole program."""
-    define_workload_flags()
-    define_plan_flags()
-    define_train_flags()
-    own: dict[str, Any] = {"module_name": __name__, "allow_override": True}
+def define_tune_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
+    for define in (define_workload_flags, define_plan_flags, define_train_flags):
+        define(values)
+    own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "how trials are chosen", **own)
     flags.DEFINE_enum("pruning", "none", PRUNINGS, "which trials are ended early", **own)
     flags.DEFINE_string(
@@ -76,26 +76,26 @@ def define_tune_flags() -> None:
     flags.DEFINE_bool("retrain", False, "train the best trial again and keep its model in best/", **own)
 
 
-def search_options() -> dict[str, Any]:
+def search_options(values: flags.FlagValues, parameters: WorkloadParameters) -> dict[str, Any]:
     """The options of `search` that are set by flags.
 
     Raises:
         TfaccelError: for a flag of `tfaccel train` that means nothing here, or a value that is none.
     """
     for name, text in _NOT_HERE.items():
-        if flags.FLAGS[name].present:
+        if values[name].present:
             raise TfaccelError(f"--{name} is no flag of a search. {text}")
-    of_workload, plan_fields = workload_options(), fixed_fields()
-    options = {name: flags.FLAGS[name].value for name in (*_COUNTS, *_TIMES, "objective", "tuner")}
-    options |= {name: _read_object(name, flags.FLAGS[name].value) for name in _OBJECTS}
+    of_workload, plan_fields = workload_options(values, parameters), fixed_fields(values)
+    options = {name: values[name].value for name in (*_COUNTS, *_TIMES, "objective", "tuner")}
+    options |= {name: _read_object(name, values[name].value) for name in _OBJECTS}
     options = {name: value for name, value in options.items() if value is not None}
-    if flags.FLAGS["seed"].present:
-        options["seed"] = flags.FLAGS["seed"].value
-    if run_option("epochs") is not None:
-        options["epochs"] = run_option("epochs")
+    if values["seed"].present:
+        options["seed"] = values.seed
+    if run_option("epochs", values) is not None:
+        options["epochs"] = run_option("epochs", values)
     if "early_stopping" in of_workload:
         options["early_stopping"] = of_workload.pop("early_stopping")
-    chosen = {name: flags.FLAGS[name].value for name in ("algorithm", "pruning", "keep_models", "retrain")}
+    chosen = {name: values[name].value for name in ("algorithm", "pruning", "keep_models", "retrain")}
     return {**options, **chosen, "workload_options": of_workload, "plan_fields": plan_fields}
 
 

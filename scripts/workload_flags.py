@@ -18,24 +18,23 @@ from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.planning.workload import Workload
 
 
-def define_workload_flags() -> None:
-    """Defines the flags, once for the whole program."""
+def define_workload_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
     texts = {
         "recipe": "a ready recipe; `tfaccel recipes` lists them",
         "workload": "a workload of your own, as package.module:function; the current folder is searched too",
     }
     for name, text in texts.items():
-        if name not in flags.FLAGS:
-            flags.DEFINE_string(name, None, text, module_name=__name__)
+        flags.DEFINE_string(name, None, text, flag_values=values)
 
 
-def chosen_workload(**kwargs: Any) -> Workload:
+def chosen_workload(values: flags.FlagValues, **kwargs: Any) -> Workload:
     """The workload that --recipe or --workload names, made with the keyword arguments.
 
     Raises:
         WorkloadError: if none or both are given, or what is named cannot be loaded.
     """
-    recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
+    recipe, import_path = values.recipe, values.workload
     if recipe is not None and import_path is None:
         return load_recipe(recipe, **kwargs)
     if import_path is not None and recipe is None:

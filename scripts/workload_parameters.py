@@ -21,72 +21,70 @@ NUMBER, COUNT, TEXT = "a number", "a whole number of at least 1", "a text"
 
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-# The workload's own parameters that became flags: name -> the kind of value, or the values there are.
-_own_kinds: dict[str, str | tuple[str, ...]] = {}
-_functions: list[Callable[..., Any]] = []  # the one that makes the workload, if it could be loaded
 
+class WorkloadParameters:
+    """The flags of a workload's own parameters, added to those of a command.
 
-def define_parameter_flags(argv: Sequence[str]) -> None:
-    """Defines a flag for each parameter of the workload that --recipe or --workload in `argv` names.
+    There is one for each parameter of the function that makes the workload, which --recipe or --workload in `argv`
+    names. Parameters that are flags already (--data_dir, --epochs ...) are passed over, and so are those of a kind that
+    cannot be written as text. The help is what the function's docstring says of the parameter, or the comment beside or
+    above it.
 
-    Parameters that are flags already (--data_dir, --epochs ...) are passed over, and so are those of a kind that cannot
-    be written as text. The help is what the function's docstring says of the parameter, or the comment
-    beside or above it.
+    Args:
+        argv: the command line, before it is parsed.
+        values: the flags of the command.
     """
-    for name in _own_kinds:
-        flags.FLAGS.__delattr__(name)
-    _own_kinds.clear()
-    _functions.clear()
-    function = _function(_written("recipe", argv), _written("workload", argv))
-    if function is None:
-        return
-    _functions.append(function)
-    hints = get_type_hints(function)
-    texts = _comment_texts(function) | _argument_texts(inspect.getdoc(function) or "")
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = _kind(hints.get(name, type(parameter.default)))
-        if parameter.kind not in _NAMED or name in flags.FLAGS or kind is None:
-            continue
-        help_text = texts.get(name, f"an option of {function.__module__}")
-        if kind == "switch":
-            flags.DEFINE_bool(name, bool(parameter.default), help_text, module_name=__name__)
-        else:
-            values = f" ({', '.join(kind)})" if isinstance(kind, tuple) else ""
-            flags.DEFINE_string(name, AUTO, f"{help_text}{values}", module_name=__name__)
-        _own_kinds[name] = kind
 
+    def __init__(self, argv: Sequence[str], values: flags.FlagValues) -> None:
+        self._values = values
+        self._kinds: dict[str, str | tuple[str, ...]] = {}
+        self._function = function = _function(_written("recipe", argv), _written("workload", argv))
+        if function is None:
+            return
+        hints = get_type_hints(function)
+        texts = _comment_texts(function) | _argument_texts(inspect.getdoc(function) or "")
+        for name, parameter in inspect.signature(function).parameters.items():
+            kind = _kind(hints.get(name, type(parameter.default)))
+            if parameter.kind not in _NAMED or name in values or kind is None:
+                continue
+            help_text = texts.get(name, f"an option of {function.__module__}")
+            if kind == "switch":
+                flags.DEFINE_bool(name, bool(parameter.default), help_text, flag_values=values)
+            else:
+                choices = f" ({', '.join(kind)})" if isinstance(kind, tuple) else ""
+                flags.DEFINE_string(name, AUTO, f"{help_text}{choices}", flag_values=values)
+            self._kinds[name] = kind
 
-def own_names() -> list[str]:
-    """The flags of the workload's own parameters, in their order."""
-    return list(_own_kinds)
+    @property
+    def names(self) -> list[str]:
+        """The flags, in the order of the parameters."""
+        return list(self._kinds)
 
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of the function's parameters, and the epochs and batch size that the workload recommends."""
+        if self._function is None:
+            return {}
+        parameters = inspect.signature(self._function).parameters
+        found = {name: parameter.default for name, parameter in parameters.items()}
+        with contextlib.suppress(Exception):  # it may need arguments, or data that are not there
+            made = self._function()
+            found |= {"epochs": made.epochs, "global_batch_size": made.global_batch_size}
+        return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
 
-def workload_defaults() -> dict[str, Any]:
-    """The workload's choices where no flag decides: its parameters, and the length and batch size it recommends."""
-    if not _functions:
-        return {}
-    function = _functions[0]
-    found = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    with contextlib.suppress(Exception):  # it may need arguments, or data that are not there
-        made = function()
-        found |= {"epochs": made.epochs, "global_batch_size": made.global_batch_size}
-    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
+    def chosen(self) -> dict[str, Any]:
+        """The values of those flags that are set.
 
-
-def parameter_values() -> dict[str, Any]:
-    """The values of those flags that are set.
-
-    Raises:
-        WorkloadError: for a value that is not of the parameter's kind.
-    """
-    values: dict[str, Any] = {}
-    for name, kind in _own_kinds.items():
-        flag = flags.FLAGS[name]
-        if kind == "switch" and flag.present:
-            values[name] = flag.value
-        elif kind != "switch" and flag.value != AUTO:
-            values[name] = value_of(name, str(flag.value), kind)
-    return values
+        Raises:
+            WorkloadError: for a value that is not of the parameter's kind.
+        """
+        found: dict[str, Any] = {}
+        for name, kind in self._kinds.items():
+            flag = self._values[name]
+            if kind == "switch" and flag.present:
+                found[name] = flag.value
+            elif kind != "switch" and flag.value != AUTO:
+                found[name] = value_of(name, str(flag.value), kind)
+        return found
 
 
 def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from absl import flags
 from PIL import Image
 
 from tfaccel.data.images.files import read_image_set
@@ -119,12 +118,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsy
         write(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    required = ("recipe", "workload", "run_dir", "plan")
-    flags.FLAGS.unparse_flags()
-    for name in required:
-        flags.FLAGS[name].unparse()
     status = train_command.run(["tfaccel train", *arguments, "--run_dir=run", "--quiet"])
-    flags.FLAGS.unparse_flags()
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     assert message in err

@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from absl import flags
 
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.report import Report
@@ -12,7 +11,6 @@ from tfaccel.scripts import benchmark
 
 
 def run(capsys, *arguments):
-    flags.FLAGS.unparse_flags()
     status = benchmark.run(["benchmark", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err

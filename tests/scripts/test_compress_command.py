@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from absl import flags
 
 from tfaccel.scripts import compress
 
@@ -23,7 +22,6 @@ FEATURES = [form.format(name) for form in ("mean_{}", "{}_error", "worst_{}") fo
 
 
 def run(capsys, *arguments):
-    flags.FLAGS.unparse_flags()
     status = compress.run(["compress", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err

@@ -7,12 +7,12 @@ import pytest
 from absl import flags
 
 from tfaccel.errors import TfaccelError
-from tfaccel.scripts import train, train_flags
+from tfaccel.scripts import train_flags
+from tfaccel.scripts.workload_flags import define_workload_flags
 
 
 @pytest.fixture
 def train_help(run_python):
-    """In a process of its own, which has the flags of this command alone."""
     return lambda *arguments: run_python("tfaccel.scripts.main", "train", *arguments, "--help", fresh=True).stdout
 
 
@@ -54,17 +54,13 @@ def parsed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run_dir(*arguments):
-        assert train is not None  # it defines the flags
-        flags.FLAGS.unparse_flags()
-        for name in ("recipe", "workload", "run_dir", "resume"):
-            flags.FLAGS[name].unparse()
-        flags.FLAGS(["tfaccel train", *arguments])
-        return train_flags.run_dir()
+        values = flags.FlagValues()
+        define_workload_flags(values)
+        train_flags.define_train_flags(values)
+        values(["tfaccel train", *arguments])
+        return train_flags.run_dir(values)
 
-    yield run_dir
-    flags.FLAGS.unparse_flags()
-    for name in ("recipe", "workload", "run_dir", "resume"):
-        flags.FLAGS[name].unparse()
+    return run_dir
 
 
 def test_a_run_has_a_folder_of_its_name_and_the_date(parsed, tmp_path):

@@ -5,21 +5,18 @@ import io
 import sys
 
 import pytest
-from absl import flags
 from rich.table import Table
 
 from tfaccel.errors import ClusterError, TfaccelError, WorkloadError
 from tfaccel.scripts import command
-from tfaccel.scripts.scoped_flags import scoped_flags
+from tfaccel.scripts.command_flags import command_flags
 from tfaccel.scripts.train_flags import COUNT, NUMBER, TEXT, value_of
 
 NUMBERS = {"steps": (3, "steps"), "wait_seconds": (1.0, "how long"), "rate": (0.5, "a rate")}
 
 
 def status_and_error(capsys, main, *arguments):
-    with scoped_flags(NUMBERS, "tfaccel.made_up"):
-        flags.FLAGS.unparse_flags()
-        status = command.run_command(main, ["made_up", *arguments], description="")
+    status = command.run_command(main, ["made_up", *arguments], command_flags(NUMBERS), description="")
     captured = capsys.readouterr()
     return status, captured.err
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS
@@ -43,9 +42,7 @@ def plan(folder, capsys):
     """A function that runs the command with these flags: status, standard output, standard error."""
 
     def run(*arguments):
-        flags.FLAGS.unparse_flags()
         status = plan_command.run(["tfaccel plan", *arguments])
-        flags.FLAGS.unparse_flags()
         out, err = capsys.readouterr()
         return status, out, err
 

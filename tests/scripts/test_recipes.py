@@ -4,7 +4,6 @@ import json
 import sys
 
 import pytest
-from absl import flags
 
 from tfaccel.planning import recipe_list
 from tfaccel.planning.recipe_list import list_recipes
@@ -16,9 +15,7 @@ def recipes(capsys):
     """A function that runs the command with these flags: status, standard output, standard error."""
 
     def run(*arguments):
-        flags.FLAGS.unparse_flags()
         status = recipes_command.run(["tfaccel recipes", *arguments])
-        flags.FLAGS.unparse_flags()
         out, err = capsys.readouterr()
         return status, out, err
 

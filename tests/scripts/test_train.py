@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from absl import flags
 
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS
 from tfaccel.planning.plan import Plan
@@ -52,11 +51,7 @@ def train(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments):
-        flags.FLAGS.unparse_flags()
-        for name in ("recipe", "workload", "run_dir", "plan"):
-            flags.FLAGS[name].unparse()
         status = train_command.run(["tfaccel train", *arguments])
-        flags.FLAGS.unparse_flags()
         out, err = capsys.readouterr()
         return status, out, err
 

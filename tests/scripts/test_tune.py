@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from tfaccel.scripts import tune as tune_command
 
@@ -35,11 +34,7 @@ def tune(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments):
-        flags.FLAGS.unparse_flags()
-        for name in OWN:
-            flags.FLAGS[name].unparse()
         status = tune_command.run(["tfaccel tune", *arguments])
-        flags.FLAGS.unparse_flags()
         out, err = capsys.readouterr()
         return status, out, err
 

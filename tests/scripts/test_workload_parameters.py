@@ -5,7 +5,9 @@ from absl import flags
 
 from tfaccel.errors import WorkloadError
 from tfaccel.scripts import train
-from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, define_parameter_flags, parameter_values, value_of
+from tfaccel.scripts.train_flags import define_train_flags
+from tfaccel.scripts.workload_flags import define_workload_flags
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
 
 MODULE = '''
 from typing import Literal
@@ -31,15 +33,20 @@ OURS = ["train", "--workload=own_parameters:workload"]
 def own_parameters(tmp_path, monkeypatch):
     (tmp_path / "own_parameters.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    yield
-    define_parameter_flags([])
-    flags.FLAGS.unparse_flags()
+
+
+def flags_for(*argv):
+    """The flags of `train` for a command line, not parsed yet, and those of the workload's own parameters."""
+    found = flags.FlagValues()
+    define_workload_flags(found)
+    define_train_flags(found)
+    return found, WorkloadParameters(argv, found)
 
 
 def values(*arguments):
-    define_parameter_flags([*OURS, *arguments])
-    flags.FLAGS([*OURS, *arguments])
-    return parameter_values()
+    found, parameters = flags_for(*OURS, *arguments)
+    found([*OURS, *arguments])
+    return parameters.chosen()
 
 
 def test_values_have_the_kind_of_their_parameter():
@@ -55,12 +62,13 @@ def test_values_have_the_kind_of_their_parameter():
 
 
 def test_help_is_the_docstring_s():
-    define_parameter_flags(OURS)
-    assert flags.FLAGS["model"].help == "the kind of layer (gru, lstm)"
-    assert flags.FLAGS["width"].help == "units. Of each layer"
-    assert flags.FLAGS["undocumented"].help == "an option of own_parameters"
-    assert flags.FLAGS["epochs"].help.startswith("passes over the training data")  # the flag of `train` itself
-    assert "sizes" not in flags.FLAGS
+    found, parameters = flags_for(*OURS)
+    assert found["model"].help == "the kind of layer (gru, lstm)"
+    assert found["width"].help == "units. Of each layer"
+    assert found["undocumented"].help == "an option of own_parameters"
+    assert found["epochs"].help.startswith("passes over the training data")  # the flag of `train` itself
+    assert "sizes" not in found
+    assert parameters.names == ["model", "width", "dropout", "title", "folded", "undocumented"]
 
 
 def test_help_is_the_comment_s_where_the_docstring_says_nothing(tmp_path):
@@ -75,8 +83,8 @@ def test_help_is_the_comment_s_where_the_docstring_says_nothing(tmp_path):
     '''Makes it.'''
 """
     (tmp_path / "commented_parameters.py").write_text(signature)
-    define_parameter_flags(["train", "--workload=commented_parameters:workload"])
-    texts = {name: flags.FLAGS[name].help for name in ("much", "many", "none")}
+    found, _ = flags_for("train", "--workload=commented_parameters:workload")
+    texts = {name: found[name].help for name in ("much", "many", "none")}
     assert texts == {
         "much": "how much, in all",
         "many": "how many # of them",
@@ -85,13 +93,13 @@ def test_help_is_the_comment_s_where_the_docstring_says_nothing(tmp_path):
 
 
 def test_flags_go_with_their_workload():
-    define_parameter_flags(["train", "--recipe", "image_classification"])
-    assert "image_size" in flags.FLAGS
-    define_parameter_flags(OURS)
-    assert "image_size" not in flags.FLAGS
-    assert "width" in flags.FLAGS
-    define_parameter_flags(["train", "--recipe=no_such_recipe"])
-    assert "width" not in flags.FLAGS
+    recipe, _ = flags_for("train", "--recipe", "image_classification")
+    own, _ = flags_for(*OURS)
+    unknown, _ = flags_for("train", "--recipe=no_such_recipe")
+    assert "image_size" in recipe
+    assert "image_size" not in own
+    assert "width" in own
+    assert "width" not in unknown
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,8 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 def run_line(command: str, arguments: list[str]) -> tuple[int | str, str, str]:
     """Status (or the exception), standard output and standard error, that of TensorFlow's C++ code as well."""
-    from absl import flags
-
     from tfaccel.scripts.main import main
 
-    for name in list(flags.FLAGS):
-        flags.FLAGS[name].unparse()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         kept = [os.dup(number) for number in (1, 2)]
         sys.stdout.flush(), sys.stderr.flush()

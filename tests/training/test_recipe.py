@@ -13,7 +13,8 @@ import tfaccel
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.planning.run_workload import workload_of_run
 from tfaccel.scripts import train  # noqa: F401  It defines the flags that are the same for all workloads.
-from tfaccel.scripts.workload_parameters import define_parameter_flags, parameter_values
+from tfaccel.scripts.workload_flags import define_workload_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 MODULE = '''
 """A recipe of a user's own: which of two bits is set?"""
@@ -175,23 +176,21 @@ def test_options_are_recorded_exactly(own, tmp_path, monkeypatch):
 
 def test_each_option_is_a_flag_with_the_help_of_the_docstring(own):
     arguments = ["train", "--workload=own_recipe:workload"]
-    try:
-        define_parameter_flags(arguments)
-        assert flags.FLAGS["width"].help == "of the hidden layer"
-        assert flags.FLAGS["unit"].help == "the size of the unit (small, large)"
-        given = ["--width=3", "--dropout=0.25", "--folded", "--unit=large", "--depth=2"]
-        flags.FLAGS([*arguments, *given])
-        values = {"width": 3, "dropout": 0.25, "folded": True, "unit": "large", "depth": 2}
-        assert parameter_values() == values
-        for wrong, kind in (("width=x", "a whole number of at least 1"), ("unit=tiny", "one of small, large")):
-            flags.FLAGS([*arguments, f"--{wrong}"])
-            with pytest.raises(WorkloadError, match=f"must be {kind}, or auto"):
-                parameter_values()
-            flags.FLAGS.unparse_flags()
-            define_parameter_flags(arguments)
-    finally:
-        define_parameter_flags([])
-        flags.FLAGS.unparse_flags()
+
+    def parsed(*given):
+        values = flags.FlagValues()
+        define_workload_flags(values)
+        parameters = WorkloadParameters(arguments, values)
+        values([*arguments, *given])
+        return values, parameters
+
+    values, parameters = parsed("--width=3", "--dropout=0.25", "--folded", "--unit=large", "--depth=2")
+    assert values["width"].help == "of the hidden layer"
+    assert values["unit"].help == "the size of the unit (small, large)"
+    assert parameters.chosen() == {"width": 3, "dropout": 0.25, "folded": True, "unit": "large", "depth": 2}
+    for wrong, kind in (("width=x", "a whole number of at least 1"), ("unit=tiny", "one of small, large")):
+        with pytest.raises(WorkloadError, match=f"must be {kind}, or auto"):
+            parsed(f"--{wrong}")[1].chosen()
 
 
 def test_the_signature_is_that_of_the_options(own):
