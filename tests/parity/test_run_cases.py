@@ -7,7 +7,7 @@ import pytest
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, ParityCheck, Placement
 from tfaccel.parity.references import SGD_TOLERANCE
-from tfaccel.parity.run_cases import MIN_CASES, process_shares, run_cases
+from tfaccel.parity.run_cases import MAX_CASES, MIN_CASES, process_shares, run_cases
 from tfaccel.parity.shared_references import SharedReferences, reference_key
 
 TWO, WORKERS = Placement("mirrored", 2), Placement("multi_worker", 2)
@@ -55,6 +55,8 @@ def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
     assert [case for share in shares for case in share if case in many] == many
     assert single in shares
     assert process_shares([], 2) == []
+    long = [ParityCase(TWO, accumulation=number) for number in range(2 * MAX_CASES + 1)]
+    assert list(map(len, process_shares(long, 2))) == [MAX_CASES, MAX_CASES, 1]
 
 
 def test_workers_share_references(tmp_path):

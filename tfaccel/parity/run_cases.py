@@ -29,6 +29,7 @@ _ENVIRONMENT: dict[str, str | None] = {
 START_LIMIT_SECONDS = 120.0
 CASE_LIMIT_SECONDS = 60.0
 MIN_CASES = 6  # a process takes about as long to start as a few cases
+MAX_CASES = 50  # of a process: each leaves some 50 MB of compiled programs, which only the end of a process frees
 
 OnRow = Callable[[ParityRow], None]
 Cases = Sequence[ParityCase | ParityCheck]
@@ -79,7 +80,7 @@ def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
     """The cases, parted into those that run one after the other in the same processes.
 
     Cases of one placement go together, and so do all with one replica. Where there are more cores than placements, the
-    cases of each are parted further.
+    cases of each are parted further, and so are more than `MAX_CASES`.
     """
     groups: dict[Placement, list[ParityCase | ParityCheck]] = {}
     for case in cases:
@@ -88,7 +89,7 @@ def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
     num_parts = max(1, num_parallel // max(1, len(groups)))
     shares: list[Cases] = []
     for _, group in sorted(groups.items()):
-        length = max(MIN_CASES, -(-len(group) // num_parts))
+        length = min(max(MIN_CASES, -(-len(group) // num_parts)), MAX_CASES)
         shares += [group[start : start + length] for start in range(0, len(group), length)]
     return shares
 
