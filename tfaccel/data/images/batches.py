@@ -146,7 +146,7 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
 def _contents(
     images: tuple[str, ...] | EncodedImages,
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
-    """Functions from row numbers to file names, and from a name to bytes; or from row numbers to bytes, and identity."""
+    """Functions from row numbers to file names and from names to bytes; or from row numbers to bytes, and identity."""
     if isinstance(images, EncodedImages):
 
         def read(rows: np.ndarray) -> np.ndarray:
