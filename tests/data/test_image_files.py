@@ -109,7 +109,7 @@ def test_class_without_images_is_named(tmp_path):
 def test_class_with_one_image_cannot_be_split(tmp_path):
     make_classes(tmp_path)
     save(tmp_path / "eel" / "0.png")
-    assert message_of(tmp_path).startswith(f"The class folder {tmp_path / 'eel'} holds one image; two are the least")
+    assert message_of(tmp_path).startswith(f"The class folder {tmp_path / 'eel'} holds one image; it needs at least")
 
 
 def test_split_with_one_half_missing_is_refused(tmp_path):
@@ -129,7 +129,7 @@ def test_no_image_is_named(tmp_path):
     make_classes(tmp_path)
     bad = tmp_path / "dog" / "bad.png"
     bad.write_bytes(b"")
-    assert message_of(tmp_path) == f"Cannot read the image {bad}: it is no image. Mend or remove it."
+    assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it."
     Image.new("RGB", (8, 8)).save(bad, format="GIF")
     assert message_of(tmp_path) == f"{bad} must be a PNG or JPEG image. Received: GIF."
 
@@ -142,4 +142,4 @@ def test_damaged_image_is_named(tmp_path, suffix, damage):
     content = bytearray(bad.read_bytes())
     content[len(content) // 2] ^= 255
     bad.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
-    assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Mend or remove it\.", message_of(tmp_path))
+    assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Repair or remove it\.", message_of(tmp_path))

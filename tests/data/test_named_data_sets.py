@@ -105,7 +105,7 @@ def test_what_hugging_face_lacks_is_named(hugging_face, tmp_path, monkeypatch):
         read_image_set(address)
     with pytest.raises(DataError, match=r"must have columns 'words' and 'label'\. Received columns: text, label\."):
         read_labelled_texts(address, text_column="words")
-    with pytest.raises(DataError, match=r"Class '2' in hf:.* has one text; two are the least"):
+    with pytest.raises(DataError, match=r"Class '2' in hf:.* has one text; it needs at least two"):
         read_labelled_texts(address)
     with pytest.raises(DataError, match=r"Cannot load hf:.*missing with the package datasets: "):
         read_image_set(f"hf:{tmp_path}/missing")
@@ -117,7 +117,7 @@ def test_broken_images_of_hugging_face_are_named(hugging_face):
     columns = image_columns(4)
     columns["image"][2]["bytes"] = b"no image"
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    with pytest.raises(DataError, match=r"Cannot read the image in row 2 \(from 0\) of hf:.*: it is no image\."):
+    with pytest.raises(DataError, match=r"Cannot read the image in row 2 \(from 0\) of hf:.*: it is not an image\."):
         read_image_set(hugging_face(columns, features=features))
 
 

@@ -133,6 +133,6 @@ def test_labelled_texts_that_cannot_be_used_are_refused(tmp_path):
     refused("must have at least two classes. Received one, 'a'.", tmp_path)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "1.txt").write_text("one")
-    refused("has one text; two are the least", tmp_path)
+    refused("has one text; it needs at least two", tmp_path)
     (tmp_path / "b" / "2.txt").write_bytes(b"\xff")
     refused("2.txt has an unknown encoding", tmp_path)

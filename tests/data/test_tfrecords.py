@@ -190,7 +190,10 @@ def test_classes_may_be_numbers_or_names_alone(tmp_path):
         ([*pictures(2), *pictures(1, **{"image/class/text": "cow"})], "Every number of a class must have one text"),
         (pictures(1), "must have at least two classes. Received: cat"),
         (pictures(3), r"Class 'dog' of .* must have at least two, one to train on .* Received: 1\."),
-        ([*pictures(4), *pictures(1, **{"image/encoded": b"x"})], r"image record 4 \(from 0\) of .*: it is no image\."),
+        (
+            [*pictures(4), *pictures(1, **{"image/encoded": b"x"})],
+            r"image record 4 \(from 0\) of .*: it is not an image\.",
+        ),
         (
             pictures(4, **{"image/encoded": png(0, form="GIF")}),
             r"record 0 .* must be a PNG or JPEG image\. Received: GIF",

@@ -94,7 +94,7 @@ def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
     (tmp_path / "photos/2.png").write_text("no image")
     status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv", "--rows_at_once=2")
     assert status == 1
-    assert "predict: cannot predict photos/2.png: Cannot read the image photos/2.png: it is no image" in err
+    assert "predict: cannot predict photos/2.png: Cannot read the image photos/2.png: it is not an image" in err
     rows = rows_of(tmp_path / "out.csv")
     assert [row["input"] for row in rows] == [
         f"photos/{name}" for name in ("0.png", "1.png", "3.png", "4.png", "sub/x.jpg")

@@ -1,12 +1,12 @@
-"""Data for training: what users pass, as datasets of global batches.
+"""Training data: users' data as datasets of global batches.
 
-The names below load their module when first used, since some of these import TensorFlow.
+The names below load their module on first use, since some modules import TensorFlow.
 """
 
 from importlib import import_module
 from typing import Any
 
-# Public name -> the module that defines it, with the name that it has there where that is another one.
+# Public name -> the module that defines it, followed by its name there if that differs.
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
     "Batches": "tfaccel.data.batches",

@@ -1,4 +1,4 @@
-"""The data of a workload: training and test batches that are made when they are first asked for."""
+"""The data of a workload: training and test batches, created on first use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from tfaccel.data.epoch_positions import Shard
 
 
 class Batches:
-    """What `tfaccel.Workload(data=...)` takes. To make it imports no TensorFlow, so that a run can be planned first.
+    """The data that `tfaccel.Workload(data=...)` takes. Creating it does not import TensorFlow, so a run can be planned
+    first.
 
     Args:
-        source: what the batches are made of, such as a table; for whoever shows results (`workload.data.source`).
+        source: the data behind the batches, such as a table; for reporting results (`workload.data.source`).
         make: `make()` returns an object with `train(global_batch_size, *, seed, epoch, start_step, shard)` and
-            `test(global_batch_size)`, as `tfaccel.data.Pipeline` has them. It is called once, when batches are wanted.
+            `test(global_batch_size)`, like `tfaccel.data.Pipeline`. It is called once, on first use.
         num_train_examples: examples in one epoch.
-        several_epochs: its `train` takes `num_epochs`, too, and gives so many epochs one behind the other.
-        raw_input: what the model's tensors are made of; see `tfaccel.Workload`.
+        several_epochs: whether `train` also takes `num_epochs`, the number of consecutive epochs.
+        raw_input: the raw data behind the model's tensors; see `tfaccel.Workload`.
 
     Example:
         >>> import types
@@ -42,22 +43,22 @@ class Batches:
         self._make, self._made = make, None
 
     def made(self) -> Any:
-        """The object that `make` returned, the same one at every call."""
+        """The object that `make` returned, the same at every call."""
         if self._made is None:
             self._made = self._make()
         return self._made
 
     def validation_data(self, global_batch_size: int) -> Any:
-        """The test examples in their order."""
+        """The test examples in order."""
         return self.made().test(global_batch_size)
 
 
 def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -> Callable[..., Any]:
-    """A `train_data` for a workload, which is entered at any step and shared among workers.
+    """A `train_data` for a workload that can start at any step and be sharded across workers.
 
     Args:
-        batches: `batches()` returns the object whose `train` makes an epoch, the same one at every call; see
-            `tfaccel.data.pipeline.Pipeline`. It is called when data are wanted, and not before.
+        batches: `batches()` returns the object whose `train` makes an epoch, the same at every call; see
+            `tfaccel.data.pipeline.Pipeline`. It is called only when data are needed.
         several_epochs: whether `train` also takes `num_epochs`, the number of consecutive epochs.
 
     Example:

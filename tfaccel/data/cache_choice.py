@@ -1,4 +1,4 @@
-"""Where examples are kept once they are read and decoded: in memory, on disk, or nowhere."""
+"""Where decoded examples are cached: in memory, on disk, or nowhere."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tfaccel.errors import DataError
 Place = Literal["auto", "memory", "disk", "none"]
 PLACES = ("auto", "memory", "disk", "none")
 
-# While memory is filled, a copy is made of what it is filled with; a third is left to training.
+# Filling the memory cache makes a copy of its content; another third of the memory is left for training.
 _PART_OF_MEMORY = 1 / 3
 _PART_OF_DISK = 1 / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """What may be decided about a cache.
+    """The settings of a cache.
 
     Args:
-        place: "memory", "disk", "none", or "auto" for the first of them that has room.
-        folder: where caches on disk lie; None for `tfaccel/examples` in the user's cache folder (`XDG_CACHE_HOME`, or
-            `.cache` at home).
-        identity: `identity()` is a text that is another one when the examples are others; a cache on disk is used again
-            by the next run with the same one. None: the cache goes when the process ends.
+        place: "memory", "disk", "none", or "auto" for the first with enough space.
+        folder: the folder of disk caches; None for `tfaccel/examples` in the user's cache folder (`XDG_CACHE_HOME`, or
+            `~/.cache`).
+        identity: `identity()` returns a string that differs for different examples; the next run with the same one
+            reuses a disk cache. None: the cache is deleted when the process ends.
 
     Raises:
         DataError: for another place.
@@ -43,7 +43,7 @@ class CacheOptions:
 
     @property
     def path(self) -> Path:
-        """The folder of caches on disk; it may not be there yet."""
+        """The folder of disk caches; it may not exist yet."""
         if self.folder is not None:
             return Path(self.folder)
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfaccel" / "examples"
@@ -51,7 +51,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheChoice:
-    """Where examples are kept, and why there."""
+    """Where examples are kept, and why."""
 
     place: Literal["memory", "disk", "none"]
     reason: str
@@ -60,16 +60,17 @@ class CacheChoice:
 def choose_cache(
     num_bytes: int, *, free_memory_bytes: int | None, free_disk_bytes: int, place: Place = "auto"
 ) -> CacheChoice:
-    """Memory where the examples fit into a third of what is free, else the disk where they fit into half, else nowhere.
+    """Chooses memory if the examples fit into a third of the free memory, disk if they fit into half of the free disk
+    space, and no cache otherwise.
 
     Args:
-        num_bytes: what all decoded examples take.
-        free_memory_bytes: memory that this process may still take; None if it is not known.
-        free_disk_bytes: what is free where caches on disk lie.
-        place: what is asked for.
+        num_bytes: size of all decoded examples.
+        free_memory_bytes: memory still available to this process; None if unknown.
+        free_disk_bytes: free space on the disk of the cache folder.
+        place: the requested place.
 
     Raises:
-        DataError: if there is no room where they are to be kept.
+        DataError: if the examples do not fit into the requested place.
 
     Example:
         >>> choose_cache(10**9, free_memory_bytes=2 * 10**9, free_disk_bytes=10**10).place

@@ -1,4 +1,4 @@
-"""Classes given by numbers or by names, as places among the names of all classes."""
+"""Class indices from labels given as integers or names."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,15 @@ TRAIN_SPLIT, TEST_SPLITS = "train", ("test", "validation", "valid", "val", "dev"
 def numbered_classes(
     parts: Sequence[Sequence[int | str]], source: str, names: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """The names of all classes, and the place of each example's class among them.
+    """The class names, and the class index of each example.
 
     Args:
-        parts: what is said of each example's class in the training part and, where there is one, in the test part:
-            whole numbers or names.
+        parts: the labels (integers or names) of the training part and, if there is one, of the test part.
         source: where the examples are from, for messages.
-        names: the names of the numbers from 0 on; None: what is found in the training part, in order.
+        names: the class names, in the order of the integers; None for the sorted labels of the training part.
 
     Raises:
-        DataError: if an example has no class, or one that training examples do not have.
+        DataError: if an example has no class, or one that no training example has.
 
     Example:
         >>> numbered_classes([["dog", "cat", "dog"], ["cat"]], "pets")
@@ -45,7 +44,7 @@ def numbered_classes(
 
 
 def train_and_test(splits: Sequence[str], source: str) -> list[str]:
-    """The split to train on and the one to test with; only the first where a part of it has to be kept for testing.
+    """The training and the test split; or the only split, of which a part must be held out for testing.
 
     Raises:
         DataError: if there is no training split.

@@ -1,4 +1,4 @@
-"""A data set that `tfaccel.fit` goes through as `Model.fit` does, so that both see the same batches in every epoch."""
+"""A dataset that `tfaccel.fit` iterates over as `Model.fit` does, so that both see the same batches in every epoch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tfaccel.data.sources import IteratorFeed, IteratorSource, whole_executions
 
 
 class DatasetSource(IteratorSource):
-    """A data set of which iterators are made when `Model.fit` makes them, and as many.
+    """A dataset whose iterators are created when `Model.fit` would create them, and equally many.
 
-    The order of a shuffled data set depends on how many iterators were made of it before. Keras makes one when an epoch
-    begins, and another one behind its last batch, with which it goes on only where `steps_per_epoch` is given.
+    The order of a shuffled dataset depends on how many iterators were created from it before. Keras creates one when
+    an epoch begins and another one after its last batch, which it uses only if `steps_per_epoch` is given.
 
     Args:
-        adapter: Keras's data adapter, which is told when an epoch begins and ends.
-        steps_per_epoch: steps of one epoch; the iterator then goes on across epochs.
-        steps_per_execution: as of the compiled model; an epoch has whole executions.
+        adapter: Keras's data adapter, which is notified when an epoch begins and ends.
+        steps_per_epoch: steps of one epoch; the iterator then continues across epochs.
+        steps_per_execution: that of the compiled model; an epoch consists of whole executions.
     """
 
     def __init__(self, adapter: Any, *, steps_per_epoch: int | None = None, steps_per_execution: int = 1) -> None:
@@ -25,11 +25,11 @@ class DatasetSource(IteratorSource):
         )
         self.steps_per_epoch = steps_per_epoch
         self._adapter = adapter
-        self._made_ahead: Any = None  # the iterator that was made behind the last batch
-        self._steps_seen = 0  # of the present iterator, in whole executions
+        self._made_ahead: Any = None  # the iterator created after the last batch
+        self._steps_seen = 0  # of the current iterator, in whole executions
 
     def reset(self) -> None:
-        """Lets the next feed start anew: to be called before training and before each evaluation."""
+        """Makes the next feed start over; call it before training and before each evaluation."""
         self.close()
         self.num_batches = self._adapter.num_batches
         self._steps_seen = 0
@@ -53,14 +53,14 @@ class DatasetSource(IteratorSource):
         return self._feed
 
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
-        """To be called after the last step of an epoch: how many steps it had, and whether a callback ended it."""
-        if stopped:  # Keras then leaves the epoch as it is, and the workers of a `PyDataset` too
+        """Call it after the last step of an epoch, with its number of steps and whether a callback ended it."""
+        if stopped:  # Keras then leaves the epoch unfinished, and the workers of a `PyDataset` running
             workers = getattr(self._adapter, "enqueuer", None)
             if workers is not None:
                 workers.stop()
             return
         seen = self._steps_seen + whole_executions(num_steps, self.steps_per_execution)
-        if self.epoch_limit is None or seen - self._steps_seen < self.epoch_limit:  # Keras asks for one execution more
+        if self.epoch_limit is None or seen - self._steps_seen < self.epoch_limit:  # Keras requests one more execution
             self.num_batches = seen + self.steps_per_execution if self.num_batches is None else self.num_batches
             self.close()
         elif self.num_batches and seen >= self.num_batches:
@@ -70,6 +70,6 @@ class DatasetSource(IteratorSource):
         self._adapter.on_epoch_end()
 
     def close(self) -> None:
-        """Lets go of the iterators."""
+        """Releases the iterators."""
         super().close()
         self._made_ahead = None

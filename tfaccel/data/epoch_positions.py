@@ -1,4 +1,4 @@
-"""Which places of an epoch make up its batches: from any step on, and for one worker's share of each batch."""
+"""The positions of an epoch that make up its batches: from any step, and for one worker's shard of each batch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def epoch_positions(
     noun: str = "examples",
     num_epochs: int = 1,
 ) -> np.ndarray:
-    """The places of an epoch that go into each of its full batches, places counted from 0.
+    """The positions in an epoch, from 0, that make up each of its full batches.
 
-    Whatever is random about an epoch belongs to a place in it. So an epoch that is entered at a later step, or of which
-    a worker reads its own rows only, holds what the whole epoch holds there, and what comes before is never touched.
+    Everything random about an epoch belongs to a position in it. So an epoch that starts at a later step, or of which
+    a worker reads only its own rows, has the same content there as the whole epoch, and nothing before it is read.
 
     Args:
-        num_examples: places of the epoch; those that fill no batch are left out.
-        global_batch_size: examples of one batch, over all workers.
-        start_step: full batches to leave out at the beginning.
-        shard: (index, count): of each batch only the rows of worker `index`, from 0, out of `count`.
+        num_examples: positions in the epoch; those that do not fill a batch are dropped.
+        global_batch_size: examples in one batch, over all workers.
+        start_step: number of full batches to skip at the beginning.
+        shard: (index, count): only the rows of worker `index`, from 0, out of `count`, in each batch.
         noun: what examples are called in messages.
         num_epochs: number of consecutive epochs. Positions of the second begin at `num_examples`, and so on.
 
@@ -40,7 +40,7 @@ def epoch_positions(
         int64, of shape (num_epochs * num_steps - start_step, rows).
 
     Raises:
-        DataError: if there are fewer examples than one batch takes, or no such shard or step.
+        DataError: if there are too few examples for one batch, or the shard or step is out of range.
 
     Example:
         >>> epoch_positions(11, 4).tolist()
@@ -61,12 +61,12 @@ def epoch_positions(
 
 
 def shard_rows(global_batch_size: int, shard: Shard | None) -> tuple[int, int]:
-    """The first row of a worker's share of a global batch, and the one behind its last; all rows without a shard.
+    """The start and stop row of a worker's shard of a global batch; all rows without a shard.
 
-    Shares lie side by side in the order of the workers, and differ by one row at most.
+    Shards are contiguous, in the order of the workers, and differ by at most one row.
 
     Raises:
-        DataError: if there is no such share, or it would be empty.
+        DataError: if the shard does not exist or would be empty.
 
     Example:
         >>> [shard_rows(5, (index, 2)) for index in range(2)]
@@ -82,7 +82,7 @@ def shard_rows(global_batch_size: int, shard: Shard | None) -> tuple[int, int]:
 
 
 def only_shard(batches: tf.data.Dataset, global_batch_size: int, shard: Shard | None) -> tf.data.Dataset:
-    """The worker's rows of batches that had to be made as a whole, because their rows depend on each other.
+    """The worker's rows of batches that must be made as a whole because their rows depend on each other.
 
     Args:
         batches: full global batches.
@@ -106,7 +106,7 @@ def _only(batch: tuple) -> object:
 
 
 def check_one_batch(num_rows: int | None, global_batch_size: int, noun: str = "examples") -> None:
-    """Raises DataError where the examples (called by that noun) are known not to fill one batch.
+    """Raises DataError if the examples (called `noun` in the message) are known not to fill one batch.
 
     Example:
         >>> check_one_batch(3, 4)  # doctest: +ELLIPSIS

@@ -1,4 +1,4 @@
-"""Examples kept after they were read and decoded once: as tensors in memory, or as memory-mapped files."""
+"""A cache of decoded examples: as tensors in memory, or as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ logger = logging.getLogger("tfaccel")
 
 Reader = Callable[[tf.Tensor], Any]
 
-_NUM_MEASURED = 8  # examples, from all over the set
+_NUM_MEASURED = 8  # examples, spread over the set
 _ROWS_AT_ONCE = 64
 
 
 class ExampleCache:
-    """Examples behind a function that reads them by row number, kept where there is room for them.
+    """Caches the examples of a function that reads them by row number, wherever they fit.
 
-    Whether there is follows from the size of some examples as they come out of the reader, and from what is free. The
-    choice is logged once with its reason. Examples are read and decoded in parallel before the first batch.
+    The place depends on the size of a few decoded examples and on the free space. The choice is logged once with its
+    reason. Examples are read and decoded in parallel before the first batch.
 
     Args:
         read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
             as many rows. It is traced.
-        num_examples: rows in all.
+        num_examples: total number of rows.
         options: where to keep them.
         noun: what the examples are called in the log.
 
     Attributes:
-        read: as above, from the cache where there is one.
-        choice: where examples are kept, and why; None for texts, whose size is not fixed.
+        read: as above, from the cache if there is one.
+        choice: where examples are kept, and why; None for strings, whose size is not fixed.
 
     Example:
         >>> cache = ExampleCache(lambda rows: tf.cast(rows, tf.float32) / 2, num_examples=9)
@@ -111,7 +111,7 @@ class ExampleCache:
         return self._from_maps(mapped)
 
     def _folder(self, leaves: Sequence[np.ndarray]) -> Path:
-        """Where the cache of these very examples lies."""
+        """The cache folder of exactly these examples."""
         if self._options.identity is None:
             return self._options.path / f"process-{os.getpid()}-{id(self):x}"
         shapes = [(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves]
@@ -144,7 +144,7 @@ class ExampleCache:
 
 
 def gathered(arrays: Any) -> Reader:
-    """A function from row numbers to rows of a nest of arrays, which become tensors in the host's memory.
+    """A function from row numbers to rows of a nest of arrays, which become tensors in host memory.
 
     Example:
         >>> gathered(np.array([5, 6, 7]))(tf.constant([2, 0])).numpy().tolist()
@@ -156,7 +156,7 @@ def gathered(arrays: Any) -> Reader:
 
 
 def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
-    """A memory-mapped array whose place on disk is taken at once: a write without room would end the process."""
+    """A memory-mapped array with preallocated disk space: writing to a full disk would kill the process."""
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with open(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -164,7 +164,7 @@ def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
 
 
 def _rename(unfinished: Path, folder: Path) -> None:
-    """Gives a whole cache its name, unless another process was first."""
+    """Renames a finished cache, unless another process was first."""
     try:
         unfinished.rename(folder)
     except OSError:
@@ -173,7 +173,7 @@ def _rename(unfinished: Path, folder: Path) -> None:
 
 
 def _own_memory_bytes(machine: Machine) -> int | None:
-    """This process's part of the free memory: workers of one cluster on one machine share it."""
+    """This process's share of the free memory, which workers of one cluster on one machine divide among them."""
     free = free_memory_bytes(machine)
     cluster = find_cluster(machine)
     if free is None or cluster is None or cluster.task_index >= len(cluster.addresses):
@@ -183,6 +183,6 @@ def _own_memory_bytes(machine: Machine) -> int | None:
 
 
 def _free_disk_bytes(folder: Path) -> int:
-    """What is free where a folder lies or can be made; 0 where nothing can be written."""
+    """Free disk space for a folder that exists or can be created; 0 if it is not writable."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free if there.is_dir() and os.access(there, os.W_OK) else 0

@@ -1,4 +1,4 @@
-"""The data of a workload of examples without classes: each with noise, and with itself as the target."""
+"""The data of an autoencoder's workload: each example is paired with noise and is its own target."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ROWS_AT_ONCE = 512
 
 
 class ExampleData(Batches):
-    """Batches of {"values", "noise"} and {"reconstruction", "divergence"}, as a variational autoencoder takes them.
+    """Batches of {"values", "noise"} and {"reconstruction", "divergence"} for a variational autoencoder.
 
-    The examples are `source`, an `Unlabelled`: of images, values from 0 to 1; of a table, standardised numbers. A
-    reconstruction's target is the values, that of the divergence 0.
+    The examples are in `source`, an `Unlabelled`: images with values from 0 to 1, or standardized rows of a table. The
+    target of the reconstruction is the values, that of the divergence 0.
 
     Args:
         data_dir: a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits.
-        latent_size: noise values (standard normal) for each example.
-        image_size: height and width to which images are brought, in pixels; None for what suits the data.
+        latent_size: size of the latent vector, and of the noise (standard normal) for each example.
+        image_size: height and width in pixels to resize images to; None for the default of the data.
         encoding: of a CSV file.
 
     Raises:
@@ -66,7 +66,7 @@ class ExampleData(Batches):
         return np.concatenate([*self.source.in_order(part, _ROWS_AT_ONCE).as_numpy_iterator()])
 
     def validation_data(self, global_batch_size: int) -> Any:
-        """The test examples in their order, always with the same noise."""
+        """The test examples in order, always with the same noise."""
         return self._with_noise(
             self.source.in_order(TEST, global_batch_size), global_batch_size=global_batch_size, seed=0, epoch=0
         )

@@ -1,4 +1,4 @@
-"""TensorFlow's message `tf.train.Example`, written and read without TensorFlow."""
+"""Serialization of `tf.train.Example` messages without TensorFlow."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ _LISTS = (("bytes_list", "TYPE_BYTES"), ("float_list", "TYPE_FLOAT"), ("int64_li
 
 
 def encode_example(features: Mapping[str, Value | Sequence[Value]]) -> bytes:
-    """The bytes of a `tf.train.Example`.
+    """A serialized `tf.train.Example`.
 
     Args:
-        features: name -> a text, bytes, a whole number or another one, or several of one kind.
+        features: name -> a string, bytes, an integer or a float, or several of one type.
 
     Raises:
-        DataError: for a value of another kind.
+        DataError: for a value of another type.
 
     Example:
         >>> decode_example(encode_example({"label": 3, "name": "three"}))
@@ -45,10 +45,10 @@ def encode_example(features: Mapping[str, Value | Sequence[Value]]) -> bytes:
 
 
 def decode_example(data: bytes) -> dict[str, list[Any]]:
-    """Name -> values (bytes, floats or whole numbers) of a `tf.train.Example`, in the order of the names.
+    """Name -> values (bytes, floats or integers) of a serialized `tf.train.Example`, in name order.
 
     Raises:
-        DataError: if the bytes are none.
+        DataError: if the bytes are not such a message.
     """
     from google.protobuf.message import DecodeError
 
@@ -66,7 +66,7 @@ def decode_example(data: bytes) -> dict[str, list[Any]]:
 
 @functools.cache
 def _message_class() -> Any:
-    """The message as tensorflow/core/example/example.proto and feature.proto define it."""
+    """The message class, as defined by tensorflow/core/example/example.proto and feature.proto."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

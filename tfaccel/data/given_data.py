@@ -1,4 +1,4 @@
-"""Data as users give them to `Model.fit`, told apart, checked and identified without TensorFlow."""
+"""Data in the forms that `Model.fit` accepts, recognized, validated and identified without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ACCEPTED = "arrays (or dictionaries and lists of arrays), data frames, a tf.data
 
 
 def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
-    """What makes batches of data that `Model.fit` takes.
+    """Wraps data of any form that `Model.fit` accepts, to make batches of them.
 
     Args:
         x, y, sample_weight: as in `Model.fit`.
         **options: `shuffle` and `class_weight`, as in `Model.fit`.
 
     Returns:
-        A `GivenArrays`, `GivenDataset` or `GivenPyDataset`: called as a workload's `train_data`; its method
-        `validation` is called as a workload's `validation_data`.
+        A `GivenArrays`, `GivenDataset` or `GivenPyDataset`, which serves as a workload's `train_data`; its method
+        `validation` serves as the workload's `validation_data`.
 
     Raises:
-        DataError: for anything else, and for arrays that do not go together.
+        DataError: for any other data, and for arrays of different lengths.
 
     Example:
         >>> given_data(np.zeros((6, 2)), np.zeros(6)).num_examples
@@ -61,18 +61,18 @@ def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any)
 
 
 class GivenArrays:
-    """Arrays in memory, in batches of which the last may have fewer rows, as `Model.fit` makes them.
+    """Arrays in memory, batched as `Model.fit` does: the last batch may be smaller.
 
-    Seed and epoch decide the order, another one in each epoch. Data frames and float64 numbers become what Keras makes
-    of them.
+    Seed and epoch determine the order, which differs in each epoch. Data frames and float64 values are converted as
+    Keras does.
 
     Args:
         x, y, sample_weight: arrays with one row for each example; y and sample_weight may be None.
-        shuffle: True; False for the order of the arrays; "batch" for an order that is random inside each batch only.
+        shuffle: True; False for the order of the arrays; "batch" to shuffle only within each batch.
         class_weight: class -> its weight in the loss.
 
     Raises:
-        DataError: for what is no array, and for arrays with different numbers of rows.
+        DataError: for anything that is not an array, and for arrays of different lengths.
     """
 
     what = "array"
@@ -98,7 +98,7 @@ class GivenArrays:
         """The first rows for training and the last `fraction` for validation, as `validation_split` of `Model.fit`.
 
         Raises:
-            DataError: if one of both would be empty.
+            DataError: if either part would be empty.
         """
         if not isinstance(fraction, float) or not 0 < fraction < 1:
             raise DataError(f"`validation_split` must be a number between 0 and 1. Received: {fraction!r}.")
@@ -113,7 +113,7 @@ class GivenArrays:
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must have the same: a checksum of all rows, and what else makes the batches."""
+        """What must not change when a run is resumed: a checksum of all rows, and the settings of the batches."""
         checksum = hashlib.blake2b(digest_size=16)
         for name, part in self._parts.items():
             for leaf in leaves(part):
@@ -126,7 +126,7 @@ class GivenArrays:
     def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
     ) -> Any:
-        """The batches of an epoch, or of several; see `tfaccel.Workload`."""
+        """The batches of one or more epochs; see `tfaccel.Workload`."""
         passes = [self._order(global_batch_size, seed, number) for number in range(epoch, epoch + num_epochs)]
         passes[0] = passes[0][start_step * global_batch_size :]
         return self._batches(passes, global_batch_size, static=self.num_examples % global_batch_size == 0)
@@ -159,7 +159,7 @@ class GivenArrays:
 
     @functools.cached_property
     def _tensors(self) -> Any:
-        """The arrays as tensors, as Keras's own adapter makes them."""
+        """The arrays as tensors, converted by Keras's data adapter."""
         from tfaccel.data.private_adapters import data_adapter, dense_arrays
 
         try:
@@ -176,7 +176,7 @@ class GivenArrays:
 
 
 def leaves(nest: Any) -> Iterator[Any]:
-    """The arrays in dictionaries, lists and tuples; None is none.
+    """The arrays in nested dictionaries, lists and tuples; None is skipped.
 
     Example:
         >>> list(leaves({"a": [1, None], "b": 2}))
@@ -200,7 +200,7 @@ def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:
-    """An array, a tensor or a data frame as a numpy array."""
+    """An array, a tensor or a data frame as a NumPy array."""
     is_frame = type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
     if not is_frame and not (hasattr(value, "shape") and hasattr(value, "__array__")):
         kind = type(value).__name__
@@ -208,7 +208,7 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if hint else ''}.{hint}")
     array = value.to_numpy() if is_frame else np.asarray(value)
     if is_frame and array.ndim == 1:
-        array = array[:, np.newaxis]  # as Keras has a column
+        array = array[:, np.newaxis]  # as Keras treats a column
     if array.ndim == 0:
         raise DataError(f"{name} must have a first axis of examples. Received a single value: {value!r:.100}.")
     if array.dtype == object and not all(isinstance(one, str) for one in array.ravel()):
@@ -220,7 +220,7 @@ def _as_array(name: str, value: Any) -> np.ndarray:
 
 
 def _is_a(package: str, path: str, value: Any) -> bool:
-    """Whether a value is of a class of a package; one that is not imported has made no value."""
+    """Whether a value is an instance of a package's class; False if the package is not imported."""
     found: Any = sys.modules.get(package)
     for part in path.split("."):
         found = getattr(found, part, None)

@@ -1,4 +1,4 @@
-"""A `tf.data.Dataset` or a `PyDataset` that a user gives, as the training data of a workload."""
+"""A user's `tf.data.Dataset` or `PyDataset` as the training data of a workload."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import tensorflow as tf
 from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike, shuffles_without_seed
 from tfaccel.errors import DataError
 
-# Data set -> how often it was gone through in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
+# Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
 _times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class GivenDataset:
-    """A `tf.data.Dataset` of batches, gone through once in each epoch, in the order that `Model.fit` goes.
+    """A `tf.data.Dataset` of batches, iterated over once in each epoch, in the order of `Model.fit`.
 
-    Its order is its own. That of a shuffle with a seed depends on how many iterators were made of it before: as many
-    are made as `Model.fit` makes, so that an epoch has the same batches there and here, and after a stop.
+    The order of a seeded shuffle depends on how many iterators were created before. As many are created as by
+    `Model.fit`, so that an epoch has the same batches as there, also in a resumed run.
 
     Args:
         dataset: yields (x, y) or (x, y, sample_weight).
@@ -29,7 +29,7 @@ class GivenDataset:
         class_weight: as in `Model.fit`.
 
     Raises:
-        DataError: for one that never ends, or holds no batch.
+        DataError: if the dataset is infinite or empty.
     """
 
     what = "tf.data.Dataset"
@@ -56,12 +56,12 @@ class GivenDataset:
 
     @property
     def prepares_ahead(self) -> bool:
-        """Whether the next epoch may be prepared while one trains."""
+        """Whether the next epoch may be prepared during training."""
         return self._is_alike
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must have the same, as far as it can be told without reading the data."""
+        """What must not change when a run is resumed, as far as it is known without reading the data."""
         text = f"{self._dataset.element_spec} x {self.num_batches}"
         return {"data": text, "class_weight": _named(self._class_weight)}
 
@@ -83,24 +83,24 @@ class GivenDataset:
         return self._dataset
 
     def validation(self, global_batch_size: int) -> tf.data.Dataset:
-        """All batches, as large as they are."""
+        """All batches, in their own size."""
         del global_batch_size
         return self._dataset
 
 
 class GivenPyDataset:
-    """A `keras.utils.PyDataset`, whose batches are shuffled as whole ones; seed and epoch decide the order.
+    """A `keras.utils.PyDataset`, whose batches are shuffled as a whole, in an order determined by seed and epoch.
 
-    `workers` threads call its `__getitem__`, `on_epoch_begin` and `on_epoch_end` are called as in `Model.fit`, also for
-    epochs that a resumed run has behind it.
+    `workers` threads call its `__getitem__`. `on_epoch_begin` and `on_epoch_end` are called as in `Model.fit`, also
+    for the epochs that a resumed run has completed.
 
     Args:
-        dataset: yields (x, y) or (x, y, sample_weight) by number.
-        shuffle: whether batches are gone through in another order in each epoch.
+        dataset: yields (x, y) or (x, y, sample_weight) by index.
+        shuffle: whether to shuffle the order of the batches in each epoch.
         class_weight: as in `Model.fit`.
 
     Raises:
-        DataError: if it does not tell how many batches it has.
+        DataError: if its number of batches is unknown.
     """
 
     what = "PyDataset"
@@ -123,7 +123,7 @@ class GivenPyDataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must have the same, as far as the first batch tells."""
+        """What must not change when a run is resumed, as far as the first batch shows."""
         checksum = 0
         for leaf in keras.tree.flatten(self._first):
             checksum = checksum if leaf is None else zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
@@ -137,7 +137,7 @@ class GivenPyDataset:
         if epoch < begun - 1 and self._has_hooks:
             raise DataError("The PyDataset has been gone through before in this process. Make a new one for each run.")
         for _ in range(begun, epoch + 1):
-            self._dataset.on_epoch_end()  # also before the first epoch, as Keras does
+            self._dataset.on_epoch_end()  # before the first epoch too, as in Keras
             self._dataset.on_epoch_begin()
             _times_begun[self._dataset] = epoch + 1
         numbers = np.arange(self.num_batches)
@@ -152,7 +152,7 @@ class GivenPyDataset:
         return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
 
     def validation(self, global_batch_size: int) -> tf.data.Dataset:
-        """All batches, in their order."""
+        """All batches, in order."""
         del global_batch_size
         return self._batches(np.arange(self.num_batches))
 
@@ -185,7 +185,7 @@ def _check_size(given: GivenDataset | GivenPyDataset, global_batch_size: int) ->
 
 
 def _weighted(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
-    """The batches with sample weights, where classes have weights."""
+    """The batches, with sample weights if classes have weights."""
     if class_weight is None:
         return dataset
     adapter = data_adapter(dataset, batch_size=None, steps=None, shuffle=False, class_weight=class_weight)

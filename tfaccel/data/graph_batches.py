@@ -1,6 +1,6 @@
-"""Global batches inside the graph: how the next one is fetched, and how a replica takes its rows of it.
+"""Global batches inside the graph: how the next one is fetched, and how a replica takes its rows.
 
-These objects hold no data. They are equal when they do the same, so that a traced graph serves every source of its
+These objects hold no data. They are equal if they do the same, so that one traced graph serves every source of its
 kind.
 """
 
@@ -22,27 +22,27 @@ class ArrayBatches:
     """Batches gathered from arrays by row number.
 
     The arguments of a graph call are `(arrays, order, first)`: a nest of tensors, row numbers of shape
-    (num_batches, rows), and the batch to begin with.
+    (num_batches, rows), and the index of the first batch.
 
     Attributes:
-        has_partial_batch: the data set ends with a smaller batch. Keras then sees rows of unknown number in every
+        has_partial_batch: the dataset ends with a smaller batch. Keras then sees an unknown number of rows in every
             batch, as from its own pipeline; its loss trackers depend on that.
     """
 
     has_partial_batch: bool
 
     def start(self, arguments: Any) -> Any:
-        """The loop state before the first step: none is needed."""
+        """The loop state before the first step, which is empty."""
         del arguments
         return ()
 
     def has_next(self, state: Any) -> tf.Tensor:
-        """Whether there is another batch; the caller asks for no more than there are."""
+        """Whether there is another batch; the caller never requests more than there are."""
         del state
         return tf.constant(True)
 
     def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
-        """The batch as it is: all arrays have the same number of rows."""
+        """The batch unchanged: all arrays have the same number of rows."""
         del num_replicas
         return batch
 
@@ -57,7 +57,7 @@ class ArrayBatches:
         return numbers.shape[0] if numbers.shape[0] is not None else tf.shape(numbers)[0]
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch; without them all rows."""
+        """Rows `start` to `stop` of the global batch; all rows by default."""
         arrays, numbers = batch
 
         def gather(array: tf.Tensor | None) -> tf.Tensor | None:
@@ -77,12 +77,12 @@ class ArrayBatches:
 class IteratorBatches:
     """Batches from a `tf.data` iterator.
 
-    The arguments of a graph call are `(iterator, next)`: `next` is the optional batch that is fetched ahead. The loop
-    state is that optional, and it comes back from the call.
+    The arguments of a graph call are `(iterator, next)`: `next` is the optional batch that was prefetched. The loop
+    state is that optional, and the call returns it.
 
     Attributes:
-        num_global_rows: rows of every global batch, where the iterator gives this worker's rows of it only; else None.
-        first_row: place in the global batch of the first row that the iterator gives.
+        num_global_rows: rows of every global batch if the iterator yields only this worker's rows; else None.
+        first_row: index in the global batch of the first row that the iterator yields.
     """
 
     num_global_rows: int | None = None
@@ -109,7 +109,7 @@ class IteratorBatches:
         return _num_rows(next(a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0))
 
     def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
-        """The batch, after a check that its components have one number of rows: else no replica could have its own."""
+        """The batch, after checking that its components have equally many rows, so that replicas can split it."""
         leaves = [a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0]
         counts = [_num_rows(leaf) for leaf in leaves]
         if all(isinstance(count, int) for count in counts):
@@ -121,7 +121,7 @@ class IteratorBatches:
             return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch, which the iterator has to have; without them all that it has."""
+        """Rows `start` to `stop` of the global batch, which the iterator must yield; by default all that it yields."""
         if start is None:
             return batch
         first, last = start - self.first_row, stop - self.first_row
@@ -131,27 +131,27 @@ class IteratorBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentedBatches(IteratorBatches):
-    """Batches from a `tf.data` iterator that are augmented where their rows are asked for: on a replica's device.
+    """Batches from a `tf.data` iterator that are augmented where their rows are used: on a replica's device.
 
     Attributes:
-        augment: makes the rows of a training batch of those that the iterator gives.
-        mixes_rows: `augment` takes all rows of the global batch, and none less.
+        augment: turns the rows that the iterator yields into rows of a training batch.
+        mixes_rows: `augment` needs all rows of the global batch.
     """
 
     augment: Callable[[Any], Any]
     mixes_rows: bool = False
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch, augmented; without them all that the iterator has."""
+        """Rows `start` to `stop` of the global batch, augmented; by default all that the iterator yields."""
         if not self.mixes_rows or start is None:
             return self.augment(super().rows(batch, start, stop))
         return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
 
 
 def augmented_by_replicas(batches: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Batches as they are before augmentation, and what a replica does first with its rows of them.
+    """Batches before augmentation, and the function that a replica first applies to its rows.
 
-    For steps whose rows are divided on the host. Where a replica needs more than its rows, they are augmented there.
+    For steps whose batches are split on the host. If augmentation needs more than a replica's rows, it happens there.
     """
     if isinstance(batches, AugmentedBatches) and not batches.mixes_rows:
         return IteratorBatches(batches.num_global_rows, batches.first_row), batches.augment
@@ -159,7 +159,7 @@ def augmented_by_replicas(batches: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def without_optionals(batch: Any) -> Any:
-    """A batch (or its specs) with None where a generator's adapter put an empty optional."""
+    """A batch (or its specs) with None in place of the empty optionals of a generator's adapter."""
     empty = (tf.experimental.Optional, tf.OptionalSpec)
     return keras.tree.map_structure(lambda a: None if isinstance(a, empty) else a, batch)
 
@@ -185,7 +185,7 @@ def _uneven(counts: list[int], num_replicas: int) -> str:
 
 
 def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
-    """Raises DataError for what `IteratorBatches.with_checked_rows` found while the graph ran; else does nothing."""
+    """Raises DataError if the error is from `IteratorBatches.with_checked_rows` in the graph; else does nothing."""
     text = str(error)
     if _UNEVEN_ROWS in text:
         counts = [int(count) for count in re.findall(r"\[(\d+)\]", text)]  # TensorFlow writes both

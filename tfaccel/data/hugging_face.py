@@ -1,4 +1,4 @@
-"""Images and texts from data sets of the library `datasets` by Hugging Face, by name or from a folder."""
+"""Images and texts from datasets of Hugging Face's `datasets` library, by name or from a folder."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _IMAGES = ("image", "img", "picture")
 
 
 def read_hugging_face_images(name: str, *, image_size: int | None = None) -> ImageSet:
-    """The images of a data set, each of which is checked; they stay where `datasets` keeps them.
+    """Validates all images of a dataset; they stay where `datasets` keeps them.
 
-    The split `train` is trained on, and `test` or `validation` tested with; of a data set without them a stratified
-    fifth is kept for testing. The image is the column of the type Image, the class the column `label` (or `labels`,
+    The split `train` is used for training and `test` or `validation` for testing; without them a stratified fifth is
+    held out for testing. The image is the column of type Image, the class the column `label` (or `labels`,
     `fine_label`, `class`).
 
     Args:
-        name: "hf:NAME" or "hf:NAME:CONFIG", NAME being what `datasets.load_dataset` takes, or a folder that
+        name: "hf:NAME" or "hf:NAME:CONFIG", where NAME is what `datasets.load_dataset` takes, or a folder that
             `save_to_disk` wrote.
-        image_size: height and width in pixels to which images are brought; None for what suits them.
+        image_size: height and width in pixels to resize images to; None for `default_image_size`.
 
     Raises:
-        DataError: if `datasets` is not installed, there is no such data set, or it has no images or classes.
+        DataError: if `datasets` is not installed, the dataset does not exist, or it has no images or classes.
     """
     source, splits = _load(name)
     import datasets
@@ -58,16 +58,16 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None) -> Ima
 
 
 def read_hugging_face_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
-    """The texts of a data set, with the class of each.
+    """The texts of a dataset and their classes.
 
-    Splits are taken as `read_hugging_face_images` takes them.
+    The splits are chosen as in `read_hugging_face_images`.
 
     Args:
         name: as for `read_hugging_face_images`.
         text_column, label_column: the columns of texts and classes.
 
     Raises:
-        DataError: if `datasets` is not installed, there is no such data set, or it has no such columns.
+        DataError: if `datasets` is not installed, the dataset does not exist, or it lacks the columns.
     """
     source, splits = _load(name)
     for split in splits:
@@ -87,18 +87,18 @@ class _Images(EncodedImages):
         return len(self._split)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these numbers."""
+        """The bytes of the images with these indices."""
         values = self._split[rows.tolist()][self._column]
         return [_bytes(value) for value in values]
 
     def identity(self) -> str:
-        """The fingerprint that `datasets` gives to a table and all that was done to it."""
+        """The fingerprint that `datasets` computes from a table and all its transformations."""
         return f"{fingerprint(self._split)} {self._column}"
 
 
 def _bytes(value: Mapping[str, Any] | None) -> bytes:
     if value is None:
-        return b""  # which is refused as no image, with its row
+        return b""  # rejected later as not an image, with its row
     if value["bytes"] is not None:
         content: bytes = value["bytes"]
         return content
@@ -106,7 +106,7 @@ def _bytes(value: Mapping[str, Any] | None) -> bytes:
 
 
 def _load(name: str) -> tuple[str, list[Any]]:
-    """What the data set is called, and its parts."""
+    """The name of the dataset, and its parts."""
     if importlib.util.find_spec("datasets") is None:
         raise DataError(
             f"Reading {name} needs the package datasets, which is not installed. Run: pip install "
@@ -121,7 +121,7 @@ def _load(name: str) -> tuple[str, list[Any]]:
             loaded = datasets.load_from_disk(dataset)
         else:
             loaded = datasets.load_dataset(dataset, config or None)
-    except Exception as error:  # of many kinds: of the network, of files, of other packages
+    except Exception as error:  # network, file and third-party errors of many kinds
         raise DataError(f"Cannot load {name} with the package datasets: {error}") from error
     if isinstance(loaded, datasets.Dataset):
         return name, [loaded]
@@ -129,7 +129,7 @@ def _load(name: str) -> tuple[str, list[Any]]:
 
 
 def _classes(splits: Sequence[Any], label: str, source: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """The names of the classes, and the class of each row of each part."""
+    """The class names, and the class index of each row of each part."""
     names = getattr(splits[0].features[label], "names", None)
     return numbered_classes([list(split[label]) for split in splits], source, names)
 

@@ -1,4 +1,4 @@
-"""Several small epochs that lie in memory, so that neither an iterator nor a thread stands between two steps."""
+"""Several small epochs in memory, so that no iterator or thread delays the next step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class JoinedEpochs(ArrayFeed):
     """The batches of several consecutive epochs.
 
     Args:
-        dataset: full batches, dense and all of one shape, of a known number. It is read at once.
-        global_batch_size: rows of each.
+        dataset: a known number of full, dense batches of equal shape. It is read at once.
+        global_batch_size: rows of each batch.
     """
 
     def __init__(self, dataset: tf.data.Dataset, global_batch_size: int) -> None:
@@ -27,7 +27,7 @@ class JoinedEpochs(ArrayFeed):
         self._end = 0
 
     def begin(self, num_batches: int) -> None:
-        """Starts an epoch of so many batches."""
+        """Starts an epoch of `num_batches`."""
         self._end = self._step + num_batches
 
     @property
@@ -36,15 +36,15 @@ class JoinedEpochs(ArrayFeed):
         return self._step >= self._end
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
-        """Arguments of the next graph call and how many steps it may run."""
+        """Arguments of the next graph call, and the maximum number of its steps."""
         return super().arguments(min(num_steps, self._end - self._step))
 
     def take_iterator(self) -> None:
-        """There is none to let go of."""
+        """None: there is no iterator to release."""
 
 
 def num_bytes_of_batch(batch_spec: Any, global_batch_size: int) -> int:
-    """What a batch takes; 0 where that is not known, or where batches are not dense numbers of one shape.
+    """The size of a batch; 0 if it is unknown, or if batches are not dense numbers of fixed shape.
 
     Example:
         >>> num_bytes_of_batch((tf.TensorSpec([8, 3], tf.float32), tf.TensorSpec([8], tf.int64)), 8)

@@ -1,4 +1,4 @@
-"""A function applied to a data set in parallel, with its elements in order."""
+"""A parallel map over a dataset that keeps the order of its elements."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MAX_PARALLEL_CALLS = 8
 
 
 def ordered_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """The data set with a function applied in as many calls side by side as there are cores, at most eight.
+    """Maps a function over a dataset in as many parallel calls as there are cores, at most eight.
 
-    tf.data's autotuning stays off: the end of an epoch would wait for its thread, up to seconds. The function is traced
-    as it is, without AutoGraph.
+    tf.data's autotuning is off: the end of an epoch would wait for its thread, up to seconds. The function is traced
+    without AutoGraph.
 
     Example:
         >>> [int(number) for number in ordered_map(tf.data.Dataset.range(3), lambda number: 10 * number)]
@@ -26,7 +26,7 @@ def ordered_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The data set without autotuning, and with its elements in order."""
+    """The dataset without autotuning, and with deterministic order."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.deterministic = True

@@ -1,8 +1,8 @@
-"""The builder of input pipelines: shuffled by index, read in parallel, cached where there is room, batched, augmented.
+"""Input pipelines: shuffled by index, read in parallel, cached where they fit, batched and augmented.
 
-Everything random about an epoch (its order, and the numbers that augment each example) is drawn by numpy from seed and
-epoch, and belongs to a place in the epoch. So an epoch is the same in any process, can be entered at any step without
-reading what comes before, and can be shared among workers, each of which reads its own rows of every batch.
+Everything random about an epoch (its order, and the numbers that augment each example) is drawn by NumPy from seed and
+epoch, and belongs to a position in the epoch. So an epoch is the same in any process, can start at any step without
+reading what comes before, and can be sharded: each worker reads only its own rows of every batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ AUTOMATIC = CacheOptions()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How the examples of a batch are changed at random.
+    """The random augmentation of the examples of a batch.
 
     Args:
         draw: `draw(generator, num_examples)` returns the random numbers of an epoch: a nest of arrays, each with a row
-            for every place in the epoch.
-        apply: `apply(examples, numbers)` changes a batch by the numbers drawn for its places. It is traced.
+            for every position in the epoch.
+        apply: `apply(examples, numbers)` augments a batch with the numbers drawn for its positions. It is traced.
     """
 
     draw: Callable[[np.random.Generator, int], Any]
@@ -43,11 +43,11 @@ class Pipeline:
     Args:
         read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
             as many rows. It is traced, and called from several threads.
-        num_examples: rows in all.
-        prepare: `prepare(examples)` is applied to every batch, behind the cache: what makes examples larger (a cast to
-            float32, say) belongs here. It is traced.
-        augmentation: how training batches are changed at random, after they were put together and prepared.
-        cache: where examples are kept once they were read; None: they are not, because they lie in memory already.
+        num_examples: total number of rows.
+        prepare: `prepare(examples)` is applied to every batch, after the cache: whatever makes examples larger (such
+            as a cast to float32) belongs here. It is traced.
+        augmentation: random augmentation of training batches, after batching and preparation.
+        cache: where examples are kept once read; None for no cache, if they are in memory already.
         noun: what examples are called in messages.
 
     Example:
@@ -92,21 +92,21 @@ class Pipeline:
         augmented: bool = True,
         num_epochs: int = 1,
     ) -> tf.data.Dataset:
-        """Full batches of an epoch; the examples left over are other ones in each epoch.
+        """Full batches of an epoch; each epoch drops different leftover examples.
 
-        All batches have one shape, for XLA and so that every replica has an equal share.
+        All batches have the same shape, for XLA and so that every replica gets an equal share.
 
         Args:
-            global_batch_size: examples of a batch, over all workers.
-            seed, epoch: decide what the epoch holds.
-            start_step: the batch to begin with; those before it are not read.
-            shard: (index, count): of each batch only the rows of worker `index` out of `count`; None for all.
-            augmented: False: batches as `augment` takes them, to be augmented later; it matters with an augmentation.
-            num_epochs: number of consecutive epochs, starting with `epoch`; `start_step` counts in the first. To
-                prepare epochs of a few steps one by one takes as long as to train on them.
+            global_batch_size: examples in a batch, over all workers.
+            seed, epoch: determine the content of the epoch.
+            start_step: index of the first batch; those before it are not read.
+            shard: (index, count): only the rows of worker `index` out of `count` in each batch; None for all.
+            augmented: if False, yield batches for `augment`, to be augmented later; no effect without an augmentation.
+            num_epochs: number of consecutive epochs, starting with `epoch`; `start_step` counts in the first.
+                Preparing epochs of a few steps one by one takes as long as training on them.
 
         Raises:
-            DataError: if there are fewer examples than one batch takes, or no such step or shard.
+            DataError: if there are too few examples for one batch, or the step or shard is out of range.
         """
         positions = epoch_positions(
             self._num_examples,
@@ -122,7 +122,7 @@ class Pipeline:
         return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
 
     def _numbers(self, seed: int, epoch: int) -> tuple[Any, ...]:
-        """Whatever is random about an epoch, by place: the example, and what it is augmented with."""
+        """Everything random about an epoch, by position: the example, and the numbers that augment it."""
         generator = np.random.default_rng([seed, epoch])
         numbers: tuple[Any, ...] = (generator.permutation(self._num_examples),)
         if self._augmentation is not None:
@@ -130,27 +130,27 @@ class Pipeline:
         return numbers
 
     def augment(self, batch: tuple[Any, Any]) -> Any:
-        """A training batch as `train` makes it, of one that it made with `augmented=False`. It can be traced.
+        """Augments a batch that `train` made with `augmented=False`. It can be traced.
 
         Args:
-            batch: examples, and the random numbers drawn for them; or some rows of both.
+            batch: examples and the random numbers drawn for them, or some rows of both.
         """
         return batch[0] if self._augmentation is None else self._augmentation.apply(*batch)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """All examples in order and as they are; the last batch may have fewer."""
+        """All examples in order, without augmentation; the last batch may be smaller."""
         return ordered_map(tf.data.Dataset.range(self._num_examples).batch(global_batch_size), self._prepared)
 
     @functools.cached_property
     def _prepared(self) -> Reader:
-        """Reads and prepares; the cache is filled when this is first asked for, outside of any graph."""
+        """Reads and prepares examples; the cache is filled on first access, outside of any graph."""
         read, prepare = self._source, self._prepare
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
         return read if prepare is None else lambda rows: prepare(read(rows))
 
     def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool) -> Callable[..., Any]:
-        """The function that makes a training batch, traced once and not in every epoch."""
+        """The function that makes a training batch, traced once rather than in every epoch."""
         prepared, key = self._prepared, (num_rows, augmented)
         if key not in self._traced:
 
@@ -173,11 +173,11 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def array_batches(arrays: Any, positions: np.ndarray) -> tf.data.Dataset:
-    """Batches of arrays that lie in memory in the order of an epoch, without a function between them and training.
+    """Batches of in-memory arrays that are in the order of an epoch; no function runs on them.
 
     Args:
-        arrays: a nest of arrays with a row for each place in the epoch.
-        positions: the places that make up each batch, as `epoch_positions` gives them.
+        arrays: a nest of arrays with a row for each position in the epoch.
+        positions: the positions that make up each batch, as returned by `epoch_positions`.
 
     Example:
         >>> [batch.tolist() for batch in array_batches(np.arange(5), epoch_positions(5, 2)).as_numpy_iterator()]

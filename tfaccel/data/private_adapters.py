@@ -1,7 +1,7 @@
-"""What tfaccel needs of Keras's data adapters and of `tf.data`'s classes, which have no public API.
+"""Private names of Keras's data adapters and of `tf.data` that tfaccel needs.
 
-Keras's adapters decide what `Model.fit` accepts, and how arrays, data frames and class weights become batches. The
-parts of a `tf.data.Dataset` tell whether its passes are alike, and how many rows its batches have.
+Keras's adapters define what `Model.fit` accepts, and how arrays, data frames and class weights become batches. The
+transformations of a `tf.data.Dataset` show whether its passes are alike, and how many rows its batches have.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def data_adapter(
     shuffle: Any,
     class_weight: dict[int, float] | None,
 ) -> Any:
-    """Keras's own adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders (checks included)."""
+    """Keras's adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders, including its checks."""
     from keras.src.trainers import data_adapters
 
     return private_part(data_adapters, "get_data_adapter")(
@@ -80,7 +80,7 @@ def _is_sparse_or_ragged(value: Any) -> bool:
 
 
 def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
-    """The first part for training and the last `fraction` for validation, as `Model.fit` cuts them."""
+    """The first rows for training and the last `fraction` for validation, split as by `Model.fit`."""
     from keras.src.trainers.data_adapters import array_slicing
 
     train, validation = private_part(array_slicing, "train_validation_split")(arrays, validation_split=fraction)
@@ -88,11 +88,10 @@ def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
 
 
 def passes_are_alike(dataset: tf.data.Dataset) -> bool:
-    """Whether it cannot matter if a data set is gone through by iterators of its own or by one that repeats it.
+    """Whether separate iterators over a dataset and one iterator that repeats it are equivalent.
 
-    That is so of arrays, batches and functions without state, and of a shuffle without a seed, of which no order can be
-    expected. False where it is not known: of Python code, files, caches, random numbers, variables, and where private
-    parts are gone.
+    True for arrays, batches and stateless functions, and for a shuffle without a seed, whose order is arbitrary. False
+    if unknown: for Python code, files, caches, random numbers and variables, and if the private names are missing.
     """
     try:
         known = type(dataset).__name__ in _REPEATABLE
@@ -110,7 +109,7 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
 
 
 def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
-    """Whether a data set is shuffled in an order that nothing decides; False where private parts are gone."""
+    """Whether a dataset is shuffled without a seed; False if the private names are missing."""
     try:
         unseeded = type(dataset).__name__ == "_ShuffleDataset" and int(dataset._seed) == int(dataset._seed2) == 0
         return unseeded or any(shuffles_without_seed(one) for one in dataset._inputs())
@@ -119,7 +118,7 @@ def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
 
 
 def batch_size_of(dataset: tf.data.Dataset) -> int | None:
-    """The rows of a data set's batches, of which the last may have fewer; None where that is not known."""
+    """The batch size of a dataset, whose last batch may be smaller; None if unknown."""
     try:
         from tensorflow.python.data.experimental.ops import distribute
 

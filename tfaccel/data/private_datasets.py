@@ -1,4 +1,4 @@
-"""What tfaccel needs of the private parts of Hugging Face's `datasets`: how a table is told from others."""
+"""A private name of Hugging Face's `datasets` that tfaccel needs: the fingerprint of a table."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tfaccel.tested_versions import private_part
 
 
 def fingerprint(table: Any) -> str:
-    """The fingerprint that `datasets` gives to a table and all that was done to it; no public attribute has it."""
+    """The fingerprint that `datasets` computes from a table and all its transformations; it has no public attribute."""
     return str(private_part(table, "_fingerprint", package="datasets"))

@@ -1,4 +1,4 @@
-"""The nouns `ImageInput`, `TextInput` and `TableInput`: what a model's tensors are made of, what its outputs mean."""
+"""`ImageInput`, `TextInput` and `TableInput`: how raw data become a model's tensors, and what its outputs mean."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
 
 FILE_NAME = "raw_input.json"
-_BYTES_MEAN = 127.5  # the `pixel_mean` of image sets whose pixels are bytes
+_BYTES_MEAN = 127.5  # the `pixel_mean` of image sets with uint8 pixels
 
 Outputs = Literal["logits", "probabilities", "values"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawInput:
-    """Tensors as the model takes them; and what its one output means.
+    """Tensors in the model's own form, and the meaning of its single output.
 
     Args:
-        class_names: a name for each column of the output; empty where it is no class.
+        class_names: a name for each column of the output; empty if columns are not classes.
         outputs: whether the output is logits, probabilities or other values.
     """
 
@@ -38,22 +38,22 @@ class RawInput:
             raise DataError(f"`outputs` must be logits, probabilities or values. Received: outputs={self.outputs!r}.")
 
     def to_json(self) -> dict[str, Any]:
-        """The description as JSON-serialisable data."""
+        """The description as JSON-serializable data."""
         return {"kind": self.kind, **asdict(self), "class_names": list(self.class_names)}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> RawInput:
-        """The description of this kind that `to_json` gave."""
+        """The description that `to_json` returned."""
         return cls(**data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInput(RawInput):
-    """PNG or JPEG images, of which the model takes the pixels' values from 0 to 255.
+    """PNG or JPEG images, whose pixel values from 0 to 255 the model takes.
 
     Args:
-        image_size: height and width, in pixels, to which images are brought.
-        num_channels: 1 (grey) or 3 (red, green, blue).
+        image_size: height and width, in pixels, that images are resized to.
+        num_channels: 1 (grayscale) or 3 (RGB).
 
     Example:
         >>> ImageInput(image_size=8, num_channels=1, class_names=("cat", "dog")).to_json()["image_size"]
@@ -66,7 +66,7 @@ class ImageInput(RawInput):
 
     @classmethod
     def of(cls, images: ImageSet, **settings: Any) -> ImageInput | None:
-        """The description of an image set; None where its pixels are no bytes, so that no image file has them."""
+        """The description of an image set; None if its pixels are not uint8, since image files cannot hold them."""
         if images.pixel_mean != _BYTES_MEAN:
             return None
         names = tuple(map(str, images.class_names))
@@ -75,11 +75,11 @@ class ImageInput(RawInput):
 
 @dataclass(frozen=True, kw_only=True)
 class TextInput(RawInput):
-    """Texts, of which the model takes the numbers of the first tokens.
+    """Texts, whose first token ids the model takes.
 
     Args:
-        vocabulary: which token has which number.
-        num_tokens: how many are taken; shorter texts are filled up.
+        vocabulary: maps tokens to ids.
+        num_tokens: length of the input; texts are truncated or padded to it.
     """
 
     kind: ClassVar[str] = "text"
@@ -88,20 +88,20 @@ class TextInput(RawInput):
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> TextInput:
-        """The description that `to_json` gave."""
+        """The description that `to_json` returned."""
         return cls(**{**data, "vocabulary": Vocabulary.from_json(data["vocabulary"])})
 
     def to_json(self) -> dict[str, Any]:
-        """The description as JSON-serialisable data."""
+        """The description as JSON-serializable data."""
         return {**super().to_json(), "vocabulary": self.vocabulary.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableInput(RawInput):
-    """Rows of a table, of which the model takes numbers and numbers of categories.
+    """Rows of a table, which the model takes as numbers and category indices.
 
     Args:
-        encoding: how rows become inputs; its target's class names are those of the output.
+        encoding: how rows become inputs; the output has the class names of its target.
     """
 
     kind: ClassVar[str] = "table"
@@ -109,7 +109,7 @@ class TableInput(RawInput):
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> TableInput:
-        """The description that `to_json` gave."""
+        """The description that `to_json` returned."""
         return cls(**{**data, "encoding": TableEncoding.from_json(data["encoding"])})
 
     @classmethod
@@ -123,10 +123,10 @@ _KINDS: dict[str, type[RawInput]] = {kind.kind: kind for kind in (RawInput, Imag
 
 
 def raw_input_of_json(data: Mapping[str, Any]) -> RawInput:
-    """What `to_json` of one of the nouns gave.
+    """The raw input from its `to_json` data.
 
     Raises:
-        DataError: if it is nothing of the kind.
+        DataError: if the data do not describe a raw input.
 
     Example:
         >>> raw_input_of_json({"kind": "image", "image_size": 8, "num_channels": 1}).num_channels
@@ -141,7 +141,7 @@ def raw_input_of_json(data: Mapping[str, Any]) -> RawInput:
 
 
 def load_raw_input(path: Path) -> RawInput:
-    """What stands in a file that `train` wrote.
+    """The raw input in a file that `train` wrote.
 
     Raises:
         DataError: if the file cannot be read.

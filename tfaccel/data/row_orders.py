@@ -1,4 +1,4 @@
-"""The orders in which the rows of arrays are gone through."""
+"""The row orders of passes over arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
 
 def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
-    """The order that `Model.fit` gives to arrays after `tf.random.set_seed(seed)`: the same one in every pass.
+    """The row order of `Model.fit` after `tf.random.set_seed(seed)`: the same in every pass.
 
     Args:
         num_rows: rows of the arrays.
@@ -35,7 +35,7 @@ def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed:
 
 
 def random_order(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
-    """Another order in every pass, which follows from seed and pass alone; arguments as in `order_of_keras`."""
+    """An order that differs in every pass and depends only on seed and pass; arguments as in `order_of_keras`."""
 
     def order(number: int) -> np.ndarray:
         rows = np.arange(num_rows, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Sources of global batches for a training loop that runs inside the graph.
 
-A source hands out one *feed* an epoch; a feed gives the arguments of the next graph call. Arrays are gathered by row
-number inside the graph: no Python and no tf.data stands between two steps, and a replica reads its own rows only. Any
+A source returns one *feed* per epoch; a feed returns the arguments of the next graph call. Arrays are gathered by row
+number inside the graph: neither Python nor tf.data runs between two steps, and a replica reads only its own rows. Any
 other input comes through a `tf.data` iterator.
 """
 
@@ -21,14 +21,14 @@ from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_op
 
 
 class ArraySource:
-    """Arrays in memory, cut into batches.
+    """Batches of arrays in memory.
 
     Args:
         arrays: nest of tensors with a common first dimension (the examples).
-        global_batch_size: rows of one batch; the last may have fewer.
-        order: gives the row numbers of a pass (from 0), int64, shape (num_rows,); None: as they are.
-        steps: steps of one epoch if an epoch is not a whole pass; the next epoch then goes on in the same pass.
-        steps_per_execution: as of the compiled model; an epoch has whole executions, as with Keras.
+        global_batch_size: rows of one batch; the last may be smaller.
+        order: returns the row numbers of a pass (from 0), int64, shape (num_rows,); None for no shuffling.
+        steps: steps of one epoch if an epoch is not a whole pass; the next epoch then continues the same pass.
+        steps_per_execution: that of the compiled model; an epoch consists of whole executions, as in Keras.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ArraySource:
         )
 
     def feed(self) -> ArrayFeed:
-        """The batches of the next epoch: a new pass, or the rest of the last one where an epoch is not a pass."""
+        """The batches of the next epoch: a new pass, or the rest of the last one if an epoch is not a whole pass."""
         if self._feed is None or self.steps_per_epoch is None or self._feed.exhausted:
             self._feed = ArrayFeed(self, self._order(self._passes))
             self._passes += 1
@@ -66,7 +66,7 @@ class ArraySource:
         """Nothing to do."""
 
     def reset(self) -> None:
-        """Lets the next feed start anew."""
+        """Makes the next feed start over."""
         self._feed = None
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class ArraySource:
 
 
 def whole_executions(num_steps: int, steps_per_execution: int) -> int:
-    """The steps of as many executions as it takes to run `num_steps`.
+    """`num_steps`, rounded up to whole executions.
 
     Example:
         >>> whole_executions(7, 3), whole_executions(7, 1)
@@ -108,16 +108,16 @@ class ArrayFeed:
         return self._step >= self._num_batches
 
     def signature(self, *, any_rows: bool = False) -> Any:
-        """Specs of the arguments that serve arrays of any length, so that one traced graph serves them all.
+        """Argument specs for arrays of any length, so that one traced graph serves them all.
 
         Args:
-            any_rows: they serve batches of any size, too.
+            any_rows: also for batches of any size.
         """
         size = self._source.global_batch_size if self._step < self._num_full and not any_rows else None
         return self._source.batch_spec, tf.TensorSpec([None, size], tf.int64), tf.TensorSpec([], tf.int64)
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
-        """Arguments of the next graph call and how many steps it may run (batches of one size only)."""
+        """Arguments of the next graph call, and the maximum number of its steps (batches of equal size only)."""
         if self._step < self._num_full:
             count = min(num_steps, self._num_full - self._step)
             return (self._source.arrays, self._full, tf.constant(self._step, tf.int64)), count
@@ -134,7 +134,7 @@ class ArrayFeed:
         self._step += num_steps
 
     def fingerprint(self) -> int | None:
-        """None: the order follows from a seed that all workers share."""
+        """None: the order depends on a seed that all workers share."""
 
 
 class IteratorSource:
@@ -143,13 +143,13 @@ class IteratorSource:
     Args:
         dataset: yields `x`, `(x, y)` or `(x, y, sample_weight)` batches.
         num_batches: batches of one pass, None if unknown or infinite.
-        num_epochs: passes that will be asked for. They come from one repeated iterator, because the end of an
+        num_epochs: passes that will be requested. They come from one repeated iterator, because the end of an
             iterator can wait seconds for tf.data's autotune thread.
-        steps_per_execution: as of the compiled model.
+        steps_per_execution: that of the compiled model.
     """
 
     steps_per_epoch: int | None = None
-    epoch_limit: int | None = None  # the most steps of the epoch that `feed` began
+    epoch_limit: int | None = None  # maximum steps of the epoch that `feed` began
 
     def __init__(
         self, dataset: tf.data.Dataset, *, num_batches: int | None, num_epochs: int = 1, steps_per_execution: int = 1
@@ -170,17 +170,17 @@ class IteratorSource:
         return self._feed
 
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
-        """To be called after the last step of an epoch, with the number of its steps."""
+        """Call it after the last step of an epoch, with its number of steps."""
         if self.num_batches is None and self._feed is not None and self._feed.ended:
             self.num_batches = num_steps  # for the progress bar of the next epoch
 
     def reset(self) -> None:
-        """Lets the next feed start anew, where it would not do so anyway."""
+        """Makes the next feed start over, unless it would anyway."""
         if not (self._repeated and self._feed is not None and self._feed.exhausted):
             self.close()
 
     def close(self) -> None:
-        """Lets go of the iterator; a thread waits for tf.data's threads to end, not the caller."""
+        """Releases the iterator; a thread, not the caller, waits for tf.data's threads to end."""
         if self._feed is not None:
             release = [self._feed.take_iterator()]
             self._feed = None
@@ -188,10 +188,11 @@ class IteratorSource:
 
 
 def repeated(dataset: tf.data.Dataset, num_epochs: int) -> tf.data.Dataset:
-    """The data set several times over, fetched ahead by one thread.
+    """The dataset repeated, prefetched by one thread.
 
-    tf.data adds a prefetch to what does not end in one. Behind a prefetch and a repeat that is a second thread, through
-    which every batch has to go: a fifth of the step time of a small model. Only the class tells of the prefetch.
+    tf.data adds a prefetch to a dataset that does not end in one. After a prefetch and a repeat, that is a second
+    thread that every batch passes through: a fifth of the step time of a small model. Only the dataset's class reveals
+    the prefetch.
     """
     if not isinstance(dataset, type(dataset.prefetch(1))):
         return dataset.repeat(num_epochs)
@@ -201,11 +202,11 @@ def repeated(dataset: tf.data.Dataset, num_epochs: int) -> tf.data.Dataset:
 
 
 class IteratorFeed:
-    """Batches from one iterator, the next one always fetched ahead.
+    """Batches from one iterator, with the next one always prefetched.
 
     Args:
-        dataset: yields global batches, or this worker's rows of them; or an iterator of it, not begun yet.
-        batches: how they are seen; None for global batches.
+        dataset: yields global batches, or this worker's rows of them; or an unused iterator over it.
+        batches: how batches are split; None for global batches.
     """
 
     def __init__(self, dataset: Any, batches: IteratorBatches | None = None) -> None:
@@ -221,7 +222,7 @@ class IteratorFeed:
         self._left = num_batches
 
     def take_iterator(self) -> Any:
-        """The iterator and what it fetched ahead, for the last time."""
+        """Returns the iterator and its prefetched batch, and releases both."""
         iterator, self._iterator, self._next = (self._iterator, self._next), None, None
         return iterator
 
@@ -236,7 +237,7 @@ class IteratorFeed:
         return self._left == 0 or self.ended
 
     def signature(self, *, any_rows: bool = False) -> None:
-        """None: the iterator's own type says all."""
+        """None: the iterator's type is enough."""
 
     def fingerprint(self) -> int | None:
         """A checksum of the iterator's first batch (below 2**31), once; None afterwards."""
@@ -255,7 +256,7 @@ class IteratorFeed:
         return self.batches.rows(without_optionals(self._next.get_value()))
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
-        """Arguments of the next graph call and how many steps it may run."""
+        """Arguments of the next graph call, and the maximum number of its steps."""
         return (self._iterator, self._next), num_steps if self._left is None else min(num_steps, self._left)
 
     def finished(self, num_steps: int, state: Any) -> None:

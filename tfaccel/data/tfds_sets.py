@@ -1,7 +1,7 @@
 """Images and texts of TensorFlow Datasets.
 
-The package prepares a data set in a process of its own, and its TFRecord files are then read here: TensorFlow must not
-start before the runtime has been set up, and importing the package's builders starts it.
+A child process prepares the dataset, and its TFRecord files are then read here: TensorFlow must not start before the
+runtime is set up, and importing the package's builders starts it.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ print(json.dumps(described))
 
 
 def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
-    """The images of a data set, each of which is checked.
+    """Reads and validates the images of a dataset.
 
-    The split `train` is trained on, and `test` or `validation` tested with; of a data set without them a stratified
-    fifth is kept for testing.
+    The split `train` is used for training and `test` or `validation` for testing; without them a stratified fifth is
+    held out for testing.
 
     Args:
-        name: "tfds:NAME" or "tfds:NAME:CONFIG", as `tensorflow_datasets` names them; it is downloaded and prepared
-            where it is not there yet, below `TFDS_DATA_DIR` or the home folder.
-        image_size: height and width in pixels to which images are brought; None for what suits them.
+        name: "tfds:NAME" or "tfds:NAME:CONFIG", with the names of `tensorflow_datasets`; the dataset is downloaded and
+            prepared if needed, in `TFDS_DATA_DIR` or the home folder.
+        image_size: height and width in pixels to resize images to; None for `default_image_size`.
 
     Raises:
-        DataError: if `tensorflow-datasets` is not installed, there is no such data set, or it has no images with a
-            class each.
+        DataError: if `tensorflow-datasets` is not installed, the dataset does not exist, or it has no labeled images.
     """
     described = _describe(name)
     image, label = _feature(described, "Image", name), _feature(described, "ClassLabel", name)
@@ -67,14 +66,14 @@ def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
 
 
 def read_tfds_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
-    """The texts of a data set, with the class of each.
+    """The texts of a dataset and their classes.
 
     Args:
         name: as for `read_tfds_images`.
         text_column, label_column: the features with texts and classes.
 
     Raises:
-        DataError: if `tensorflow-datasets` is not installed, there is no such data set, or it has no such features.
+        DataError: if `tensorflow-datasets` is not installed, the dataset does not exist, or it lacks the features.
     """
     described = _describe(name)
     for column in (text_column, label_column):
@@ -96,7 +95,7 @@ def _label(value: Any) -> int | str:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    """Prepares a data set; returns the kinds of its features, the names of its classes and the files of its splits."""
+    """Prepares a dataset; returns the types of its features, its class names and the files of its splits."""
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(
             f"Reading {name} needs the package tensorflow-datasets, which is not installed. Run: pip install "
@@ -120,7 +119,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _feature(described: dict[str, Any], kind: str, name: str) -> str:
-    """The feature of that kind; the first one, where there are several."""
+    """The first feature of that kind."""
     found = [feature for feature, its_kind in described["kinds"].items() if its_kind == kind]
     if not found:
         kinds = ", ".join(f"{feature} ({its_kind})" for feature, its_kind in described["kinds"].items())

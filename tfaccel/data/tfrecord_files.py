@@ -1,4 +1,4 @@
-"""TFRecord files: written whole or not at all, checked record by record, and read at any record without TensorFlow."""
+"""TFRecord files without TensorFlow: written atomically, validated record by record, and read in random order."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CHECKSUM = struct.Struct("<I")
 _HEAD = _LENGTH.size + _CHECKSUM.size
 _NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # how gzip's and zlib's files begin
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # magic numbers of gzip and zlib
 _MASK_DELTA = 0xA282EAD8
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The CRC-32C of the data, turned and shifted as TFRecord files have it.
+    """The masked CRC-32C of TFRecord files.
 
     Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecord_files_in_python
 
@@ -48,19 +48,19 @@ def write_tfrecords(
     num_shards: int = 1,
     name: str = "examples",
 ) -> list[Path]:
-    """Writes examples to `NAME-00000-of-00004.tfrecord` and so on: all files, or none where something fails.
+    """Writes examples to `NAME-00000-of-00004.tfrecord` and so on: all files, or none if something fails.
 
     Args:
-        examples: each maps names of features to bytes, texts or numbers; see `encode_example`.
-        folder: where the files come to lie; it is made where it is missing.
-        num_shards: number of files. Examples go to them in turn.
-        name: how the files' names begin. With "train" and "test", `read_image_set` takes them for those parts.
+        examples: each maps feature names to bytes, strings or numbers; see `encode_example`.
+        folder: where to write the files; it is created if missing.
+        num_shards: number of files. Examples are distributed round-robin.
+        name: prefix of the file names. `read_image_set` recognizes "train" and "test" as those parts.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        DataError: if a file is there already, a feature cannot be written, or there are fewer examples than files.
+        DataError: if a file exists already, a feature cannot be written, or there are fewer examples than files.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def _write(file: IO[bytes], data: bytes) -> None:
 
 
 def find_tfrecords(place: str | os.PathLike[str]) -> list[Path]:
-    """The TFRecord files of a folder, of a pattern such as `data/*.tfrecord`, or the one of that name, in order.
+    """The sorted TFRecord files of a folder or of a pattern such as `data/*.tfrecord`, or the single file of that name.
 
     Raises:
         DataError: if one of several numbered files is missing.
@@ -119,13 +119,13 @@ def find_tfrecords(place: str | os.PathLike[str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """Where each record of some TFRecord files lies.
+    """The position of each record in some TFRecord files.
 
     Records are numbered from 0, file after file. Each can be read without those before it.
 
     Args:
         paths: the files.
-        files: int32, the place of each record's file in `paths`.
+        files: int32, the index of each record's file in `paths`.
         offsets: int64, where each record's data begins.
         lengths: int64, its bytes.
     """
@@ -137,10 +137,10 @@ class RecordIndex:
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> RecordIndex:
-        """The index of files, all of which are read and checked.
+        """Reads and validates all files, and returns their index.
 
         Raises:
-            DataError: if a record is damaged or cut off; file and record are named.
+            DataError: if a record is corrupt or truncated; file and record are named.
         """
         paths = tuple(paths)
         places: list[tuple[int, int, int]] = []
@@ -163,12 +163,12 @@ class RecordIndex:
         return f"record {in_file} (from 0) of {self.paths[self.files[number]]}"
 
     def identity(self) -> str:
-        """A text that is another one when the files are others."""
+        """A string that differs for different files."""
         return file_states(self.paths)
 
 
 def file_states(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """Names, sizes and times of change of files: another text where one of them is another."""
+    """The names, sizes and modification times of files as a string, which changes with any of them."""
     states = [(os.path.abspath(path), os.stat(path)) for path in paths]
     return str([(name, state.st_size, state.st_mtime_ns) for name, state in states])
 

@@ -1,1 +1,1 @@
-"""Images with boxes, for detectors."""
+"""Images with bounding boxes, for object detection."""

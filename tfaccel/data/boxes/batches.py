@@ -1,4 +1,4 @@
-"""Batches of images with the maps that an anchor-free detector is trained on; all shapes are fixed."""
+"""Batches of images with the target maps of an anchor-free detector; all shapes are fixed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.ordered_map import ordered_map
 from tfaccel.errors import DataError
 
-STRIDE = 4  # pixels of the image to a cell of the maps
-NUM_BOX_CHANNELS = 4  # height, width, and where in its cell the centre is: down, across
-_SPREAD = 6.0  # a heat spot's standard deviation is the box's side divided by this
+STRIDE = 4  # image pixels per cell of the maps
+NUM_BOX_CHANNELS = 4  # height, width, and the center's offset in its cell: vertical, horizontal
+_SPREAD = 6.0  # a peak's standard deviation is the side of the box divided by this
 _MIN_SPREAD = 0.6  # cells
-_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; less is no object any more
+_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; with less it is dropped
 
 
 def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_classes: int) -> np.ndarray:
-    """The maps of one image or of many: heat of each class, then size and place of boxes, then a mask.
+    """The target maps of images: a heatmap of each class, then size and offset of the boxes, then a mask.
 
-    Each object's heat is 1 in the cell of its centre and falls off around it. Sizes (in cells) and places in the cell
-    stand at the centre's cell only, where the mask is 1.
+    Each object's heatmap is 1 in the cell of its center and decays around it. Sizes (in cells) and offsets are set only
+    in the cell of the center, where the mask is 1.
 
     Args:
         boxes: of shape (num_images, most_objects, 4), in pixels.
@@ -45,7 +45,7 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
     num_cells = image_size // STRIDE
     maps = np.zeros((len(boxes), num_cells, num_cells, num_classes + NUM_BOX_CHANNELS + 1), np.float32)
     cells = np.arange(num_cells)
-    for place in range(labels.shape[1]):  # All images' first objects, then their second ones ...
+    for place in range(labels.shape[1]):  # the first objects of all images, then the second ones ...
         images = np.flatnonzero(labels[:, place] != NO_OBJECT)
         corners = boxes[images, place].reshape(-1, 2, 2) / STRIDE  # left and top, right and bottom
         centres, sides = corners.mean(axis=1)[:, ::-1], (corners[:, 1] - corners[:, 0])[:, ::-1]  # down, across
@@ -63,11 +63,11 @@ class BoxBatches:
     """Batches of an image set with boxes: images (float32, raw pixel values) and target maps.
 
     Args:
-        images: what to batch.
-        moves: how far training images are zoomed and shifted at random; boxes move along. Nothing is turned.
+        images: the images and boxes.
+        moves: the range of random zoom and shift of training images and their boxes. Rotation is not supported.
 
     Raises:
-        DataError: if images could not be cut into cells, or would be turned.
+        DataError: if the image size is not a multiple of 16, or `moves` has a rotation.
     """
 
     def __init__(self, images: BoxedImages, moves: ImageMoves | None) -> None:
@@ -83,9 +83,9 @@ class BoxBatches:
     def train(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
     ) -> tf.data.Dataset:
-        """One epoch of full batches; order, scenes and moves follow from seed and epoch.
+        """One epoch of full batches; seed and epoch determine order, scenes and moves.
 
-        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_images, size = self._images.num_train_images, self._images.image_size
         positions = epoch_positions(num_images, global_batch_size, start_step=start_step, shard=shard, noun="images")
@@ -117,7 +117,7 @@ class BoxBatches:
         return ordered_map(data.batch(positions.shape[1], drop_remainder=True), batch)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test images in their order; the last batch may have fewer."""
+        """The test images in order; the last batch may be smaller."""
         split: BoxedSplit = self.test_split()
         data = tf.data.Dataset.from_tensor_slices((split.images, self._maps(split.boxes, split.labels)))
         return data.batch(global_batch_size).map(lambda images, maps: (tf.cast(images, tf.float32), maps))
@@ -130,7 +130,7 @@ class BoxBatches:
 def moved_boxes(
     boxes: np.ndarray, labels: np.ndarray, transforms: np.ndarray, image_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes and labels after images were zoomed and shifted; boxes are cut at the edges, or are no objects any more.
+    """Boxes and labels of zoomed and shifted images; boxes are clipped at the edges, or dropped.
 
     Args:
         boxes, labels: as in `BoxedSplit`.
@@ -142,7 +142,7 @@ def moved_boxes(
         >>> moved_boxes(np.array([[[0.0, 0, 20, 20]]]), np.array([[3]]), half_out, 32)[0].tolist()
         [[[0.0, 0.0, 10.0, 20.0]]]
     """
-    # The moved image at x shows the old one at a x + c. Pixel i covers i to i + 1, and transforms mean its middle.
+    # The moved image at x shows the old one at a x + c. Pixel i covers i to i + 1, and transforms refer to its center.
     scale = transforms[:, None, [0, 4]]
     moved_by = transforms[:, None, [2, 5]] + (scale - 1) * -0.5
     corners = [(boxes[..., part] - moved_by) / scale for part in (slice(0, 2), slice(2, 4))]

@@ -1,4 +1,4 @@
-"""The data of a workload of images with boxes: batches of images and the maps that a detector is trained on."""
+"""The data of an object detection workload: batches of images and the target maps of a detector."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class BoxData(Batches):
     """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.batches.target_maps`.
 
     Args:
-        images: what to batch, a `BoxedImages`.
-        augmented: zoom and shift training images at random.
+        images: a `BoxedImages`.
+        augmented: whether to zoom and shift training images at random.
 
     Example:
         >>> from tfaccel.data import scenes_of_digits

@@ -1,4 +1,4 @@
-"""The noun `BoxedImages`: images with boxes around their objects, as fixed-size arrays."""
+"""`BoxedImages`: images with bounding boxes, as fixed-size arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NO_OBJECT = -1
 
 @dataclass(frozen=True)
 class BoxedSplit:
-    """Images of one size with their boxes.
+    """Images of equal size and their boxes.
 
     Args:
         images: uint8, of shape (num_images, size, size, channels).
         boxes: float32, of shape (num_images, most_objects, 4): left, top, right and bottom edge, in pixels.
-        labels: int64, of shape (num_images, most_objects): the class of each box, a number from 0; NO_OBJECT where
-            there is no further box.
+        labels: int64, of shape (num_images, most_objects): the class index of each box; NO_OBJECT fills the
+            unused places.
     """
 
     images: np.ndarray
@@ -33,8 +33,8 @@ class BoxedImages:
     Args:
         class_names: a name for each class.
         image_size: height and width in pixels.
-        num_channels: 1 (grey) or 3 (red, green, blue).
-        most_objects: the most boxes of one image.
+        num_channels: 1 (grayscale) or 3 (RGB).
+        most_objects: maximum number of boxes in an image.
         num_train_images, num_test_images: images in each part.
         train: `train(seed, epoch)` returns one epoch's images, the same for the same seed and epoch.
         test: `test()` returns the test images, the same at every call.

@@ -1,4 +1,4 @@
-"""Images with boxes from COCO files: JSON with images, annotations and categories, and the images beside it."""
+"""Images with boxes from COCO files: JSON with images, annotations and categories, next to the images."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _FIELDS = {
     "annotations": ("id", "image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
 }
-_SLACK = 1.0  # pixels by which a box may lie outside its image: annotation tools round
+_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
 _MAX_BYTES = 2**31
 
 
 def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImages:
-    """The images and boxes of a folder in COCO's format, checked as a whole.
+    """Reads and validates the images and boxes of a folder in COCO format.
 
-    The folder holds `train.json` and `test.json`, or `annotations.json` alone, of which a fifth of the images (always
-    the same ones) is kept for testing. File names in it are relative to the folder, or to its folders `images`, `train`
-    and `test`. Images are scaled to fit into a square, the rest of which stays black. Crowds (`iscrowd`) are left out.
+    The folder holds `train.json` and `test.json`, or only `annotations.json`, of which a fifth of the images (always
+    the same) is held out for testing. File names in it are relative to the folder, or to its sub-folders `images`,
+    `train` and `test`. Images are scaled to fit into a square and padded with black. Crowds (`iscrowd`) are ignored.
 
     Args:
         data_dir: the folder.
         image_size: height and width of the square in pixels.
 
     Raises:
-        DataError: if a file is missing or broken, or an entry is wrong; the message names the entry.
+        DataError: if a file is missing or malformed, or an entry is invalid; the message names the entry.
     """
     folder = Path(data_dir)
     if not folder.is_dir():
@@ -130,7 +130,7 @@ def _objects(content: dict[str, list[dict[str, Any]]], path: Path, classes: dict
 
 def _split(listed: _Listed, path: Path) -> list[_Listed]:
     if len(listed) < 2:
-        raise DataError(f"{path} has one image; two are the least, one to train on and one to test with.")
+        raise DataError(f"{path} has one image; it needs at least two, one to train on and one to test with.")
     order = np.random.default_rng(0).permutation(len(listed))
     num_test = max(1, round(TEST_FRACTION * len(listed)))
     return [[listed[i] for i in sorted(order[num_test:])], [listed[i] for i in sorted(order[:num_test])]]
@@ -156,7 +156,7 @@ def _load(listed: _Listed, folder: Path, image_size: int, most: int) -> BoxedSpl
 
 
 def _image(entry: dict[str, Any], folder: Path, image_size: int) -> tuple[np.ndarray, float, tuple[int, int]]:
-    """An image's pixels, by what it was scaled, and its width and height before."""
+    """The pixels of an image, its scale factor, and its original width and height."""
     from PIL import Image
 
     places = [folder / part / str(entry["file_name"]) for part in (".", "images", "train", "test")]
@@ -170,5 +170,5 @@ def _image(entry: dict[str, Any], folder: Path, image_size: int) -> tuple[np.nda
             scale = image_size / max(image.size)
             size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
             return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR)), scale, image.size
-    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
-        raise DataError(f"Cannot read the image {path}: {error}. Mend or remove it.") from error
+    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
+        raise DataError(f"Cannot read the image {path}: {error}. Repair or remove it.") from error

@@ -1,4 +1,4 @@
-"""Scenes for object detection: real digits of several sizes on clutter, with boxes that are known exactly."""
+"""Scenes for object detection: real digits of several sizes on clutter, with exact boxes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MAX_DIGITS = 4
 NUM_TRAIN_SCENES, NUM_TEST_SCENES = 1024, 256
 _MIN_SIZE, _MAX_SIZE = 14, 30  # pixels, of a digit's longer side
 _NUM_LINES, _NUM_PATCHES = 4, 4
-_INK = 96  # a pixel of a digit that is brighter belongs to its box
-TEST_SEEDS = {"test": 20_000, "validation": 30_000}  # of the scenes to test with, by what digits they show
+_INK = 96  # brighter pixels of a digit belong to its box
+TEST_SEEDS = {"test": 20_000, "validation": 30_000}  # of the test scenes, by the digits that they show
 
 
 def digit_scenes(test_part: str = "test") -> BoxedImages:
-    """Grey scenes of 64x64 pixels with one to four digits each, on lines, pieces of digits and noise.
+    """Grayscale scenes of 64x64 pixels with one to four digits each, on lines, fragments of digits and noise.
 
-    Test scenes show digits of the test part only. Training scenes are put together anew in every epoch.
+    Test scenes show only digits of the test part. Training scenes are generated anew in every epoch.
 
     Args:
-        test_part: "test", or "validation": a stratified fifth of the training digits is then kept aside, and test
-            scenes show those, to choose settings by.
+        test_part: "test", or "validation" to hold out a stratified fifth of the training digits and test on scenes
+            of those, to tune hyperparameters.
 
     Example:
         >>> scenes = digit_scenes().test()
@@ -47,7 +47,7 @@ def digit_scenes(test_part: str = "test") -> BoxedImages:
 
 
 def _parts(test_part: str) -> tuple[ImageSplit, ImageSplit]:
-    """The digits to train on and to test with."""
+    """The training and the test digits."""
     train, test = digits().load()
     if test_part == "test":
         return train, test
@@ -57,9 +57,9 @@ def _parts(test_part: str) -> tuple[ImageSplit, ImageSplit]:
 
 
 def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generator) -> BoxedSplit:
-    """Scenes with digits of this part, drawn by the generator alone; all scenes at once, which takes 0.1 ms each.
+    """Random scenes with digits of this part; all scenes at once, which takes 0.1 ms each.
 
-    Digits are placed one after another; one that would hide another is left out.
+    Digits are placed one after another; one that would overlap another is dropped.
     """
     canvas = np.zeros((num_scenes, IMAGE_SIZE + _MAX_SIZE, IMAGE_SIZE + _MAX_SIZE), np.uint8)
     _draw_clutter(canvas, part, generator)
@@ -79,7 +79,7 @@ def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generato
         hides = (_overlaps(boxes[:, place], boxes[:, :place]) & is_placed[:, :place]).any(axis=1)
         is_placed[:, place] = shown = (place < num_tried) & ~hides
         _draw(canvas, np.flatnonzero(shown), starts[shown], _enlarged(cut[shown], sizes[shown], sides[shown]))
-    order = np.argsort(~is_placed, axis=1, kind="stable")  # those that were placed come first
+    order = np.argsort(~is_placed, axis=1, kind="stable")  # placed digits come first
     is_placed = np.take_along_axis(is_placed, order, axis=1)
     labels = np.take_along_axis(part.labels[rows], order, axis=1)
     boxes = np.where(is_placed[..., None], np.take_along_axis(boxes, order[..., None], axis=1), 0)
@@ -88,7 +88,7 @@ def make_scenes(part: ImageSplit, num_scenes: int, generator: np.random.Generato
 
 
 def _cut_to_ink(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Digits moved to the top left until their ink touches the edges; and heights and widths of the ink."""
+    """Digits shifted to the top left until their ink touches the edges, and heights and widths of the ink."""
     is_ink: np.ndarray = pixels > _INK
     lines: list[np.ndarray] = [np.any(is_ink, axis=2), np.any(is_ink, axis=1)]  # down and across
     first = np.stack([line.argmax(axis=1) for line in lines], axis=1)
@@ -101,13 +101,13 @@ def _cut_to_ink(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _enlarged(digits: np.ndarray, sizes: np.ndarray, sides: np.ndarray) -> np.ndarray:
-    """Digits enlarged to these sides by bilinear interpolation; zeros below and beside them, up to _MAX_SIZE pixels."""
+    """Digits enlarged to these sides by bilinear interpolation, padded with zeros to _MAX_SIZE pixels."""
     down, across = (_interpolation(sizes[:, axis], sides[:, axis], digits.shape[1]) for axis in (0, 1))
     return np.round(down @ digits @ across.transpose(0, 2, 1)).astype(np.uint8)
 
 
 def _interpolation(sizes: np.ndarray, sides: np.ndarray, most: int) -> np.ndarray:
-    """Matrices of shape (_MAX_SIZE, most) that take so many values (sizes) to so many (sides)."""
+    """Matrices of shape (_MAX_SIZE, most) that interpolate vectors of length `sizes` to length `sides`."""
     size, side = sizes[:, None], sides[:, None]
     pixels = np.arange(_MAX_SIZE)
     positions = np.clip((pixels + 0.5) * size / side - 0.5, 0, size - 1)
@@ -116,7 +116,7 @@ def _interpolation(sizes: np.ndarray, sides: np.ndarray, most: int) -> np.ndarra
 
 
 def _draw(canvas: np.ndarray, scenes: np.ndarray, starts: np.ndarray, pixels: np.ndarray) -> None:
-    """Draws one square of pixels into each of these scenes, where it is brighter than what is there."""
+    """Draws one square of pixels into each of these scenes, wherever it is brighter than the scene."""
     down, across = np.arange(pixels.shape[1]), np.arange(pixels.shape[2])
     where = (
         scenes[:, None, None],
@@ -127,7 +127,7 @@ def _draw(canvas: np.ndarray, scenes: np.ndarray, starts: np.ndarray, pixels: np
 
 
 def _draw_clutter(canvas: np.ndarray, part: ImageSplit, generator: np.random.Generator) -> None:
-    """Faint noise, lines, and patches cut out of digits, too small to be read."""
+    """Draws faint noise, lines, and patches of digits that are too small to be recognized."""
     num_scenes, scenes = len(canvas), np.arange(len(canvas))
     seen = canvas[:, :IMAGE_SIZE, :IMAGE_SIZE]
     seen[:] = generator.integers(0, 40, seen.shape, np.uint8)
@@ -152,6 +152,6 @@ def _draw_clutter(canvas: np.ndarray, part: ImageSplit, generator: np.random.Gen
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Whether each scene's box has any area in common with the others of its scene."""
+    """Whether the box of each scene overlaps the other boxes of the scene."""
     ends = np.minimum(box[:, None, 2:], others[..., 2:])
     return np.asarray((ends > np.maximum(box[:, None, :2], others[..., :2])).all(axis=-1))

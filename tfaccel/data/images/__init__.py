@@ -1,1 +1,1 @@
-"""Images: what is read, cached, augmented and batched."""
+"""Image datasets: reading, caching, augmentation and batching."""

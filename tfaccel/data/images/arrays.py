@@ -12,18 +12,18 @@ _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
-    """The image set of a `.npz` file, read and checked as a whole.
+    """Reads and validates the image set in a `.npz` file.
 
-    Whole numbers from 0 to 255 are pixels as they are; other finite numbers are taken as they are too, and scaled by
-    the mean and standard deviation of the training images.
+    Integers from 0 to 255 are kept as pixel values. Other finite values are kept too, and standardized with the mean
+    and standard deviation of the training images.
 
     Args:
-        path: the file. x_train and x_test have the shape (num_images, height, width) or (num_images, height, width,
-            channels) with 1 or 3 channels; y_train and y_test name each image's class by a number or a text.
-        image_size: height and width to which images are brought; None for their own (the longer side, at most 64).
+        path: the file. x_train and x_test have shape (num_images, height, width) or (num_images, height, width,
+            channels) with 1 or 3 channels; y_train and y_test hold each image's class as an integer or string.
+        image_size: height and width to resize images to; None to use the longer side, at most 64.
 
     Raises:
-        DataError: if the file cannot be read, or the arrays are not as said above.
+        DataError: if the file cannot be read, or an array has another form.
 
     Example:
         >>> import tempfile
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _images(array: np.ndarray, name: str) -> np.ndarray:
-    """Images of shape (num_images, height, width, channels), uint8 where that loses nothing."""
+    """Images of shape (num_images, height, width, channels), as uint8 if that is lossless."""
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
@@ -98,7 +98,7 @@ def _images(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """The classes' names, and the labels as numbers from 0."""
+    """The class names, and the labels as class indices."""
     labels = [arrays[name] for name in ("y_train", "y_test")]
     for index, name in enumerate(("y_train", "y_test")):
         if labels[index].ndim == 2 and labels[index].shape[1] == 1:
@@ -119,5 +119,5 @@ def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...],
 
 
 def _spread(images: np.ndarray) -> float:
-    """The standard deviation, 1 where all pixels are equal."""
+    """The standard deviation, or 1 if all pixels are equal."""
     return float(images.std(dtype=np.float64)) or 1.0

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches by Keras's own layers, every draw of which follows from seed, epoch and batch."""
+"""Augmentation of whole batches with Keras layers, whose random draws depend only on seed, epoch and batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfaccel.data.images.image_set import ImageSet
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
-_STREAM = 3  # keeps these seeds apart from the numbers that order and move the examples
-_MAX_PIXEL = 255.0  # pixels lie between 0 and this while they are augmented
-_CROP_MARGIN = 8  # an image's size is divided by this
+_STREAM = 3  # keeps these seeds independent of the draws that shuffle and transform the examples
+_MAX_PIXEL = 255.0  # pixel values range from 0 to this during augmentation
+_CROP_MARGIN = 8  # padding is the image size divided by this
 _MAX_TRACED = 32
 
-_FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the policy of the model is
+_FLOAT32: dict[str, Any] = {"dtype": "float32"}  # whatever the model's dtype policy
 
 _LAYERS: dict[str, Callable[[int], list[keras.layers.Layer]]] = {
     "flip": lambda size: [layers.RandomFlip("horizontal", **_FLOAT32)],
@@ -39,7 +39,7 @@ AUGMENTATIONS = tuple(_LAYERS)
 
 
 class BatchSeeds(keras.random.SeedGenerator):
-    """Gives a layer the seeds of one batch, in place of a counter that would depend on what was drawn before."""
+    """Gives a layer the seeds of one batch, instead of a counter that depends on earlier draws."""
 
     def __init__(self) -> None:
         super().__init__(seed=0)
@@ -51,25 +51,25 @@ class BatchSeeds(keras.random.SeedGenerator):
         self._of_batch, self._num_drawn = seed, 0
 
     def next(self, ordered: bool = True) -> tf.Tensor:
-        """Another seed: of shape (2,)."""
+        """The next seed, of shape (2,)."""
         del ordered
         self._num_drawn += 1
         return tf.convert_to_tensor(self._of_batch) + tf.constant([0, self._num_drawn], tf.int32)
 
 
 class ImageAugmentation:
-    """One way to augment batches of images and one-hot labels, by name. Two that do the same are equal.
+    """A named augmentation of batches of images and one-hot labels. Instances with equal settings are equal.
 
-    "flip" mirrors left and right, "crop" shifts whole batches by up to an eighth, "randaugment" applies two operations
-    out of ten, "mixup" blends each image (and its label) with another one, "cutmix" puts a part of another one in it,
-    and "cutout" erases a part.
+    "flip" flips images horizontally, "crop" shifts whole batches by up to an eighth, "randaugment" applies two of ten
+    operations, "mixup" blends each image (and its label) with another one, "cutmix" pastes a patch of another image
+    into it, and "cutout" erases a patch.
 
     Args:
         name: one of `AUGMENTATIONS`.
-        images: the set that batches are from.
+        images: the set that the batches are drawn from.
 
     Raises:
-        DataError: for an unknown name, with the nearest one.
+        DataError: if the name is unknown; the message suggests the closest one.
 
     Example:
         >>> from tfaccel.data.images.digits import digits
@@ -101,13 +101,13 @@ class ImageAugmentation:
     def apply(
         self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0, augmented: bool = True
     ) -> tf.data.Dataset:
-        """The batches of an epoch, augmented; the same for the same seed, epoch and batches.
+        """The augmented batches of an epoch; deterministic in seed, epoch and batches.
 
         Args:
-            batches: a finite data set of full batches of images (float32, raw pixel values) and one-hot labels.
-            seed, epoch: decide the augmentation.
-            start_step: the place of the first batch in the epoch, from 0.
-            augmented: False: only put the seeds that decide it beside each batch, whatever that is, for `augment`.
+            batches: a finite dataset of full batches of images (float32, raw pixel values) and one-hot labels.
+            seed, epoch: determine the augmentation.
+            start_step: index of the first batch in the epoch.
+            augmented: if False, only pair each batch (of any structure) with its seed, for `augment`.
         """
         generator = np.random.default_rng([seed, epoch, _STREAM])
         num_steps = start_step + int(batches.cardinality())
@@ -121,11 +121,11 @@ class ImageAugmentation:
         return pairs.map(augment)
 
     def augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One whole batch, augmented as its seeds decide. It can be traced.
+        """Augments one whole batch with the draws of its seed. It can be traced.
 
         Args:
-            images, labels: all rows of the batch, since the numbers of one depend on how many there are.
-            seed: int32, of shape (2,), as `apply(..., augmented=False)` puts it beside the batch.
+            images, labels: all rows of the batch, since the draws for a row depend on the number of rows.
+            seed: int32, of shape (2,), as `apply(..., augmented=False)` yields it with the batch.
         """
         self._seeds.begin(seed)
         data = {"images": (images - self._low) / self._scale, "labels": labels}
@@ -141,6 +141,6 @@ class ImageAugmentation:
 
 @functools.lru_cache(maxsize=_MAX_TRACED)
 def _traced(augmentation: ImageAugmentation, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
-    """The function for batches of these shapes: traced once, and neither in every epoch nor in every trial."""
+    """The function for batches of these shapes: traced once, rather than in every epoch or trial."""
     specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
     return tf.function(augmentation.augment, autograph=False).get_concrete_function(*specs)

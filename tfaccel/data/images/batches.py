@@ -1,4 +1,4 @@
-"""Batches of images as `tf.data`, shuffled and moved about by numbers that are fixed for each epoch."""
+"""Batches of images as `tf.data`, shuffled and transformed with random numbers that are fixed for each epoch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tfaccel.data.tfrecord_files import file_states
 class ImageBatches:
     """The batches of an image set.
 
-    Everything random about an epoch (order, and how each image is moved) is drawn by numpy from seed and epoch and
-    belongs to a position in the epoch. So an epoch can be repeated exactly, in any process and with any batch size.
+    Everything random about an epoch (the order, and each image's transformation) is drawn by NumPy from seed and epoch
+    and belongs to a position in the epoch. So an epoch is reproducible in any process and with any batch size.
 
     Args:
-        images: what to batch. Files are read and decoded by `tf.data`, once where there is room for what comes out.
-        moves: how far training images are moved at random.
+        images: the image set. `tf.data` reads and decodes files, only once if the decoded images fit into the cache.
+        moves: the range of random transformations of training images.
         cache: where decoded images are kept.
 
     Example:
@@ -45,18 +45,18 @@ class ImageBatches:
     def train(self, global_batch_size: int, *, seed: int, epoch: int, **options: Any) -> tf.data.Dataset:
         """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
 
-        All batches are full; the images left over are other ones in each epoch. Arguments (`start_step`, `shard` and
-        `augmented` too) and errors are those of `Pipeline.train`.
+        All batches are full; each epoch drops different leftover images. Takes the arguments (also `start_step`,
+        `shard` and `augmented`) and raises the errors of `Pipeline.train`.
         """
         return self._train.train(global_batch_size, seed=seed, epoch=epoch, **options)
 
     def augment(self, batch: tuple[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Moves the images of a batch that was made with `augmented=False`, by the numbers that came with it."""
+        """Transforms the images of a batch made with `augmented=False`, with the transforms that came with it."""
         pair: tuple[tf.Tensor, tf.Tensor] = self._train.augment(batch)
         return pair
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test images in their order, as they are; the last batch may have fewer."""
+        """The test images in order, not augmented; the last batch may be smaller."""
         return self._test.test(global_batch_size)
 
     @functools.cached_property
@@ -105,7 +105,7 @@ def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: in
 
 
 def _sized(images: np.ndarray, size: int) -> np.ndarray:
-    """An array of images brought to a height and width; uint8 stays uint8."""
+    """Images resized to a height and width; uint8 stays uint8."""
     if images.shape[1:3] == (size, size):
         return images
     with tf.device("/CPU:0"):
@@ -119,7 +119,7 @@ def _portions(images: np.ndarray) -> list[np.ndarray]:
 
 
 def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
-    """What tells decoded images from others: the files (by name, size and time of change) and the shape."""
+    """What identifies decoded images: the files (name, size and modification time) and the shape."""
     if isinstance(images, EncodedImages):
         return f"{images.identity()} {of.image_size} {of.num_channels}"
     return f"{file_states(images)} {of.image_size} {of.num_channels}"
@@ -129,8 +129,8 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
     """A function from row numbers to decoded images: uint8, of shape (num_rows, size, size, channels).
 
     Args:
-        images: the names of files, or images that are read by number.
-        of: the set that they are from, which tells size and channels.
+        images: file names, or images that are read by index.
+        of: their image set, which defines size and channels.
     """
     size, num_channels = of.image_size, of.num_channels
     content, read_content = _contents(images)
@@ -146,7 +146,7 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
 def _contents(
     images: tuple[str, ...] | EncodedImages,
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
-    """From row numbers to file names and from a name to bytes; or from row numbers to bytes, which stay as they are."""
+    """Functions from row numbers to file names and from names to bytes; or from row numbers to bytes, and identity."""
     if isinstance(images, EncodedImages):
 
         def read(rows: np.ndarray) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""How much the rows of each class are to count, where classes are of unequal size."""
+"""Class weights for imbalanced classes."""
 
 import numpy as np
 
-# From this ratio of the largest to the smallest class on, rows of small classes are made to count more.
+# Above this ratio of the largest to the smallest class, rows of small classes get larger weights.
 UNEQUAL_RATIO = 3.0
 
 
 def balanced_weights(counts: np.ndarray) -> np.ndarray:
-    r"""Weights with which all classes count the same: $n / (k n_c)$ for k classes and n rows, $n_c$ of a class.
+    r"""Class weights that give all classes equal weight: $n / (k n_c)$ for k classes, n rows and $n_c$ rows of class c.
 
     Args:
-        counts: rows of each class, none of them 0.
+        counts: rows of each class, all positive.
 
     Source: G. King and L. Zeng, Logistic regression in rare events data, 2001; scikit-learn's "balanced".
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits as an image set: 1,797 real images of handwritten digits that come with the library."""
+"""scikit-learn's digits as an image set: 1,797 real images of handwritten digits that come with the library."""
 
 import numpy as np
 
@@ -6,17 +6,17 @@ from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size
 
 _IMAGE_SIZE = 8
 _NUM_TRAIN, _NUM_TEST = 1437, 360
-_MAX_VALUE = 16  # of a pixel; the images count the ink in fields of 4 x 4 pixels
+_MAX_VALUE = 16  # of a pixel, which counts the ink pixels in a 4 x 4 block
 
 
 def digits(image_size: int | None = None) -> ImageSet:
-    """The digits 0 to 9, 8x8 pixels, grey, in a stratified 80/20 split; read when they are first used.
+    """The digits 0 to 9 in 8x8 grayscale, in a stratified 80/20 split; loaded on first use.
 
     Args:
-        image_size: height and width in pixels to which they are brought; None for their own.
+        image_size: height and width in pixels to resize them to; None for 8.
 
     Raises:
-        DataError: if they cannot be brought to that size.
+        DataError: if the size is not supported.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (its test set).
 

@@ -1,4 +1,4 @@
-"""Image sets from encoded images that are read by number: checked, and cut in two where they come in one part."""
+"""Image sets from encoded images that are read by index: validated, and split if they come in one part."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tfaccel.data.images.image_set import (
 )
 from tfaccel.errors import DataError
 
-_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG with further pictures behind it, as telephones write them
+_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG followed by more images, as phones write it
 _GREY_MODES = ("1", "L", "LA", "I", "I;16")
 _NUM_CHECKING_THREADS = 8
 
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What the head of an image file says.
+    """What the header of an image file says.
 
     Args:
         longer_side: in pixels.
-        is_grey: whether it has no colors.
+        is_grey: whether the image is grayscale.
     """
 
     longer_side: int
@@ -40,12 +40,12 @@ class ImageHeader:
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """Encoded images with the class of each.
+    """Encoded images and their labels.
 
     Args:
         images: the images.
-        labels: int64, the place of each image's class among the names of classes.
-        name: `name(number)` tells an image in messages.
+        labels: the class index of each image, int64.
+        name: `name(index)` names an image in messages.
     """
 
     images: EncodedImages
@@ -54,11 +54,11 @@ class EncodedPart:
 
 
 class SomeImages(EncodedImages):
-    """Some of the images of another object.
+    """A subset of encoded images.
 
     Args:
-        images: all of them.
-        rows: the numbers of those that are meant, in order.
+        images: all images.
+        rows: the indices of the subset, in order.
     """
 
     def __init__(self, images: EncodedImages, rows: np.ndarray) -> None:
@@ -68,19 +68,19 @@ class SomeImages(EncodedImages):
         return len(self._rows)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these numbers."""
+        """The bytes of the images with these indices."""
         return self._images.read(self._rows[rows])
 
     def identity(self) -> str:
-        """A text that is another one when the images are others."""
+        """A string that differs for different images."""
         return f"{self._images.identity()} {self._rows.tolist()}"
 
 
 def check_image(source: Path | bytes, name: str) -> ImageHeader:
-    """Opens an image; PNG files are read to their end, JPEG files decoded at an eighth of their size.
+    """Opens an image; PNG files are read to the end, JPEG files decoded at an eighth of their size.
 
     Raises:
-        DataError: if it is no PNG or JPEG image, or cannot be read; the message names it.
+        DataError: if it is not a PNG or JPEG image, or cannot be read; the message names it.
     """
     from PIL import Image
 
@@ -96,14 +96,14 @@ def check_image(source: Path | bytes, name: str) -> ImageHeader:
                 image.load()
     except DataError:
         raise
-    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
-        reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
-        raise DataError(f"Cannot read the image {name}: {reason}. Mend or remove it.") from error
+    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
+        reason = "it is not an image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+        raise DataError(f"Cannot read the image {name}: {reason}. Repair or remove it.") from error
     return header
 
 
 def check_images(sources: Sequence[tuple[Path, str]]) -> list[ImageHeader]:
-    """The headers of files with a name for each, several of them opened at the same time; see `check_image`."""
+    """The headers of (file, name) pairs, several opened in parallel; see `check_image`."""
     with ThreadPoolExecutor(_NUM_CHECKING_THREADS) as threads:
         return list(threads.map(lambda pair: check_image(*pair), sources))
 
@@ -122,16 +122,16 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
 def encoded_image_set(
     parts: Sequence[EncodedPart], class_names: Sequence[str], *, source: str, image_size: int | None
 ) -> ImageSet:
-    """The image set of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
+    """The image set of a training and a test part, or of one part, of which a stratified fifth is held out for testing.
 
     Args:
         parts: one or two.
         class_names: a name for each class.
         source: where the images are from, for messages.
-        image_size: height and width to which images are brought; None for what suits them.
+        image_size: height and width to resize images to; None for `default_image_size`.
 
     Raises:
-        DataError: if an image cannot be read, or a class has too few.
+        DataError: if an image cannot be read, or a class has too few images.
     """
     counts = np.bincount(parts[0].labels, minlength=len(class_names))
     least = 1 if len(parts) == 2 else 2

@@ -1,4 +1,4 @@
-"""A few examples of some digits: a small task to carry over to what was learned on other digits."""
+"""A few examples of some digits: a small target task for transfer learning from other digits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfaccel.errors import DataError
 def few_digits(
     chosen: Sequence[int], *, examples_per_class: int | None = None, test_on_unused: bool = False
 ) -> ImageSet:
-    """Some of the digits, with the first so many training images of each; all their test images.
+    """Some of the digits: the first training images of each, and all their test images.
 
     Args:
         chosen: which digits.
         examples_per_class: training images of each; None for all.
-        test_on_unused: in place of the test images, take the training images that are left over: to choose settings by.
+        test_on_unused: test on the unused training images instead of the test images, to tune hyperparameters.
 
     Raises:
-        DataError: if there are not so many images.
+        DataError: if there are fewer images.
 
     Example:
         >>> few_digits(range(5, 10), examples_per_class=20).num_train_images

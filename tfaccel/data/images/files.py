@@ -1,4 +1,4 @@
-"""Image sets from what users have: folders of PNG and JPEG files, one for each class, and other places."""
+"""Image sets from users' data: a folder of PNG and JPEG files for each class, and other sources."""
 
 import os
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None = None) -> ImageSet:
-    """The images of a folder, a `.npz` file, TFRecord files or a named data set, checked as a whole.
+    """Reads and validates the images of a folder, a `.npz` file, TFRecord files or a named dataset.
 
-    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Where
-    there is no `test`, a stratified fifth of the images is kept for it, always the same one. Every file is opened and
-    checked here; pixels are read when they are used.
+    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both.
+    Without `test`, a stratified fifth of the images, always the same, is held out for testing. Every file is opened
+    and checked here; pixels are read on use.
 
-    A folder may hold TFRecord files instead; see `tfrecord_images`. "tfds:NAME" is a data set of TensorFlow Datasets,
-    "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
+    A folder may hold TFRecord files instead; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
+    Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
 
     Args:
-        data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a data set.
-        image_size: height and width in pixels to which images are brought; None for the median of the images' longer
-            sides, at most 64.
+        data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a dataset.
+        image_size: height and width in pixels to resize images to; None for the median of the images' longer sides,
+            at most 64.
 
     Raises:
         DataError: if there is nothing to read, an image cannot be read (it is named), or there are fewer than two
@@ -68,7 +68,7 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
 
 @dataclass(frozen=True)
 class _Files:
-    """The image files of one folder of classes, in order of their names, and each one's class."""
+    """The image files of a folder of classes, in name order, and their labels."""
 
     paths: tuple[Path, ...]
     labels: np.ndarray
@@ -130,12 +130,12 @@ def _as_split(files: _Files, rows: np.ndarray | None = None) -> ImageSplit:
 
 
 def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSplit, ImageSplit]:
-    """The files in a stratified split, training part first."""
+    """A stratified split of the files, training part first."""
     counts = np.bincount(files.labels)
     if counts.min() < 2:
         raise DataError(
-            f"The class folder {folder / classes[int(counts.argmin())]} holds one image; two are the least, one to "
-            "train on and one to test with."
+            f"The class folder {folder / classes[int(counts.argmin())]} holds one image; it needs at least two, "
+            "one to train on and one to test with."
         )
     train, test = split_rows(files.labels)
     return _as_split(files, train), _as_split(files, test)

@@ -1,4 +1,4 @@
-"""The data of a workload that draws images: real ones with their classes, and noise to make as many from."""
+"""The data of a GAN workload: real images with their labels, and noise to generate as many images from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfaccel.data.images.moves import ImageMoves
 
 
 class GanData(Batches):
-    """Batches of a dictionary of "images" (standardised), one-hot "labels", and "noise" (standard normal).
+    """Batches of a dictionary of "images" (standardized), one-hot "labels", and "noise" (standard normal).
 
     Args:
         images: the real images, an `ImageSet`.
-        latent_size: noise values for each image.
+        latent_size: size of the latent vector.
 
     Example:
         >>> from tfaccel.data import digit_images
@@ -35,7 +35,7 @@ class GanData(Batches):
         self.train_data = self._train_data
 
     def real_images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """The standardised images of a part ("train", in the order of the first epoch, or "test"), and their classes.
+        """The standardized images of a part ("train", in the order of the first epoch, or "test"), and their labels.
 
         Args:
             part: "train" or "test".

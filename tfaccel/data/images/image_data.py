@@ -1,4 +1,4 @@
-"""The data of a workload of images: augmented training batches, and test batches as they are."""
+"""The data of an image workload: augmented training batches, and test batches without augmentation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.raw_input import ImageInput
 
 _STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
-_OF_IMAGES = ("moves", "none")  # the others augment whole batches, whose images they may mix
+_OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
 
 
 class ImageData(Batches):
     """Batches of images (float32, raw pixel values) and one-hot labels (float32).
 
     Args:
-        images: what to batch, an `ImageSet`.
-        augmentation: how training images are changed at random: turned, zoomed and shifted a little ("moves"), not at
-            all ("none"), or moved and then augmented by batches: "flip", "crop", "randaugment", "mixup", "cutmix" or
-            "cutout"; see `tfaccel.data.images.augmentation`.
-        moves: how far images are moved.
-        cache: where decoded images are kept: "memory", "disk", "none", or "auto" for the first that has room.
+        images: an `ImageSet`.
+        augmentation: random augmentation of training images: slight rotation, zoom and shift ("moves"), nothing
+            ("none"), or the moves followed by a batch augmentation: "flip", "crop", "randaugment", "mixup", "cutmix"
+            or "cutout"; see `tfaccel.data.images.augmentation`.
+        moves: the range of rotation, zoom and shift.
+        cache: where decoded images are kept: "memory", "disk", "none", or "auto" for the first with enough space.
 
     Example:
         >>> from tfaccel.data import digit_images
@@ -40,7 +40,7 @@ class ImageData(Batches):
         images: ImageSet,
         *,
         augmentation: str = "moves",
-        moves: ImageMoves = ImageMoves(),  # noqa: B008 (it cannot be changed)
+        moves: ImageMoves = ImageMoves(),  # noqa: B008 (immutable)
         cache: Place = "auto",
     ) -> None:
         num_images, raw_input = images.num_train_images, ImageInput.of(images)
@@ -76,7 +76,7 @@ class ImageData(Batches):
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "augmented": augmented}
         if not self.augment_mixes_rows:
             return self.made().train(global_batch_size, shard=shard, **part)
-        # The images of a batch are mixed with each other, so that all of them are needed before some are taken.
+        # The images of a batch are mixed with each other, so the whole batch is needed before it is sharded.
         whole = self._layers.apply(self.made().train(global_batch_size, **part), **part)
         return only_shard(whole, global_batch_size, shard) if augmented else whole
 

@@ -1,4 +1,4 @@
-"""The noun `ImageSet`: labelled images, cut into a training and a test part."""
+"""`ImageSet`: labeled images, split into a training and a test part."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TEST_FRACTION = 0.2
 
 
 class EncodedImages(ABC):
-    """Images in the bytes of PNG or JPEG files, wherever those lie; read by number, from any thread."""
+    """Images as bytes of PNG or JPEG files from any storage; read by index, from any thread."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -23,11 +23,11 @@ class EncodedImages(ABC):
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these numbers, counted from 0."""
+        """The bytes of the images with these indices."""
 
     @abstractmethod
     def identity(self) -> str:
-        """A text that is another one when the images are others."""
+        """A string that differs for different images."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ImageSplit:
     Args:
         images: an array, uint8 or float32, of shape (num_images, height, width, channels); the names of image files; or
             encoded images.
-        labels: the class of each image, a number from 0; int64, of shape (num_images,).
+        labels: the class index of each image; int64, of shape (num_images,).
     """
 
     images: np.ndarray | tuple[str, ...] | EncodedImages
@@ -46,16 +46,16 @@ class ImageSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
-    """Labelled images, cut into a training and a test part.
+    """Labeled images, split into a training and a test part.
 
     Args:
         class_names: a name for each class.
-        image_size: height and width, in pixels, to which images are brought.
-        num_channels: 1 (grey) or 3 (red, green, blue).
+        image_size: height and width, in pixels, that images are resized to.
+        num_channels: 1 (grayscale) or 3 (RGB).
         num_train_images: images in the training part.
         num_test_images: images in the test part.
-        pixel_mean: about the mean of the pixels' values.
-        pixel_scale: about their standard deviation.
+        pixel_mean: approximate mean of the pixel values.
+        pixel_scale: their approximate standard deviation.
         load: `load()` returns the training and the test part, the same at every call.
     """
 
@@ -70,7 +70,7 @@ class ImageSet:
 
 
 def check_image_size(image_size: int) -> None:
-    """Raises DataError for a height and width that images cannot be brought to.
+    """Raises DataError for an unsupported image size.
 
     Example:
         >>> check_image_size(4)
@@ -86,14 +86,14 @@ def check_image_size(image_size: int) -> None:
 
 
 def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of a stratified 80/20 split: the same for the same labels, whatever else is random in a run.
+    """Row numbers of a stratified 80/20 split, which depends on the labels alone, not on the seed of a run.
 
     Args:
         labels: the class of each row; every class at least twice.
 
     Returns:
-        The rows of the training part and of the test part. Each class has the same share of both, as nearly as whole
-        rows allow.
+        The rows of the training part and of the test part. Each class makes up the same fraction of both, up to
+        rounding.
 
     Example:
         >>> train, test = split_rows(np.repeat([0, 1], 10))

@@ -1,4 +1,4 @@
-"""How training images are moved about: turned, scaled, shifted a little, each by numbers of its own."""
+"""Random affine transformation of training images: slight rotation, zoom and shift, drawn for each image."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ImageMoves:
-    """How far images are moved at random; each amount is drawn evenly between its bounds.
+    """The range of random affine transformations; each amount is drawn uniformly between its bounds.
 
     Args:
-        rotation: turned by up to this angle either way, in radians.
-        zoom: height and width each scaled by exp(-zoom) to exp(zoom).
-        shift: shifted by up to this part of the image's size, up or down and sideways.
+        rotation: the largest angle, in radians, in either direction.
+        zoom: height and width are each scaled by exp(-zoom) to exp(zoom).
+        shift: the largest shift as a fraction of the image size, vertically and horizontally.
 
     Example:
         >>> ImageMoves(shift=0.5).transforms(np.random.default_rng(0), num_images=3, image_size=8).shape
@@ -24,9 +24,9 @@ class ImageMoves:
     shift: float = 0.1
 
     def transforms(self, generator: np.random.Generator, num_images: int, image_size: int) -> np.ndarray:
-        r"""One affine transform for each image, as TensorFlow's `ImageProjectiveTransformV3` takes them.
+        r"""One affine transform for each image, in the form that TensorFlow's `ImageProjectiveTransformV3` expects.
 
-        The pixel at $(x, y)$ of the moved image is that of the image at
+        The pixel at $(x, y)$ of the transformed image is that of the image at
         $(a_0 x + a_1 y + a_2, \; b_0 x + b_1 y + b_2)$.
 
         Returns:
@@ -36,7 +36,7 @@ class ImageMoves:
         angle, scale_x, scale_y = self.rotation * angle, np.exp(self.zoom * zoom_x), np.exp(self.zoom * zoom_y)
         a0, a1 = scale_x * np.cos(angle), -scale_x * np.sin(angle)
         b0, b1 = scale_y * np.sin(angle), scale_y * np.cos(angle)
-        middle = (image_size - 1) / 2  # turned and scaled about the middle
+        middle = (image_size - 1) / 2  # rotation and zoom are about the center
         a2 = middle - (a0 + a1) * middle + self.shift * shift_x * image_size
         b2 = middle - (b0 + b1) * middle + self.shift * shift_y * image_size
         zero = np.zeros(num_images)

@@ -1,7 +1,7 @@
-"""Normal noise beside batches: drawn by numpy from seed and epoch, so that an epoch can be repeated exactly.
+"""Normal noise paired with batches: drawn by NumPy from seed and epoch, so that an epoch is reproducible.
 
-Noise that is part of the data needs no random operation in the step: every replica gets its own rows of it, and N
-replicas see what one device sees.
+Noise that is part of the data needs no random operation in the step: every replica gets its own rows, and N replicas
+see the same noise as one device.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.data.epoch_positions import Shard, shard_rows
 
-_STREAM = 2  # keeps these numbers apart from those that order and move the examples
+_STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
 
 
 def with_noise(
@@ -24,15 +24,15 @@ def with_noise(
     start_step: int = 0,
     shard: Shard | None = None,
 ) -> Any:
-    """A data set of (batch, noise) with noise of shape (rows of the batch, size) and a standard normal distribution.
+    """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
 
     Args:
-        batches: a finite data set; only its last batch may have fewer rows than `global_batch_size`.
+        batches: a finite dataset; only its last batch may have fewer rows than `global_batch_size`.
         size: noise values for each row.
         global_batch_size: rows of a full batch.
-        seed, epoch: decide the noise.
-        start_step: the place of the first batch in the epoch, from 0.
-        shard: (index, count): batches hold the rows of worker `index` out of `count` only; None for all.
+        seed, epoch: determine the noise.
+        start_step: index of the first batch in the epoch.
+        shard: (index, count): batches hold only the rows of worker `index` out of `count`; None for all.
 
     Example:
         >>> batches = tf.data.Dataset.range(5).batch(2)

@@ -1,4 +1,4 @@
-"""Images from TFRecord files, read by record number."""
+"""Images from TFRecord files, read by record index."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ImageFeatures:
 
     Args:
         image: the bytes of a PNG or JPEG file.
-        label: the class as a whole number, or "" for none.
-        text: the class's name, or "" for none.
+        label: the class as an integer, or "" for none.
+        text: the name of the class, or "" for none.
     """
 
     image: str = "image/encoded"
@@ -54,11 +54,11 @@ class RecordImages(EncodedImages):
         return len(self._index)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these numbers."""
+        """The bytes of the images with these indices."""
         return [decode_example(self._index.read(int(row)))[self._feature][0] for row in rows]
 
     def identity(self) -> str:
-        """A text that is another one when the images are others."""
+        """A string that differs for different images."""
         return f"{self._index.identity()} {self._feature}"
 
 
@@ -69,22 +69,23 @@ def read_tfrecord_images(
     class_names: Sequence[str] | None = None,
     features: ImageFeatures | None = None,
 ) -> ImageSet:
-    """The images of TFRecord files, each record of which is read and checked.
+    """The images of TFRecord files; every record is read and validated.
 
-    A record is a `tf.train.Example` with a PNG or JPEG image and its class, under the names of `ImageFeatures` or as
-    TensorFlow Datasets names them (`image`, `label`). Where the files' names have the word train and others have test
-    (or validation), those are the parts; otherwise a stratified fifth of the images is kept for testing.
+    A record is a `tf.train.Example` with a PNG or JPEG image and its class, under the names of `ImageFeatures` or
+    those of TensorFlow Datasets (`image`, `label`). If some file names contain train and the others test (or
+    validation), those are the parts; otherwise a stratified fifth of the images is held out for testing.
 
-    Records are read by number: shuffled by index, each worker its own, and none that comes before where a run goes on.
+    Random access to records means exact shuffling: each worker reads only its own records, and a resumed run skips
+    the records before its position without reading them.
 
     Args:
         place: a folder, a pattern such as `data/*.tfrecord`, or one file; or the files of each part.
-        image_size: height and width in pixels to which images are brought; None for what suits them.
-        class_names: a name for each number; None: the text beside the number, or the number itself.
-        features: where image and class stand in a record; None: as said above.
+        image_size: height and width in pixels to resize images to; None for `default_image_size`.
+        class_names: a name for each label; None for the text stored with the label, or the label itself.
+        features: the features of a record that hold image and class; None to detect them as above.
 
     Raises:
-        DataError: if a record is damaged (file and record are named), has no image or class, or classes do not fit.
+        DataError: if a record is corrupt (file and record are named), has no image or class, or classes do not match.
 
     Example:
         >>> import io, tempfile
@@ -123,7 +124,7 @@ def read_tfrecord_images(
 
 
 def _parts(place: str, paths: list[Path]) -> list[list[Path]]:
-    """The files to train on and to test with, or all of them in one part."""
+    """The training files and the test files, or all files as one part."""
     if not paths:
         raise DataError(f"There is no TFRecord file at {place}. Their names end in .tfrecord.")
     groups: dict[str, list[Path]] = {}
@@ -151,7 +152,7 @@ def _features(index: RecordIndex) -> ImageFeatures:
 
 
 def _labels(index: RecordIndex, features: ImageFeatures) -> Iterator[tuple[int | str, str]]:
-    """What each record says of its class: a number (or a text where there is none), and a text."""
+    """The class in each record: an integer (or its text if there is none), and a text."""
     for row in range(len(index)):
         try:
             example = decode_example(index.read(row))
@@ -169,7 +170,7 @@ def _labels(index: RecordIndex, features: ImageFeatures) -> Iterator[tuple[int |
 
 
 def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:
-    """The text of each example's class where there are texts; otherwise its number."""
+    """The text of each example's class if all have one; otherwise its integer."""
     pairs = {pair for part in parts for pair in part}
     if not all(text for _, text in pairs):
         return [[label for label, _ in part] for part in parts]

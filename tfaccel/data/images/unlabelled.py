@@ -1,4 +1,4 @@
-"""Examples to model without looking at their classes: images or rows of numbers, under one interface."""
+"""Examples for unsupervised models: images or rows of numbers, under one interface."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TRAIN, TEST = "train", "test"
 
 
 class Unlabelled(ABC):
-    """Examples of one shape in a training and a test part.
+    """Examples of equal shape, in a training and a test part.
 
     Attributes:
         shape: of one example.
-        is_image: whether values are grey values from 0 to 1; otherwise they are standardised numbers.
+        is_image: whether values are pixel values from 0 to 1; otherwise they are standardized numbers.
         num_examples: part -> number of examples.
-        class_names: a name for each class; classes serve to color pictures alone.
+        class_names: a name for each class; classes only color plots.
     """
 
     shape: tuple[int, ...]
@@ -38,16 +38,16 @@ class Unlabelled(ABC):
     ) -> Any:
         """One epoch of full batches of training examples as a `tf.data.Dataset`.
 
-        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
 
     @abstractmethod
     def in_order(self, part: str, global_batch_size: int) -> Any:
-        """The examples of a part as a `tf.data.Dataset` of batches; the last batch may have fewer."""
+        """The examples of a part as a `tf.data.Dataset` of batches; the last batch may be smaller."""
 
     @abstractmethod
     def labels(self, part: str) -> np.ndarray:
-        """The class of each example in order, a number from 0."""
+        """The class index of each example, in order."""
 
     @abstractmethod
     def names(self, part: str) -> list[str]:
@@ -55,10 +55,10 @@ class Unlabelled(ABC):
 
 
 class UnlabelledImages(Unlabelled):
-    """An image set's images as grey values (or colors) from 0 to 1.
+    """The images of an image set, with pixel values from 0 to 1.
 
     Args:
-        images: the images. Pixel values that are no bytes are cut off two standard deviations from their mean.
+        images: the images. Pixel values that are not uint8 are clipped at two standard deviations from their mean.
     """
 
     is_image = True
@@ -72,7 +72,7 @@ class UnlabelledImages(Unlabelled):
     def shuffled(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
     ) -> Any:
-        """Images as they are, in an order that follows from seed and epoch."""
+        """Images without augmentation, in an order determined by seed and epoch."""
         batches = self._batches(TEST).train(
             global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard
         )
@@ -83,11 +83,11 @@ class UnlabelledImages(Unlabelled):
         return self._batches(part).test(global_batch_size).map(lambda pixels, labels: self._values(pixels))
 
     def labels(self, part: str) -> np.ndarray:
-        """The images' classes."""
+        """The labels of the images."""
         return self._images.load()[part == TEST].labels
 
     def names(self, part: str) -> list[str]:
-        """File names, or the part and a number from 0."""
+        """File names, or the part and an index."""
         images = self._images.load()[part == TEST].images
         return list(images) if isinstance(images, tuple) else [f"{part} {number}" for number in range(len(images))]
 
@@ -123,7 +123,7 @@ class UnlabelledRows(Unlabelled):
     def shuffled(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
     ) -> Any:
-        """Rows in an order that follows from seed and epoch."""
+        """Rows in an order determined by seed and epoch."""
         from tfaccel.data.pipeline import array_batches
 
         num_rows = self.num_examples[TRAIN]
@@ -142,5 +142,5 @@ class UnlabelledRows(Unlabelled):
         return np.zeros(self.num_examples[part], np.int64)
 
     def names(self, part: str) -> list[str]:
-        """The rows' numbers below the header, from 1."""
+        """Row numbers below the header, from 1."""
         return [f"row {number + 1}" for number in self._numbers[part]]

@@ -1,4 +1,4 @@
-"""Augmentation of windows of a series: values jittered, columns scaled, by numbers that are fixed for each epoch."""
+"""Augmentation of windows of a series: jittered values and scaled columns, with random numbers fixed for each epoch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NUM_NOISE = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesAugmentation:
-    r"""How the past is changed at random, in standard deviations of each column from its mean.
+    r"""Random augmentation of the past, in units of the standard deviation of each column.
 
-    A window's value $x_{tc}$ in column c, so standardised, becomes $s_c x_{tc} + j_{tc}$, with $j_{tc}$ from a normal
+    A standardized value $x_{tc}$ of a window in column c becomes $s_c x_{tc} + j_{tc}$, with $j_{tc}$ from a normal
     distribution with mean 0, and one factor $s_c$ for each window and column from a normal distribution with mean 1.
-    What is to be forecast stays as it is.
+    The future is not changed.
 
     Args:
         jitter: standard deviation of $j_{tc}$.
         scaling: standard deviation of $s_c$.
 
     Raises:
-        DataError: for numbers below 0.
+        DataError: for negative values.
 
     Source: T. Um et al., Data augmentation of wearable sensor data for Parkinson's disease monitoring using
     convolutional neural networks, 2017, https://arxiv.org/abs/1706.00527.
@@ -47,7 +47,7 @@ class SeriesAugmentation:
             raise DataError(f"`jitter` and `scaling` must be at least 0. Received: {self}.")
 
     def numbers(self, generator: np.random.Generator, num_windows: int, num_columns: int) -> dict[str, np.ndarray]:
-        """The random numbers of an epoch: for each window its factors, and where its jitter begins among fixed noise.
+        """The random numbers of an epoch: the factors of each window, and the offset of its jitter in fixed noise.
 
         Returns:
             "scale": float32, of shape (num_windows, num_columns), and "offset": int64, of shape (num_windows,).
@@ -56,11 +56,11 @@ class SeriesAugmentation:
         return {"scale": scale, "offset": generator.integers(0, _NUM_NOISE, num_windows)}
 
     def apply(self, past: Any, numbers: dict[str, Any]) -> Any:
-        """Windows of the past, changed by the numbers that were drawn for them.
+        """Augments windows of the past with the numbers drawn for them.
 
         Args:
-            past: a float32 tensor of shape (num_windows, window, num_columns), standardised.
-            numbers: as `numbers` returns them, for these windows.
+            past: a float32 tensor of shape (num_windows, window, num_columns), standardized.
+            numbers: the output of `numbers` for these windows.
         """
         import tensorflow as tf
 
@@ -74,7 +74,7 @@ class SeriesAugmentation:
 
 @functools.cache
 def _noise() -> np.ndarray:
-    """Numbers from the standard normal distribution, always the same ones; a window takes a piece of them."""
+    """Fixed standard normal noise, of which each window takes a slice."""
     return np.random.default_rng(0).standard_normal(_NUM_NOISE, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Batches of windows of a series as `tf.data`, in an order that follows from seed and epoch."""
+"""Batches of windows of a series as `tf.data`, in an order determined by seed and epoch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tfaccel.data.series.series_set import SeriesSet
 
 
 class SeriesBatches:
-    """Windows of the past, and what came behind them.
+    """Windows of the past and the future after each.
 
     Args:
-        series: what to cut windows from.
+        series: the series.
         window: rows of the past that the model sees.
         horizon: rows that it forecasts.
-        augmentation: how the past is changed at random in training; None: it is not.
+        augmentation: random augmentation of the past in training; None for none.
 
     Raises:
-        DataError: if the series is too short for them.
+        DataError: if the series is too short for window and horizon.
 
     Example:
         >>> from tfaccel.data.series.series_set import pendulum_series
@@ -60,12 +60,12 @@ class SeriesBatches:
 
     @property
     def calibration_starts(self) -> np.ndarray:
-        """The first forecast row of each window whose forecast lies behind the fitted rows, in the training part."""
+        """The first forecast row of each window whose forecast is after the fitted rows, in the training part."""
         return np.arange(self._series.num_fitted, self._series.num_train - self._horizon + 1)
 
     @property
     def test_starts(self) -> np.ndarray:
-        """The first forecast row of each test window: their forecasts lie in the test part, side by side."""
+        """The first forecast row of each test window; the forecasts are contiguous and within the test part."""
         last = len(self._series.values) - self._horizon
         return np.arange(max(self._series.num_train, self._window), last + 1, self._horizon)
 
@@ -75,12 +75,12 @@ class SeriesBatches:
         """One epoch of full batches: the past, of shape (rows, window, num_columns), and the future, of shape (rows,
         horizon, num_targets, 1), both float32.
 
-        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
         return self._pipeline.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test windows in order of time; the last batch may have fewer."""
+        """The test windows in chronological order; the last batch may be smaller."""
         starts = self.test_starts
         pipeline = Pipeline(
             lambda rows: self._windows_at(tf.gather(starts, rows)), num_examples=len(starts), cache=None

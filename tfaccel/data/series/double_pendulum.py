@@ -1,11 +1,11 @@
-"""A double pendulum computed from its equations of motion: a series that no season describes well."""
+"""A double pendulum, integrated from its equations of motion: a series without a clear season."""
 
 from __future__ import annotations
 
 import numpy as np
 
 GRAVITY = 9.81  # m/s²
-_STEPS_BETWEEN = 10  # of the integration, between two samples
+_STEPS_BETWEEN = 10  # integration steps between two samples
 
 
 def double_pendulum(
@@ -25,14 +25,14 @@ def double_pendulum(
     \ddot\theta_2 = \frac{2 \sin\delta (2 \dot\theta_1^2 + 2 g \cos\theta_1 + \dot\theta_2^2 \cos\delta)}
     {3 - \cos 2\delta}$$
 
-    integrated by the Runge-Kutta method of fourth order from rest.
+    integrated from rest with the fourth-order Runge-Kutta method.
 
     Args:
-        num_samples: how many to give.
-        sample_seconds: time between two of them.
-        angles: at the start, in radians from hanging down.
-        noise: standard deviation of the error of measurement, in radians.
-        seed: decides that error.
+        num_samples: number of samples.
+        sample_seconds: time between two samples.
+        angles: initial angles, in radians from hanging down.
+        noise: standard deviation of the measurement error, in radians.
+        seed: determines that error.
 
     Returns:
         Both angles in radians, of shape (num_samples, 2), float64.
@@ -56,7 +56,7 @@ def double_pendulum(
 
 
 def derivative(state: np.ndarray) -> np.ndarray:
-    """Velocities and accelerations of a state (both angles, then both velocities), in radians and seconds."""
+    """The time derivative of a state (both angles, then both velocities), in radians and seconds."""
     angle_1, angle_2, velocity_1, velocity_2 = state.tolist()
     sin, cos = np.sin(angle_1 - angle_2), np.cos(angle_1 - angle_2)
     below = 3 - np.cos(2 * (angle_1 - angle_2))
@@ -67,7 +67,7 @@ def derivative(state: np.ndarray) -> np.ndarray:
 
 
 def energy(state: np.ndarray) -> float:
-    """Energy of a state in joules, which motion without friction keeps; 0 when hanging at rest.
+    """Energy of a state in joules, which is conserved without friction; 0 when hanging at rest.
 
     Example:
         >>> energy(np.zeros(4))

@@ -1,4 +1,4 @@
-"""The season of a series, and the forecast that repeats the last one."""
+"""The season length of a series, and the seasonal naive forecast."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ _MAX_FRACTION = 1 / 3  # of the series
 
 
 def season_length(values: np.ndarray) -> int:
-    """The number of steps after which a series is most like itself, by the highest peak of its autocorrelation.
+    """The season length of a series: the lag of the highest peak of its autocorrelation.
 
     Args:
         values: of shape (num_times, num_columns); the columns' autocorrelations are averaged.
 
     Returns:
-        At least 1, which stands for no season: the last value is then repeated.
+        At least 1, which means no season: the naive forecast then repeats the last value.
 
     Example:
         >>> season_length(np.sin(2 * np.pi * np.arange(120) / 12)[:, np.newaxis])
@@ -37,9 +37,9 @@ def seasonal_naive(values: np.ndarray, starts: np.ndarray, *, horizon: int, seas
 
     Args:
         values: the series, of shape (num_times, num_columns).
-        starts: the first time of each forecast.
-        horizon: times that are forecast.
-        season: steps of a season; each start is at least as late.
+        starts: the first time step of each forecast.
+        horizon: number of time steps to forecast.
+        season: season length; no start may be smaller.
 
     Returns:
         Of shape (num_starts, horizon, num_columns).

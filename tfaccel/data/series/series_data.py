@@ -1,4 +1,4 @@
-"""The data of a workload of series: windows of the past, and what came behind them."""
+"""The data of a forecasting workload: windows of the past and the future after each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class SeriesData(Batches):
     """Batches of windows of a series; see `tfaccel.data.series.batches`. The series is `source`.
 
     Args:
-        series: what to cut windows from, a `SeriesSet`.
+        series: a `SeriesSet`.
         window: rows of the past that the model sees.
         horizon: rows that it forecasts.
-        augmentation: "none", or "jitter": a little random jitter and scale of the past.
+        augmentation: "none", or "jitter" for slight random jitter and scaling of the past.
 
     Raises:
-        DataError: if the series is too short for them.
+        DataError: if the series is too short for window and horizon.
 
     Example:
         >>> from tfaccel.data import pendulum_series
@@ -38,13 +38,13 @@ class SeriesData(Batches):
         super().__init__(series, self._batches, num_train_examples=series.num_windows(window, horizon))
 
     def windows(self, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The windows of a part, in order of time.
+        """The windows of a part, in chronological order.
 
         Args:
             part: "test", or "calibration": the end of the training part, which the model is not fitted to.
 
         Returns:
-            The first row that is forecast, of shape (num_windows,); the past, of shape (num_windows, window,
+            The first forecast row, of shape (num_windows,); the past, of shape (num_windows, window,
             num_columns); and the future of the targets, of shape (num_windows, horizon, num_targets).
         """
         starts = getattr(self.made(), f"{part}_starts")

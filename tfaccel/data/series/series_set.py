@@ -1,4 +1,4 @@
-"""The noun `SeriesSet`: numbers over time, cut by time into a training and a test part."""
+"""`SeriesSet`: a time series, split chronologically into a training and a test part."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
 TEST_PART = 0.2
-CALIBRATION_PART = 0.1  # of the training part, its end
+CALIBRATION_PART = 0.1  # the end of the training part
 _NUM_PENDULUM_SAMPLES = 4000
 _PENDULUM_SECONDS = 0.05
-_UNEVEN = 1.5  # times the usual step: a gap
+_UNEVEN = 1.5  # a step of more times the median is a gap
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesSet:
-    """Numbers over time.
+    """A time series.
 
     Args:
-        source: where they are from.
-        names: of the columns, all of which the model sees.
-        targets: numbers of the columns that are forecast.
+        source: where it is from.
+        names: the column names; the model sees all columns.
+        targets: indices of the columns to forecast.
         values: float32, of shape (num_times, num_columns).
-        num_train: rows of the training part; the others come later in time, for testing. The last tenth of the training
-            part is kept for making intervals as wide as they have to be.
-        report: {"num_imputed": column -> values that were filled in, "num_gaps": steps longer than usual,
+        num_train: rows of the training part; the later rows are for testing. The last tenth of the training part is
+            held out to calibrate prediction intervals.
+        report: {"num_imputed": column -> number of imputed values, "num_gaps": steps longer than usual,
             "ignored": columns without numbers}.
-        times: when the values were, dates (datetime64) or numbers, of shape (num_times,); None if that is not known.
+        times: the time of each row, dates (datetime64) or numbers, of shape (num_times,); None if unknown.
     """
 
     source: str
@@ -58,15 +58,15 @@ class SeriesSet:
         return self.num_train - round(CALIBRATION_PART * self.num_train)
 
     def means_and_deviations(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each column in the training part; 1 in place of a deviation of 0."""
+        """Mean and standard deviation of each column in the training part; a deviation of 0 becomes 1."""
         values = self.values[: self.num_train].astype(np.float64)
         return values.mean(axis=0).tolist(), [deviation or 1.0 for deviation in values.std(axis=0).tolist()]
 
     def num_windows(self, window: int, horizon: int) -> int:
-        """Windows to train on: all whose forecast ends among the rows that models are fitted to.
+        """Number of training windows, whose forecasts end among the rows that models are fitted to.
 
         Raises:
-            DataError: if the parts are too short for a window of the past and a horizon behind it.
+            DataError: if the parts are too short for window and horizon.
         """
         num_test = len(self.values) - self.num_train
         if self.num_fitted < window + horizon + 1 or num_test < horizon:
@@ -77,7 +77,7 @@ class SeriesSet:
         return self.num_fitted - window - horizon + 1
 
     def to_json(self) -> dict[str, Any]:
-        """What the model's inputs and outputs are, as JSON-serialisable data."""
+        """The model's inputs and outputs as JSON-serializable data."""
         about = asdict(self)
         del about["values"], about["times"]
         return {**about, "target_names": self.target_names, "num_test": len(self.values) - self.num_train}
@@ -104,19 +104,19 @@ def pendulum_series() -> SeriesSet:
 def read_series(
     path: str | os.PathLike[str], *, time_column: str | None, target: str | None = None, encoding: str = "utf-8"
 ) -> SeriesSet:
-    """The series in a CSV or Parquet file, a row for each time, the last fifth of the rows for testing.
+    """The series in a CSV or Parquet file, with a row for each time; the last fifth of the rows is for testing.
 
-    Missing numbers are filled in along a straight line between their neighbours. Columns without numbers are not used.
+    Missing values are linearly interpolated. Columns without numbers are ignored.
 
     Args:
         path: the file.
-        time_column: the column with the times: numbers, or dates as ISO 8601 writes them.
-        target: the column that is forecast, or several with commas between; None for all.
+        time_column: the column with the times: numbers, or ISO 8601 dates.
+        target: the column to forecast, or several separated by commas; None for all.
         encoding: of a CSV file.
 
     Raises:
-        DataError: if the file cannot be read, a column is missing, a time cannot be read or is not later than the one
-            before (the row is named), or there is no number to forecast.
+        DataError: if the file cannot be read, a column is missing, a time is invalid or not later than the one before
+            (the row is named), or there are no numbers to forecast.
 
     Example:
         >>> import pathlib, tempfile
@@ -167,7 +167,7 @@ def read_series(
 
 
 def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Times as dates where they are dates, and as numbers (seconds for dates); each later than the one before."""
+    """Strictly increasing times: as dates if they are dates, and as numbers (seconds for dates)."""
     times: list[float] = []
     has_dates = False
     for row, text in enumerate(column.texts().tolist(), 1):

@@ -1,1 +1,1 @@
-"""Texts: files, vocabularies and batches of token ids."""
+"""Text datasets: files, vocabularies and batches of token ids."""

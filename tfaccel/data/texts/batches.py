@@ -1,4 +1,4 @@
-"""Batches of encoded texts as `tf.data`: rows of arrays of a fixed width, in an order that seed and epoch decide."""
+"""Batches of encoded texts as `tf.data`: rows of fixed-width arrays, in an order determined by seed and epoch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ RandomChange = Callable[[Any, np.random.Generator], Any]
 
 
 class TextBatches:
-    """The batches of arrays that lie in memory.
+    """Batches of in-memory arrays.
 
     Args:
-        train: a nest of arrays (tuples and dictionaries), each with one row an example: what the model is trained on.
-        test: the same of the examples to test with.
-        change: `change(train, generator)` gives the training arrays of an epoch, changed at random; None to leave them.
+        train: the training examples: a nest of arrays (tuples and dictionaries) with one row per example.
+        test: the test examples, likewise.
+        change: `change(train, generator)` returns the randomly augmented training arrays of an epoch; None for no
+            augmentation.
 
     Example:
         >>> batches = TextBatches(train=(np.zeros((8, 5)), np.arange(8)), test=(np.zeros((3, 5)), np.arange(3)))
@@ -44,9 +45,9 @@ class TextBatches:
         shard: Shard | None = None,
         num_epochs: int = 1,
     ) -> tf.data.Dataset:
-        """Full batches of an epoch; the examples left over are other ones in each epoch.
+        """Full batches of an epoch; each epoch drops different leftover examples.
 
-        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_rows = num_examples(self._train)
         num_used = num_rows // global_batch_size * global_batch_size
@@ -57,14 +58,14 @@ class TextBatches:
         return array_batches(joined(epochs), positions)
 
     def _epoch(self, seed: int, epoch: int, num_used: int) -> Any:
-        """The training arrays of an epoch, in its order and changed at random."""
+        """The training arrays of an epoch, shuffled and augmented."""
         generator = np.random.default_rng([seed, epoch])
         rows = generator.permutation(num_examples(self._train))[:num_used]
         data = tf.nest.map_structure(lambda array: array[rows], self._train)
         return data if self._change is None else self._change(data, generator)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test examples in their order; the last batch may have fewer."""
+        """The test examples in order; the last batch may be smaller."""
         return _in_order(self._test, global_batch_size)
 
 
@@ -74,23 +75,23 @@ def num_examples(arrays: Any) -> int:
 
 
 def _in_order(arrays: Any, global_batch_size: int) -> tf.data.Dataset:
-    """Batches of arrays as they are; the last one may have fewer rows."""
+    """Batches of arrays in order; the last one may be smaller."""
     with tf.device("/CPU:0"):
         return untuned(tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size))
 
 
 class TextPieces:
-    """The batches of pieces of a long text: tokens, and for each the token after it.
+    """Batches of sequences from a long text: token ids, and for each the id of the next token.
 
     Args:
-        train: the tokens of the text to train on, int32.
-        test: the tokens of the text to test with.
-        length: tokens of a piece.
-        stride: tokens from the start of one training piece to that of the next; below `length` they overlap. Pieces
-            for testing do not.
+        train: the token ids of the training text, int32.
+        test: the token ids of the test text.
+        length: tokens in a sequence.
+        stride: tokens from the start of one training sequence to the next; below `length` they overlap. Test
+            sequences do not overlap.
 
     Raises:
-        DataError: if a text is not longer than one piece.
+        DataError: if a text is not longer than one sequence.
 
     Example:
         >>> pieces = TextPieces(np.arange(100, dtype="int32"), np.arange(20, dtype="int32"), length=8, stride=4)
@@ -108,9 +109,9 @@ class TextPieces:
     def train(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
     ) -> tf.data.Dataset:
-        """One epoch of full batches, which begins at another token of the first `stride` each time.
+        """One epoch of full batches; each epoch starts at a random offset below `stride`.
 
-        Arguments and errors are those of `tfaccel.data.pipeline.Pipeline.train`.
+        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
         generator = np.random.default_rng([seed, epoch])
         num_pieces = (len(self._train) - self._length - 1) // self._stride
@@ -120,7 +121,7 @@ class TextPieces:
             return untuned(tf.data.Dataset.from_tensor_slices(self._pieces(self._train, starts[positions])))
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The text to test with, piece by piece; the rest at its end is left out."""
+        """The test text, sequence by sequence; the remainder is dropped."""
         starts = np.arange(0, len(self._test) - self._length, self._length)
         return _in_order(self._pieces(self._test, starts), global_batch_size)
 

@@ -1,4 +1,4 @@
-"""Dates written in many ways, in three languages, and as ISO 8601 writes them."""
+"""Dates in many formats and three languages, paired with their ISO 8601 form."""
 
 import datetime
 import random
@@ -52,7 +52,7 @@ DAYS = {
     "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
     "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
 }
-# Numbers alone are told apart by their signs: a point has the day first, a slash the month (or the year).
+# Numeric dates differ by separator: with dots the day comes first, with slashes the month (or the year).
 _FORMS = (
     ("en", "{d} {month} {y}"),
     ("en", "{month} {d}, {y}"),
@@ -78,7 +78,7 @@ _FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 
 def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:
-    """Different dates between 1900 and 2099, each as somebody might write it and in ISO format.
+    """Distinct dates from 1900 to 2099, each in a random format and in ISO format.
 
     Example:
         >>> date_pairs(2, seed=0)
@@ -91,7 +91,7 @@ def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:
 
 
 def write_date(date: datetime.date, generator: random.Random) -> str:
-    """A date in one of 19 forms; one in four in capital or small letters only."""
+    """A date in one of 19 formats; one in four is all uppercase or all lowercase."""
     language, form = generator.choice(_FORMS)
     month, day = MONTHS[language][date.month - 1], DAYS[language][date.weekday()]
     text = form.format(d=date.day, m=date.month, y=date.year, month=month, mon=month[:3], day=day, nth=_nth(date.day))

@@ -1,7 +1,7 @@
-"""CPython's own documentation, which every Python carries as `pydoc_data.topics`: passages and entries of its topics.
+"""CPython's documentation, which ships with every Python as `pydoc_data.topics`: passages and entries of its topics.
 
-Many topics stand inside others ("compound" holds "if", "while" ...). A paragraph counts for the shortest topic that has
-it, so no text is in two topics, and parts that are cut by topic share none.
+Some topics contain others ("compound" contains "if", "while" ...). A paragraph is assigned to the shortest topic that
+contains it, so topics share no text, and neither do the training and the test part, which are split by topic.
 """
 
 import functools
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tfaccel.data.texts.sentences import first_sentence
 
-# Chapter group -> topics. Those after the bar are held out for testing: about a fifth of each group's text.
+# Chapter group -> topics. Topics after the bar are held out for testing: about a fifth of each group's text.
 _GROUPS = {
     "statements": "assert assignment async augassign break class compound continue else for function global if nonlocal"
     " pass raise try while yield | del import return with",
@@ -37,10 +37,10 @@ class Topic:
     """One topic of the documentation.
 
     Args:
-        name: its name, as `help()` takes it.
-        group: the chapter group it is from, one of `GROUP_NAMES`.
-        is_held_out: whether it is kept for testing.
-        paragraphs: its paragraphs, without those that a shorter topic has.
+        name: the name that `help()` takes.
+        group: its chapter group, one of `GROUP_NAMES`.
+        is_held_out: whether it is held out for testing.
+        paragraphs: its paragraphs, without those of a shorter topic.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Topic:
     paragraphs: tuple[str, ...]
 
     def passages(self) -> tuple[str, ...]:
-        """Its text in passages of 30 words or a little more, without headings; the rest at its end is left out."""
+        """Its text in passages of slightly more than 30 words, without headings; the remainder is dropped."""
         found, words = [], []
         for paragraph in self.paragraphs:
             if _HEADING.match(paragraph):
@@ -61,19 +61,19 @@ class Topic:
         return tuple(found)
 
     def entries(self) -> tuple[tuple[str, str], ...]:
-        """Its entries (sections, and the definitions in them) as pairs: the text without its first sentence; that
-        sentence. Entries that hold little besides are left out."""
+        """Its entries (sections, and the definitions in them) as pairs: the text after the first sentence, and that
+        sentence. Entries with little other text are dropped."""
         return _without_first_sentence(self._entry_texts())
 
     def prose(self) -> tuple[tuple[str, str], ...]:
-        """Its paragraphs that are no headings, grammar or code, as pairs like those of `entries`."""
+        """Its paragraphs other than headings, grammar and code, as pairs like those of `entries`."""
         texts = (
             text for text in self.paragraphs if not _HEADING.match(text) and "::=" not in text and ">>>" not in text
         )
         return _without_first_sentence(texts)
 
     def _entry_texts(self) -> Iterator[str]:
-        """Text from each heading or definition (a line at the margin, its text further in) up to the next one."""
+        """The text from each heading or definition (a line whose text is indented below it) to the next one."""
         entry: list[str] = []
         for paragraph, following in zip(self.paragraphs, [*self.paragraphs[1:], ""], strict=False):
             indent, next_indent = _indent(paragraph), _indent(following)
@@ -88,7 +88,7 @@ class Topic:
 
 @functools.cache
 def documentation_topics() -> tuple[Topic, ...]:
-    """The topics, in the order of their names; the same names in every version of Python from 3.11 to 3.13.
+    """The topics in name order; the names are the same in Python 3.11 to 3.13.
 
     Example:
         >>> [topic.group for topic in documentation_topics() if topic.name in ("lambda", "while")]
@@ -102,7 +102,7 @@ def documentation_topics() -> tuple[Topic, ...]:
     for name in sorted(groups, key=lambda name: (len(topics[name]), name)):
         kept = []
         for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
-            # Headings are underlined in other ways in topics that hold others.
+            # Headings have other underlines in topics that contain others.
             key = paragraph.split("\n")[0] if _HEADING.match(paragraph) else " ".join(paragraph.split())
             if key and key not in taken:
                 taken.add(key)
@@ -113,7 +113,7 @@ def documentation_topics() -> tuple[Topic, ...]:
 
 
 def documentation_text(*, held_out: bool) -> str:
-    """The text of the topics to train on, or of those held out, one after the other.
+    """The concatenated text of the training topics, or of those held out.
 
     Example:
         >>> len(documentation_text(held_out=False)) > 3 * len(documentation_text(held_out=True))
@@ -123,7 +123,7 @@ def documentation_text(*, held_out: bool) -> str:
 
 
 def joined_text(topics: Iterable[Topic]) -> str:
-    """The text of topics, one after the other."""
+    """The concatenated text of topics."""
     return "\n\n\n".join("\n\n".join(topic.paragraphs) for topic in topics) + "\n"
 
 

@@ -13,10 +13,10 @@ _TEST_FRACTION = 0.1
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file, with every end of line as a newline.
+    """The text of a file, with line endings normalized to newlines.
 
     Raises:
-        DataError: if there is no such file, it cannot be read, it is empty, or it is not UTF-8 (the line is named).
+        DataError: if the file does not exist, cannot be read, is empty, or is not UTF-8 (the line is named).
 
     Example:
         >>> import tempfile
@@ -49,11 +49,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tuple[str, str]:
-    """The first nine tenths of the text of a file, to train on, and its last tenth, to test with.
+    """The first 90 % of the text of a file, for training, and the last 10 %, for testing.
 
     Args:
-        path: of the file.
-        min_characters: what each part must have at least.
+        path: the file.
+        min_characters: minimum length of each part.
 
     Raises:
         DataError: if the file cannot be read, or is too short.
@@ -75,11 +75,11 @@ def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tup
 
 
 def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Two columns of a CSV file whose first row names the columns. No value may be empty.
+    """Two columns of a CSV file with a header row. No value may be empty.
 
     Raises:
-        DataError: if the file cannot be read, lacks a column (with the nearest name), or a row is broken; its line
-            is named.
+        DataError: if the file cannot be read, lacks a column (the message suggests the closest name), or has a
+            malformed row (its line is named).
 
     Example:
         >>> import tempfile
@@ -98,7 +98,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
         for column in columns:
             _check_column(path, column, names)
         for row in reader:
-            if None in row:  # What is behind the last column; a comma in a text that is not quoted makes it.
+            if None in row:  # values after the last column, from an unquoted comma
                 raise DataError(
                     f"{path}, line {reader.line_num}: there are more values than the {len(names)} columns. "
                     'Put texts that hold commas in "quotation marks".'
@@ -109,7 +109,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
                     raise DataError(f"{path}, line {reader.line_num}: column {column!r} is empty. Fill or remove it.")
                 values.append(value)
     except csv.Error as error:
-        line = min(reader.line_num + 1, len(lines))  # The broken line is not counted.
+        line = min(reader.line_num + 1, len(lines))  # line_num does not count the malformed line.
         raise DataError(f"{path}, line {line}: {error}. Mend the row.") from error
     if not found[0]:
         raise DataError(f"{path} has no row below the names of its columns.")
@@ -125,10 +125,10 @@ def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -
 
 
 def read_aligned_lines(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """The lines of two files, of which each line of the first goes with the same line of the second.
+    """The lines of two line-aligned files.
 
     Raises:
-        DataError: if a file cannot be read, or a line of one has no line in the other; it is named.
+        DataError: if a file cannot be read, or a line has no counterpart in the other file (the line is named).
     """
     lines = [read_text(path).removesuffix("\n").split("\n") for path in (first, second)]
     if len(lines[0]) != len(lines[1]):

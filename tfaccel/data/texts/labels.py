@@ -1,4 +1,4 @@
-"""The noun `LabelledTexts`: texts with a class each, cut into a training and a test part."""
+"""`LabelledTexts`: texts with a class each, split into a training and a test part."""
 
 import os
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from tfaccel.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTexts:
-    """Texts with a class each, cut into a training and a test part.
+    """Texts with a class each, split into a training and a test part.
 
     Args:
         class_names: a name for each class.
-        train_texts: the texts to train on.
-        train_labels: the class of each, a number from 0.
-        test_texts: the texts to test with.
-        test_labels: the class of each.
+        train_texts: the training texts.
+        train_labels: the class index of each.
+        test_texts: the test texts.
+        test_labels: the class index of each.
     """
 
     class_names: tuple[str, ...]
@@ -48,18 +48,19 @@ def documentation_passages() -> LabelledTexts:
 def read_labelled_texts(
     data_dir: str | os.PathLike[str], *, text_column: str = "text", label_column: str = "label"
 ) -> LabelledTexts:
-    """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named data set.
+    """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
-    "tfds:NAME" is a data set of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`,
-    which say how they are split. Otherwise a stratified fifth of the texts is kept for testing, always the same one.
+    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`
+    for their splits. From other sources a stratified fifth of the texts, always the same, is held out for testing.
 
     Args:
-        data_dir: the file or folder, or the name of the data set.
-        text_column: the column of the texts, in a CSV file or data set.
+        data_dir: the file or folder, or the name of the dataset.
+        text_column: the column of the texts, in a CSV file or dataset.
         label_column: the column of their classes.
 
     Raises:
-        DataError: if something cannot be read (it is named), a class has fewer than two texts, or there is one only.
+        DataError: if something cannot be read (it is named), a class has fewer than two texts, or there is only one
+            class.
     """
     columns = {"text_column": text_column, "label_column": label_column}
     if str(data_dir).startswith("tfds:"):
@@ -87,12 +88,12 @@ def read_labelled_texts(
 def labelled_texts(
     class_names: Sequence[str], texts: Sequence[Sequence[str]], labels: Sequence[np.ndarray], source: str
 ) -> LabelledTexts:
-    """The texts of a training and a test part, or of one part, a stratified fifth of which is kept for testing.
+    """The texts of a training and a test part, or of one part, of which a stratified fifth is held out for testing.
 
     Args:
         class_names: a name for each class.
         texts: the texts of each part.
-        labels: the class of each text of each part, a number from 0.
+        labels: the class index of each text of each part.
         source: where the texts are from, for messages.
 
     Raises:
@@ -107,7 +108,7 @@ def labelled_texts(
     rarest = class_names[int(counts.argmin())]
     if len(texts) == 1 and counts.min() == 1:
         raise DataError(
-            f"Class {rarest!r} in {source} has one text; two are the least, one to train on and one to test with."
+            f"Class {rarest!r} in {source} has one text; it needs at least two, one to train on and one to test with."
         )
     if not counts.min():
         raise DataError(f"Class {rarest!r} in {source} has no text to train on.")

@@ -1,4 +1,4 @@
-"""The noun `TextPairs`: texts and what is to be written for each, cut into a training and a test part."""
+"""`TextPairs`: source and target texts, split into a training and a test part."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ TEST_PART = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class TextPairs:
-    """Texts and what is to be written for each, cut into a training and a test part.
+    """Pairs of source and target texts, split into a training and a test part.
 
     Args:
-        train: pairs of a text and what is to be written for it.
-        test: the same, to test with.
+        train: the training pairs.
+        test: the test pairs.
     """
 
     train: tuple[tuple[str, str], ...]
@@ -31,7 +31,7 @@ class TextPairs:
 
     @classmethod
     def cut(cls, pairs: Sequence[tuple[str, str]], name: str) -> Self:
-        """Pairs with a tenth of them, always the same ones, kept for testing. Repeated pairs count once.
+        """Holds out a tenth of the pairs, always the same, for testing. Duplicate pairs are dropped.
 
         Raises:
             DataError: if there are fewer than two.
@@ -49,16 +49,16 @@ class TextPairs:
 
 
 def dates_in_words(*, num_train: int = 10_000, num_test: int = 1_000) -> TextPairs:
-    """Dates written in many ways and in ISO format, the same at every call; no date is in both parts."""
+    """Dates in many formats, paired with their ISO format; the same at every call. No date is in both parts."""
     pairs = date_pairs(num_train + num_test, seed=0)
     return TextPairs(train=tuple(pairs[:num_train]), test=tuple(pairs[num_train:]))
 
 
 def read_translations(data_dir: str | os.PathLike[str]) -> TextPairs:
-    """The lines of `source.txt` in a folder, with those of `target.txt`.
+    """The aligned lines of `source.txt` and `target.txt` in a folder.
 
     Raises:
-        DataError: if a file cannot be read, or their lines do not go together; the line is named.
+        DataError: if a file cannot be read, or the lines are not aligned (the line is named).
     """
     folder = Path(data_dir)
     if not folder.is_dir():
@@ -68,16 +68,16 @@ def read_translations(data_dir: str | os.PathLike[str]) -> TextPairs:
 
 
 def documentation_summaries() -> TextPairs:
-    """Entries of CPython's documentation without their first sentence, and that sentence; cut by topic.
+    """Entries of CPython's documentation, paired with their first sentence (removed from the entry); split by topic.
 
-    There are more to train on, since single paragraphs of the training topics are entries there too.
+    The training part also uses the single paragraphs of its topics as entries.
     """
     topics = documentation_topics()
     return summaries_of_topics([t for t in topics if not t.is_held_out], [t for t in topics if t.is_held_out])
 
 
 def summaries_of_topics(train: Iterable[Topic], test: Iterable[Topic]) -> TextPairs:
-    """Entries of topics to train on, single paragraphs included, and entries of other topics to test with."""
+    """Entries of the training topics, including single paragraphs, and entries of the test topics."""
     pairs = [pair for topic in train for pair in (*topic.entries(), *topic.prose())]
     return TextPairs(train=tuple(dict.fromkeys(pairs)), test=tuple(pair for topic in test for pair in topic.entries()))
 
@@ -88,7 +88,7 @@ def read_summaries(
     """Documents and their summaries from a CSV file.
 
     Raises:
-        DataError: if the file cannot be read or lacks a column (with the nearest name).
+        DataError: if the file cannot be read or lacks a column (the message suggests the closest name).
     """
     columns = read_columns(path, (document_column, summary_column))
     return TextPairs.cut(list(zip(*columns, strict=True)), str(path))
@@ -96,13 +96,13 @@ def read_summaries(
 
 @dataclass(frozen=True)
 class PairArrays:
-    """Encoded pairs, each array int32 with one row a pair.
+    """Encoded pairs: arrays with one row per pair, int32 unless noted.
 
     Attributes:
-        source: tokens of what is read.
-        written: START and the tokens to be written.
-        labels: those tokens and END.
-        weights: 1 where there is a label, 0 for padding; float32.
+        source: token ids of the source.
+        written: START and the token ids of the target (the decoder's input).
+        labels: the token ids of the target and END.
+        weights: 1 for labels, 0 for padding; float32.
     """
 
     source: np.ndarray
@@ -111,14 +111,14 @@ class PairArrays:
     weights: np.ndarray
 
     def examples(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Inputs, labels and weights, as a model is trained on them."""
+        """The inputs, labels and sample weights of a model."""
         return {"source": self.source, "written": self.written}, self.labels, self.weights
 
 
 def encode_pairs(
     pairs: Sequence[tuple[str, str]], vocabularies: tuple[Vocabulary, Vocabulary], lengths: tuple[int, int]
 ) -> PairArrays:
-    """Pairs as arrays; what is longer than the lengths is cut off.
+    """Pairs as arrays, truncated to the lengths.
 
     Example:
         >>> vocabulary = Vocabulary(unit="characters", tokens=("a", "b"))
@@ -133,7 +133,7 @@ def encode_pairs(
 def encode_pairs_to_copy(
     pairs: Sequence[tuple[str, str]], vocabulary: Vocabulary, lengths: tuple[int, int], num_copied: int
 ) -> PairArrays:
-    """Pairs as arrays; words of a source that the vocabulary lacks have numbers after those of the vocabulary.
+    """Pairs as arrays; out-of-vocabulary words of a source get token ids after those of the vocabulary.
 
     Example:
         >>> vocabulary = Vocabulary(unit="words", tokens=("a", "b"))
@@ -149,7 +149,7 @@ def encode_pairs_to_copy(
 
 
 def unknown_words(text: str, vocabulary: Vocabulary, length: int, num_copied: int) -> list[str]:
-    """The first words among the first `length` of a text that the vocabulary lacks, each once."""
+    """The first distinct out-of-vocabulary words among the first `length` words of a text."""
     words = split_text(text, vocabulary.unit)[:length]
     return [word for word in dict.fromkeys(words) if vocabulary.encode(word)[0] < NUM_SPECIAL_TOKENS][:num_copied]
 
@@ -161,7 +161,7 @@ def _encode(text: str, vocabulary: Vocabulary, unknown: Sequence[str]) -> list[i
 
 
 def _pair_arrays(sources: list[list[int]], targets: list[list[int]], lengths: tuple[int, int]) -> PairArrays:
-    # An empty text would leave nothing to look at.
+    # An empty source would leave nothing to attend to.
     source = padded([tokens or [END] for tokens in sources], lengths[0])
     labels = padded([[*tokens, END] for tokens in targets], lengths[1])
     written = padded([[START, *tokens] for tokens in targets], lengths[1])

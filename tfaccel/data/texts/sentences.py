@@ -1,4 +1,4 @@
-"""Texts cut into their first sentence and the rest."""
+"""The first sentence of a text."""
 
 import re
 
@@ -6,7 +6,7 @@ _END = re.compile(r"(?<=[a-z0-9)\"\]*’»”])[.:!?](?=\s|$)")
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """The first sentence of a text, up to a full stop, a colon, or an exclamation or question mark; and the rest.
+    """The first sentence of a text, ending in a period, colon, exclamation or question mark, and the rest.
 
     Example:
         >>> first_sentence("It is 3.5 long. It is wide.")

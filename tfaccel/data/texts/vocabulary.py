@@ -1,4 +1,4 @@
-"""The noun `Vocabulary`: the characters or words that a model knows, each with a number."""
+"""`Vocabulary`: the characters or words that a model knows, and their token ids."""
 
 import functools
 import json
@@ -26,14 +26,14 @@ Unit = Literal["characters", "words"]
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The characters or words that a model knows. Numbers 0 to 3 stand for padding, the unknown, start and end.
+    """The characters or words that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
 
     Args:
-        unit: "characters"; or "words", which are runs of letters and digits in lower case, and single signs.
-        tokens: the characters or words; the first one has number 4.
+        unit: "characters", or "words": lowercase runs of letters and digits, and single punctuation marks.
+        tokens: the characters or words; the first one has token id 4.
 
     Raises:
-        DataError: for another unit, or tokens that are no texts or stand there twice.
+        DataError: for another unit, or tokens that are not strings, are empty or repeat.
 
     Example:
         >>> vocabulary = Vocabulary(unit="characters", tokens=("a", "b"))
@@ -56,13 +56,13 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[str], *, unit: Unit, least_count: int = 1, most_tokens: int | None = None) -> Self:
-        """The vocabulary of texts, the commonest token first.
+        """The vocabulary of texts, most frequent token first.
 
         Args:
-            texts: the texts to train on.
+            texts: the training texts.
             unit: "characters" or "words".
-            least_count: how often a token must occur.
-            most_tokens: how many tokens are kept; None for all.
+            least_count: minimum number of occurrences of a token.
+            most_tokens: maximum number of tokens; None for all.
         """
         counts = Counter(token for text in texts for token in split_text(text, unit))
         order = sorted((token for token, n in counts.items() if n >= least_count), key=lambda t: (-counts[t], t))
@@ -76,19 +76,19 @@ class Vocabulary:
         return {token: number for number, token in enumerate(self.tokens, start=NUM_SPECIAL_TOKENS)}
 
     def encode(self, text: str) -> list[int]:
-        """The number of each token of a text."""
+        """The token ids of a text."""
         return [self._numbers.get(token, UNKNOWN) for token in split_text(text, self.unit)]
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """The numbers of texts, int32, of shape (num_texts, length): cut off, or filled up with padding."""
+        """The token ids of texts, int32, of shape (num_texts, length), truncated or padded."""
         return padded([self.encode(text) for text in texts], length)
 
     def decode(self, numbers: Iterable[int], *, extra: Sequence[str] = ()) -> str:
-        """The text of numbers, up to the first END; padding and starts are left out.
+        """The text of token ids, up to the first END; padding and START are skipped.
 
         Args:
-            numbers: numbers of tokens.
-            extra: tokens of one text that have the numbers after those of the vocabulary.
+            numbers: token ids.
+            extra: tokens of one text whose ids follow those of the vocabulary.
         """
         known = (*_SPECIAL_TOKENS, *self.tokens, *extra)
         tokens = []
@@ -99,7 +99,7 @@ class Vocabulary:
         return "".join(tokens) if self.unit == "characters" else join_words([token for token in tokens if token])
 
     def to_json(self) -> dict[str, Any]:
-        """The vocabulary as JSON-serialisable data."""
+        """The vocabulary as JSON-serializable data."""
         return {"unit": self.unit, "tokens": list(self.tokens)}
 
     @classmethod
@@ -112,7 +112,7 @@ class Vocabulary:
         """The vocabulary in a JSON file.
 
         Raises:
-            DataError: if the file is missing or holds no vocabulary.
+            DataError: if the file is missing or does not hold a vocabulary.
         """
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -123,7 +123,7 @@ class Vocabulary:
 
 
 def split_text(text: str, unit: Unit) -> list[str]:
-    """The characters of a text, or its words and signs in lower case.
+    """The characters of a text, or its lowercase words and punctuation marks.
 
     Example:
         >>> split_text("It's 3.", "words")
@@ -133,7 +133,7 @@ def split_text(text: str, unit: Unit) -> list[str]:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Words and signs as a text.
+    """Joins words and punctuation marks into a text.
 
     Example:
         >>> join_words(["see", "(", "above", ")", "."])
@@ -147,7 +147,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Rows of numbers as an int32 array of shape (num_rows, length): cut off, or filled up with PADDING.
+    """Rows of token ids as an int32 array of shape (num_rows, length), truncated or padded with PADDING.
 
     Example:
         >>> padded([[4, 5, 6], [7]], 2).tolist()
