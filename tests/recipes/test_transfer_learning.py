@@ -97,7 +97,7 @@ def test_several_workers_are_told_why_nothing_is_compared(logical_devices, tmp_p
     )
     with caplog.at_level("WARNING", "tfaccel"):
         recipe.show_result(work, result)
-    assert "not trained from scratch for comparison: only one of the 2 workers shows results" in caplog.text
+    assert "the comparison with training from scratch: only one of the 2 workers shows results" in caplog.text
     assert list(json.loads((tmp_path / "comparison.json").read_text())) == ["fine-tuned"]
 
 
