@@ -1,4 +1,4 @@
-"""Variational autoencoder on handwritten digits, or on images or a table of your own: a map, and what is strange.
+"""Variational autoencoder on handwritten digits, or your own images or table: a latent map and anomaly scores.
 
 References:
     Kingma and Welling, Auto-encoding variational Bayes, 2014, https://arxiv.org/abs/1312.6114
@@ -9,20 +9,20 @@ Command:
     tfaccel train --recipe=autoencoder --run_dir=runs/mine --data_dir=FOLDER
     tfaccel train --recipe=autoencoder --run_dir=runs/table --data_dir=FILE.csv
 
-    FOLDER has one sub-folder of PNG or JPEG files for each class; see the recipe image_classification. A table is a CSV
-    or Parquet file, of which the numeric columns are taken.
+    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification. A table is a CSV or
+    Parquet file; its numeric columns are used.
 
-Result: `latent_map.png`; `anomalies.csv`, all examples, the strangest first (those with the lowest bound on their
-log-likelihood); `anomalies.png`, the strangest images; and `elbo.json`: the bound (ELBO) of the test examples in nats,
-that of a model of independent pixels or columns, and how well the bound tells test examples from spliced ones (the area
-under the ROC curve; a spliced example has its second half from another one).
+Result: `latent_map.png`; `anomalies.csv`, all examples, most anomalous first (lowest bound on their log-likelihood);
+`anomalies.png`, the most anomalous images; and `elbo.json`: the mean bound (ELBO) of the test examples in nats, the
+log-likelihood under independent pixels or columns, and how well the bound separates test examples from spliced ones
+(area under the ROC curve; a spliced example takes its second half from another example).
 
-Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels, grey values taken as probabilities):
-    an ELBO of -23.76 nats on the test images, the median of seeds 0 to 4 (-23.82, -23.80, -23.73, -23.74 and -23.76),
-    where a mixture of independent pixels (Bernoulli, fitted by EM) has a log-likelihood of -23.03 and independent
-    pixels -27.21; spliced images are told from test images with an area of 0.82, by the mixture with 0.84. A run takes
-    two minutes of processor time on two cores of an AMD EPYC, in float32, imports included. On training images kept
-    aside, 30, 60 and 120 epochs have losses of 24.17, 23.76 and 23.64 nats (`tfaccel benchmark settings`, three folds).
+Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels, gray values as probabilities):
+    an ELBO of -23.76 nats on the test images, the median of seeds 0 to 4 (-23.82, -23.80, -23.73, -23.74 and -23.76).
+    A mixture of independent pixels (Bernoulli, fitted by EM) has a log-likelihood of -23.03, independent pixels
+    -27.21. Detecting spliced images: an AUROC of 0.82, the mixture 0.84. A run takes two minutes of CPU time on two
+    cores of an AMD EPYC, in float32, imports included. On held-out training images, 30, 60 and 120 epochs reach
+    losses of 24.17, 23.76 and 23.64 nats (`tfaccel benchmark settings`, three folds).
 """
 
 import functools
@@ -36,11 +36,11 @@ import tfaccel
 import tfaccel.layers
 from tfaccel import data, reporting
 
-# ---------- The model: an encoder to normal distributions, and a decoder from a sample of them
+# ---------- The model: an encoder to a normal distribution, and a decoder of samples from it
 
 
 def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, remat: bool) -> Any:
-    """From examples and noise to a reconstruction's parameters and the divergence from the prior (both float32)."""
+    """Maps examples and noise to reconstruction parameters and the KL divergence from the prior (both float32)."""
     import keras
     from keras import layers, ops
 
@@ -51,7 +51,7 @@ def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, 
     shape, gelu = examples.shape, {"activation": "gelu"}
     values, noise = keras.Input(shape, name="values"), keras.Input((latent_size,), name="noise")
     if examples.is_image:
-        # Convolutions halve images down to 2, 3 or 4 pixels, and double them on the way back.
+        # Strided convolutions halve images down to 2, 3 or 4 pixels; transposed ones double them again.
         halvings = max(1, math.ceil(math.log2(shape[0] / 4)))
         size = -(-shape[0] // 2**halvings)
         encoder = [layers.Conv2D(width, 3, padding="same", **gelu)]
@@ -62,13 +62,13 @@ def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, 
             decoder.append(layers.Conv2DTranspose(width, 4, 2, padding="same", **gelu))
         encoder += [layers.Flatten(), layers.Dense(8 * width, **gelu)]
     else:
-        # Two hidden layers each way: 8 numbers for each column, 32 to 256 in all; more or less, as `width` says.
+        # Two hidden layers each way: 8 units per column, from 32 to 256, scaled by `width`.
         units = max(1, min(256, max(32, 8 * shape[0])) * width // 32)
         encoder, decoder = ([layers.Dense(units, **gelu) for _ in range(2)] for _ in range(2))
     x = block(shape, encoder, "encoder")(values)
     x = layers.Dropout(dropout)(x) if dropout else x
     mean = layers.Dense(latent_size, dtype="float32", name="mean")(x)
-    # The logarithm of the variance: kept near where exp is harmless.
+    # Log variance, soft-clipped to (-8, 8) so that exp cannot overflow.
     log_variance = 8 * ops.tanh(layers.Dense(latent_size, dtype="float32", name="log_variance")(x) / 8)
     sample = layers.Add(dtype="float32", name="sample")([mean, ops.exp(log_variance / 2) * noise])
     divergence = 0.5 * ops.sum(ops.exp(log_variance) + mean**2 - 1 - log_variance, axis=1, keepdims=True)
@@ -89,24 +89,24 @@ def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, 
 @tfaccel.recipe(learning_rate=3e-3)
 def workload(
     *,
-    # a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits
+    # folder or `.npz` file of images, or CSV or Parquet file; None for the digits
     data_dir: tfaccel.DataPath | None = None,
-    # height and width to which images are brought, in pixels; None for what suits the data
+    # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
-    encoding: str = "utf-8",  # of a CSV file
-    latent_size: tfaccel.Count = 8,  # numbers by which an example is described
-    # filters of the first convolution; all other layers have more, in proportion, those for rows too
+    encoding: str = "utf-8",  # text encoding of a CSV file
+    latent_size: tfaccel.Count = 8,  # size of the latent vector
+    # filters of the first convolution; all other layers, including those for tables, scale with it
     width: tfaccel.Count = 32,
     dropout: tfaccel.Fraction = 0.0,  # dropout rate of both networks
     remat: bool = False,  # recompute the activations of both networks in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The data are checked here; images are decoded when they are used."""
+    """Builds the workload. The data are checked here; images are decoded when first used."""
     examples = data.ExampleData(data_dir, latent_size=latent_size, image_size=image_size, encoding=encoding)
     shape = {"latent_size": latent_size, "width": width, "dropout": dropout, "remat": remat}
 
     def compile_args(num_steps: int) -> dict[str, Any]:
-        # The negative bound, in nats: what a reconstruction costs, and the divergence.
+        # The negative ELBO, in nats: reconstruction loss plus divergence.
         cost = tfaccel.layers.bernoulli_cost if examples.source.is_image else tfaccel.layers.normal_cost
         losses = {"reconstruction": cost, "divergence": tfaccel.layers.divergence_cost}
         return {"optimizer": training.make_optimizer(num_steps=num_steps), "loss": losses}
@@ -123,12 +123,12 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: the bound, a map and the strangest examples
+# ---------- The results: the bound, a latent map and the most anomalous examples
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes bounds, ranking and map."""
+    """Writes the bounds, the anomaly ranking and the latent map."""
     import keras
 
     run_dir, examples = Path(result.run_dir), work.data.source

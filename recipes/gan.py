@@ -1,4 +1,4 @@
-"""Image generation: a conditional DCGAN on handwritten digits, or on images of your own.
+"""Image generation: a conditional DCGAN on handwritten digits, or your own images.
 
 References:
     Goodfellow et al., Generative adversarial nets, 2014, https://arxiv.org/abs/1406.2661
@@ -10,17 +10,17 @@ Command:
     tfaccel train --recipe=gan --run_dir=runs/gan
     tfaccel train --recipe=gan --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one sub-folder of PNG or JPEG files for each class; see the recipe image_classification.
+    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification.
 
-Result: `samples.png`, a column of new images for each class, and `samples.json`: how many of 100 new images of each
-class a support vector machine, trained on the real training images, takes for that class, beside its accuracy on the
-real test images.
+Result: `samples.png`, a column of generated images per class, and `samples.json`: the fraction of 100 generated images
+per class that a support vector machine, trained on the real training images, assigns to that class, next to its
+accuracy on the real test images.
 
 Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels):
-    99.5 % of the samples are recognised, the median of seeds 0 to 4 (99.8, 99.5, 99.5, 99.7 and 99.2 %); of samples of
-    a Gaussian for each class it is 99.5 %, of the real test images 98.3 %. A run takes 23 s of processor time on two
-    cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. By a classifier of training images kept
-    aside, 15, 30 and 60 epochs have 98.5, 98.8 and 98.8 %, within their spread (`tfaccel benchmark settings`).
+    99.5 % of the samples are recognized, the median of seeds 0 to 4 (99.8, 99.5, 99.5, 99.7 and 99.2 %); samples from
+    one Gaussian per class reach 99.5 %, the real test images 98.3 %. A run takes 23 s of CPU time on two cores of an
+    AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. Scored by a classifier of held-out training images,
+    15, 30 and 60 epochs reach 98.5, 98.8 and 98.8 %, within their spread (`tfaccel benchmark settings`).
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ import tfaccel
 import tfaccel.layers
 from tfaccel import data, reporting
 
-GROUPS = 8  # of channels, which are normalised together
-MAX_PIXEL = 2.0  # in standard deviations from the mean
+GROUPS = 8  # groups of GroupNormalization
+MAX_PIXEL = 2.0  # largest pixel value, in standard deviations from the mean
 
 
-# ---------- The models: both double or halve the size with each convolution
+# ---------- The models: each strided convolution doubles or halves the image size
 
 
 def generator(images: Any, *, latent_size: int, width: int, remat: bool) -> Any:
-    """From [noise, one-hot labels] to standardised pixels (float32).
+    """Maps [noise, one-hot labels] to standardized pixels (float32).
 
-    Normalised by groups of channels in place of batches: a replica's rows then do not matter to the others.
+    Uses group normalization, not batch normalization, so that replicas do not depend on each other's rows.
     """
     import keras
     from keras import layers
@@ -68,7 +68,7 @@ def generator(images: Any, *, latent_size: int, width: int, remat: bool) -> Any:
 
 
 def discriminator(images: Any, *, width: int, dropout: float) -> Any:
-    """From [standardised pixels, one-hot labels] to one logit (float32): is the image real, and of that class?"""
+    """Maps [standardized pixels, one-hot labels] to one logit (float32): is the image real, and of that class?"""
     import keras
     from keras import layers
 
@@ -80,14 +80,14 @@ def discriminator(images: Any, *, width: int, dropout: float) -> Any:
         x = layers.LeakyReLU(negative_slope=0.2)(layers.Conv2D(num_filters, 4, 2, padding="same")(x))
         x = layers.Dropout(dropout)(x)
     x = layers.LeakyReLU(negative_slope=0.2)(layers.Dense(4 * width)(layers.Flatten()(x)))
-    # The logit says how real the features are, and how well they go with the class (a projection).
+    # Projection discriminator: an unconditional logit plus the match between features and class.
     fit = layers.Dot(1, dtype="float32")([x, layers.Dense(4 * width, use_bias=False)(labels)])
     logit = layers.Add(dtype="float32")([layers.Dense(1, dtype="float32")(x), fit])
     return keras.Model([pixels, labels], logit, name="discriminator")
 
 
 def num_halvings(images: Any) -> int:
-    """How often images are halved: down to 2, 3 or 4 pixels."""
+    """The number of times images are halved, down to 2, 3 or 4 pixels."""
     return max(1, math.ceil(math.log2(images.image_size / 4)))
 
 
@@ -97,22 +97,22 @@ def num_halvings(images: Any) -> int:
 @tfaccel.recipe(optimizer="adam", learning_rate=1e-3, schedule="constant", weight_decay=0.0, ema=True)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # a folder of images; None for the digits
-    # height and width to which images are brought, in pixels; None for what suits the data
+    data_dir: tfaccel.DataPath | None = None,  # folder of images; None for the digits
+    # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
-    latent_size: tfaccel.Count = 32,  # numbers of noise from which an image is made
-    # filters of both networks at the image's full size, a multiple of 8; each halving doubles them
+    latent_size: tfaccel.Count = 32,  # size of the noise vector
+    # filters of both networks at full image size, a multiple of 8; doubled with each halving
     width: tfaccel.Count = 32,
     dropout: tfaccel.Fraction = 0.2,  # dropout rate of the discriminator
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the discriminator's target that is taken from real images
+    label_smoothing: tfaccel.Fraction = 0.1,  # the discriminator's target for real images is 1 minus this
     remat: bool = False,  # recompute the activations of the generator in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The images are checked here, and decoded when they are used."""
+    """Builds the workload. The images are checked here and decoded when first used."""
     if width % GROUPS:
         raise tfaccel.WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
     if training.early_stopping is not None:
-        raise tfaccel.WorkloadError("A GAN has no validation loss to stop early by. Leave `early_stopping` out.")
+        raise tfaccel.WorkloadError("A GAN has no validation loss for early stopping. Leave `early_stopping` out.")
     images = data.digit_images(image_size) if data_dir is None else data.read_image_set(data_dir, image_size=image_size)
     batches = data.GanData(images, latent_size)
 
@@ -122,7 +122,7 @@ def workload(
         return tfaccel.layers.ConditionalGan(draws, judges, label_smoothing=label_smoothing)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
-        # Only the generator's optimizer averages weights. Adam looks back less far than usual.
+        # Only the generator's optimizer averages weights. Adam uses a lower beta_1 than its default, as in DCGAN.
         of_discriminator = dataclasses.replace(training, ema=False).make_optimizer(num_steps=num_steps)
         of_generator = training.make_optimizer(num_steps=num_steps)
         for optimizer in (of_discriminator, of_generator):
@@ -145,7 +145,7 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: samples, and how many of each class a classifier of real images recognises
+# ---------- The results: samples, and how many of them a classifier of real images recognizes
 
 
 @workload.show_result
@@ -154,10 +154,10 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     import keras
 
     run_dir, names = Path(result.run_dir), work.data.source.class_names
-    gan = tfaccel.layers.ConditionalGan  # known by its name to what loads the model
+    gan = tfaccel.layers.ConditionalGan  # importing it registers the class, so that Keras can load the model
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
     if not isinstance(model, gan):
-        raise tfaccel.WorkloadError(f"{run_dir / 'model.keras'} is no ConditionalGan.")
+        raise tfaccel.WorkloadError(f"{run_dir / 'model.keras'} is not a ConditionalGan.")
     inputs, labels = tfaccel.layers.sample_inputs(model.generator, 100)
     made = model.generator.predict(inputs, verbose=0)
     train, test = work.data.real_images("train"), work.data.real_images("test")

@@ -1,4 +1,4 @@
-"""Image classification: a small residual network on handwritten digits, or on images of your own.
+"""Image classification: a small residual network on handwritten digits, or your own images.
 
 References:
     He et al., Deep residual learning for image recognition, 2016, https://arxiv.org/abs/1512.03385 (the network)
@@ -10,14 +10,15 @@ Command:
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --recipe=image_classification --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one sub-folder of PNG or JPEG files for each class, or `train` and `test` with those sub-folders; or
-    TFRecord files with the features image/encoded, image/class/label and image/class/text. It may be a `.npz` file with
-    the arrays x_train, y_train, x_test and y_test as well, or the name of a data set: tfds:NAME or hf:NAME.
+    FOLDER has one subfolder of PNG or JPEG files per class, or `train` and `test` with such subfolders; or TFRecord
+    files with the features image/encoded, image/class/label and image/class/text. A `.npz` file with the arrays
+    x_train, y_train, x_test and y_test also works, as does the name of a dataset: tfds:NAME or hf:NAME.
 
-Expected result on the digits (scikit-learn's 1,797 images; 360 of them, stratified, are kept for testing):
-    99.7 % test accuracy, the median of seeds 0 to 4 (100.0, 99.7, 99.4, 99.7 and 100.0 %; an SVM on pixels has 99.4 %),
-    10 s on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. On training images that were
-    kept aside, 99.5 %: half or twice the epochs or the rate gain less than their spread (`tfaccel benchmark settings`).
+Expected result on the digits (scikit-learn's 1,797 images; a stratified 360 are held out for testing):
+    99.7 % test accuracy, the median of seeds 0 to 4 (100.0, 99.7, 99.4, 99.7 and 100.0 %; an SVM on pixels: 99.4 %),
+    10 s on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. On held-out training images,
+    99.5 %; halving or doubling the epochs or the learning rate gains less than the spread between seeds
+    (`tfaccel benchmark settings`).
 """
 
 from pathlib import Path
@@ -26,11 +27,11 @@ from typing import Any, Literal
 import tfaccel
 from tfaccel import data, reporting
 
-# ---------- The model: a residual network that grows with the images
+# ---------- The model: a residual network, deeper for larger images
 
 
 def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any:
-    """Raw pixel values in, one logit (float32) for each class out."""
+    """Maps raw pixel values to one logit (float32) per class."""
     import keras
     from keras import layers
 
@@ -39,7 +40,7 @@ def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any
     def convolution(x: Any, num_filters: int, kernel_size: int, strides: int = 1) -> Any:
         kernel = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
         x = layers.Conv2D(num_filters, kernel_size, strides, **kernel)(x)
-        # Keras's momentum of 0.99 would look back over more steps than there are in an epoch.
+        # Keras's default momentum of 0.99 would average over more steps than an epoch has.
         return layers.BatchNormalization(momentum=0.9)(x)
 
     def residual_block(x: Any, num_filters: int, strides: int, name: str) -> Any:
@@ -53,10 +54,10 @@ def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any
 
     inputs = keras.Input((images.image_size, images.image_size, images.num_channels), name="pixels")
     x = layers.Rescaling(1 / images.pixel_scale, -images.pixel_mean / images.pixel_scale)(inputs)
-    # The first convolution quarters large images and halves middling ones.
+    # The first convolution downsamples large images by 4 and medium ones by 2.
     kernel_size, strides = (3, 1) if images.image_size <= 32 else (3, 2) if images.image_size <= 96 else (7, 4)
     x = layers.ReLU()(convolution(x, width, kernel_size, strides))
-    # Then the size is halved down to 4 pixels, or three times, each time with twice the filters.
+    # Then up to three stages halve the size, to 4 pixels at the least, and double the filters.
     for stage in range(4):
         if stage and x.shape[1] <= 4:
             break
@@ -64,7 +65,7 @@ def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any
             halves = stage > 0 and number == 0
             x = residual_block(x, width * 2**stage, 2 if halves else 1, f"block_{stage * num_blocks + number}")
     x = layers.GlobalAveragePooling2D()(x)
-    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+    # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
     return keras.Model(inputs, layers.Dense(len(images.class_names), dtype="float32", name="logits")(x))
 
 
@@ -74,21 +75,21 @@ def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any
 @tfaccel.recipe(not_recorded=("cache",))
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # a folder, file or data set, as said at the top; None for the digits
-    # height and width to which images are brought, in pixels; None for what suits the data
+    data_dir: tfaccel.DataPath | None = None,  # folder, file or dataset name, see above; None for the digits
+    # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
-    width: tfaccel.Count = 32,  # filters of the first blocks; each halving of the size doubles them
-    num_blocks: tfaccel.Count = 1,  # residual blocks for each size
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
-    # how training images are changed at random: turned, zoomed and shifted a little (moves), not at all (none),
-    # or moved and then augmented by batches; see `tfaccel.data.ImageData`
+    width: tfaccel.Count = 32,  # filters of the first stage; each later stage doubles them
+    num_blocks: tfaccel.Count = 1,  # residual blocks per stage
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    # augmentation of training images: small random rotations, zooms and shifts (moves), none,
+    # or moves followed by a batch augmentation; see `tfaccel.data.ImageData`
     augmentation: Literal["moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout"] = "moves",
-    # where decoded images are kept: where there is room (auto), or where this says. It changes no result
+    # where to cache decoded images; auto picks a place with enough room. Does not affect the result
     cache: Literal["auto", "memory", "disk", "none"] = "auto",
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The images are checked here, and decoded when they are used."""
+    """Builds the workload. The images are checked here and decoded when first used."""
     images = data.digit_images(image_size) if data_dir is None else data.read_image_set(data_dir, image_size=image_size)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
@@ -112,12 +113,12 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: test images with what the model takes them for
+# ---------- The results: test images with their predicted classes
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes `predictions.png` and `classes.json`; compares the accuracy with that of a support vector machine."""
+    """Writes `predictions.png` and `classes.json`; compares the accuracy with a support vector machine's."""
     import keras
 
     run_dir, images = Path(result.run_dir), work.data.source

@@ -1,4 +1,4 @@
-"""Object detection without anchors: digits on clutter, or images with boxes of your own in COCO's format.
+"""Object detection without anchors: digits on clutter, or your own images and boxes in COCO format.
 
 References:
     Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850 (heat maps of centres)
@@ -10,19 +10,19 @@ Command:
     tfaccel train --recipe=object_detection --run_dir=runs/boxes
     tfaccel train --recipe=object_detection --run_dir=runs/mine --data_dir=FOLDER --image_size=128
 
-    FOLDER holds train.json and test.json, or annotations.json, in COCO's format, and the images.
+    FOLDER holds train.json and test.json, or annotations.json, in COCO format, and the images.
 
-Result: `detections.png`, test images with the boxes that were found (orange) and the true ones (green);
-`detections.json`, all boxes that were found, as left, top, width and height; and `scores.json`, the mean average
-precision by pycocotools, and that of support vector machines on windows of gradients (a simple baseline, which is left
-out where classes times test images are more than 50,000, since it would take minutes).
+Result: `detections.png`, test images with predicted boxes (orange) and true boxes (green); `detections.json`, all
+predicted boxes, as left, top, width and height; and `scores.json`, the mean average precision by pycocotools, and that
+of support vector machines on HOG features of sliding windows (a simple baseline, skipped if the number of classes times
+test images exceeds 50,000, since it would take minutes).
 
-Expected result on the digits (256 test scenes with digits that are in no training scene):
+Expected result on the digits (256 test scenes; their digits appear in no training scene):
     mAP@0.5 of 0.993, the median of seeds 0 to 4 (0.990, 0.994, 0.993, 0.992 and 0.995), in mixed_bfloat16; the baseline
-    has 0.943, and takes some 20 s. 12 epochs have 0.979 after 46 s of processor time on two cores of an AMD EPYC with
-    AVX512_BF16, imports included. Scenes are new in every epoch; to draw one epoch's 1,024 and their maps takes 0.06 s
-    of processor time. Tested on training digits that were kept aside, 6, 12 and 24 epochs have 0.916, 0.975 and 0.988
-    (`tfaccel benchmark settings`, one and two seeds), which is how 24 were chosen.
+    reaches 0.943 in about 20 s. 12 epochs reach 0.979 in 46 s of CPU time on two cores of an AMD EPYC with AVX512_BF16,
+    imports included. Each epoch has new scenes; drawing its 1,024 scenes and their heat maps takes 0.06 s of CPU time.
+    On held-out training digits, 6, 12 and 24 epochs reach 0.916, 0.975 and 0.988 (`tfaccel benchmark settings`, one and
+    two seeds); hence the default of 24.
 """
 
 from pathlib import Path
@@ -33,11 +33,11 @@ import numpy as np
 import tfaccel
 from tfaccel import data, reporting
 
-# ---------- The model: down to a sixteenth of the size, and back up to a quarter
+# ---------- The model: down to 1/16 of the image size, and back up to 1/4
 
 
 def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
-    """Raw pixel values in; for each cell of 4x4 pixels, logits of each class's heat and size and place of a box out."""
+    """Maps raw pixels to a heat-map logit per class, and a box's size and offset, for each cell of 4x4 pixels."""
     import keras
     from keras import layers
 
@@ -48,7 +48,7 @@ def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
         return layers.BatchNormalization(momentum=0.9)(x)
 
     def block(x: Any, num_filters: int, name: str) -> Any:
-        """Halves the size; two convolutions and a way around them."""
+        """A residual block of two convolutions that halves the size."""
         inputs = keras.Input(x.shape[1:])
         y = convolution(layers.ReLU()(convolution(inputs, num_filters, 2)), num_filters)
         around = convolution(inputs, num_filters, 2, 1)
@@ -66,8 +66,8 @@ def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
         x = layers.UpSampling2D()(layers.ReLU()(convolution(x, way.shape[-1], 1, 1)))
         x = layers.ReLU()(convolution(layers.Add()([x, way]), way.shape[-1]))
     x = layers.Dropout(dropout)(layers.ReLU()(convolution(x, 2 * width)))
-    # Both stay float32 under mixed precision: 16 bits are too few for loss and places. Objects are rare, so that the
-    # logit of a cell's heat is low before training.
+    # Both stay float32 under mixed precision: 16 bits are too coarse for the loss and for coordinates. Objects are
+    # rare, so the heat-map logits start low.
     rare = keras.initializers.Constant(-4.0)
     heat = layers.Conv2D(len(images.class_names), 1, bias_initializer=rare, dtype="float32", name="heat")(x)
     boxes = layers.Conv2D(4, 1, dtype="float32", name="boxes")(x)
@@ -80,20 +80,20 @@ def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
 @tfaccel.recipe()
 def workload(
     *,
-    # a folder in COCO's format, as said at the top; None for digits on clutter
+    # folder in COCO format, see above; None for digits on clutter
     data_dir: tfaccel.DataPath | None = None,
-    # height and width of the square to which your images are fitted, a multiple of 16 pixels; None for 128.
-    # Digits have 64
+    # side of the square that your images are fitted into, a multiple of 16 pixels; None for 128.
+    # Scenes of digits have 64 pixels
     image_size: int | None = None,
-    # the digits of the test scenes: those of the test part, or, to choose settings by, a fifth of the training
-    # part (validation), which is then not trained on
+    # digits of the test scenes: the test split, or, for choosing settings, a fifth of the training split
+    # (validation), which is then excluded from training
     test_part: Literal["test", "validation"] = "test",
-    width: tfaccel.Count = 32,  # filters at half of the image's size; all other layers have more, in proportion
-    dropout: tfaccel.Fraction = 0.0,  # dropout rate of the last features
+    width: tfaccel.Count = 32,  # filters at half the image size; all other layers scale with it
+    dropout: tfaccel.Fraction = 0.0,  # dropout rate before the output layers
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. Images and boxes are read and checked here."""
+    """Builds the workload. Images and boxes are read and checked here."""
     reporting.check_coco_library()
     images = read_images(data_dir, image_size, test_part)
 
@@ -118,7 +118,7 @@ def read_images(data_dir: tfaccel.DataPath | None, image_size: int | None, test_
     if data_dir is None:
         if image_size is not None:
             raise tfaccel.WorkloadError(
-                "`image_size` is for images of your own (`data_dir`); scenes of digits have 64 pixels."
+                "`image_size` is for your own images (`data_dir`); scenes of digits have 64 pixels."
             )
         return data.scenes_of_digits(test_part)
     if test_part != "test":
@@ -127,16 +127,18 @@ def read_images(data_dir: tfaccel.DataPath | None, image_size: int | None, test_
         )
     size = 128 if image_size is None else image_size
     if size < 32 or size % 16:
-        raise tfaccel.WorkloadError(f"`image_size` must be a multiple of 16 from 32 on. Received: image_size={size!r}.")
+        raise tfaccel.WorkloadError(
+            f"`image_size` must be a multiple of 16, at least 32. Received: image_size={size!r}."
+        )
     return data.read_coco(data_dir, image_size=size)
 
 
-# ---------- What is shown at the end: the boxes that were found in the test images
+# ---------- The results: predicted boxes of the test images
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes what was found in the test images: a picture, the boxes, and their scores beside those of windows."""
+    """Writes the detections in the test images: a picture, the boxes, and their scores next to the baseline's."""
     import keras
 
     from tfaccel.layers import read_detections

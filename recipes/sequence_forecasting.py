@@ -1,11 +1,11 @@
-"""Sequence forecasting: quantiles of what comes next, by a GRU or temporal convolutions, beside simple regression.
+"""Sequence forecasting: quantile forecasts by a GRU or temporal convolutions, compared with simple regression.
 
 References:
     Cho et al., Learning phrase representations using RNN encoder-decoder, 2014, https://arxiv.org/abs/1406.1078 (GRU)
     Bai et al., An empirical evaluation of generic convolutional and recurrent networks for sequence modeling, 2018,
         https://arxiv.org/abs/1803.01271 (temporal convolutions)
     Wen et al., A multi-horizon quantile recurrent forecaster, 2017, https://arxiv.org/abs/1711.11053 (quantiles)
-    Romano et al., Conformalized quantile regression, 2019, https://arxiv.org/abs/1905.03222 (the width of intervals)
+    Romano et al., Conformalized quantile regression, 2019, https://arxiv.org/abs/1905.03222 (calibrated intervals)
     Hyndman and Athanasopoulos, Forecasting: principles and practice, 2021, https://otexts.com/fpp3 (the baseline)
 
 Command:
@@ -13,15 +13,17 @@ Command:
     tfaccel train --recipe=sequence_forecasting --run_dir=runs/pendulum_gru --model=gru
     tfaccel train --recipe=sequence_forecasting --run_dir=runs/mine --data_dir=sales.csv --time_column=day
 
-    The file is CSV or Parquet (`pip install 'tfaccel[data]'`) with a row for each time; the model sees all numbers.
+    The file is CSV or Parquet (`pip install 'tfaccel[data]'`) with one row per time step; the model's inputs are all
+    its numeric columns.
 
 Expected result:
     On the double pendulum (4,000 samples of 0.05 s, the last 800 for testing; 24 steps ahead): a mean absolute error of
     0.138 rad with convolutions and 0.141 rad with the GRU, medians of seeds 0 to 4 (0.138, 0.145, 0.142, 0.129, 0.131
-    and 0.140, 0.141, 0.140, 0.149, 0.144). Ridge regression on the same window has 0.159, three nearest neighbours
-    0.169, repeating the last season 0.345. The 80 % intervals hold 88 % and 85 %. It takes 21 s and 16 s of processor
-    time on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16. On the last fifth of the training part no half
-    or double of epochs, rate or width gains more than its spread (`tfaccel benchmark settings`, two seeds, no GRU).
+    and 0.140, 0.141, 0.140, 0.149, 0.144). Ridge regression on the same window reaches 0.159, three nearest neighbors
+    0.169, the seasonal naive forecast 0.345. The 80 % intervals cover 88 % and 85 %. A run takes 21 s and 16 s of CPU
+    time on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16. Validated on the last fifth of the training
+    split, halving or doubling the epochs, learning rate or width gains no more than the spread between seeds
+    (`tfaccel benchmark settings`, two seeds, convolutions only).
 """
 
 from pathlib import Path
@@ -32,18 +34,18 @@ import numpy as np
 import tfaccel
 from tfaccel import data, reporting
 
-# ---------- The model: reads the past, and gives three quantiles for each time ahead
+# ---------- The model: encodes the past and predicts three quantiles per future step
 
 
 def build_model(series: Any, model: str, *, window: int, horizon: int, width: int, dropout: float, remat: bool) -> Any:
-    """Raw values of the past in, quantiles of the future, of shape (horizon, num_targets, 3), out."""
+    """Maps raw past values to quantiles of the future, of shape (horizon, num_targets, 3)."""
     import keras
     from keras import layers, ops
 
     from tfaccel.layers import rematerialize
 
     def temporal_block(x: Any, dilation: int) -> Any:
-        """Two causal convolutions that look back over 4 * dilation steps, and a way around them."""
+        """A residual block of two causal convolutions, which look back over 4 * dilation steps."""
         inputs = y = keras.Input(x.shape[1:])
         for _ in range(2):
             y = layers.Conv1D(width, 3, padding="causal", dilation_rate=dilation, activation="silu")(y)
@@ -55,21 +57,21 @@ def build_model(series: Any, model: str, *, window: int, horizon: int, width: in
     inputs = keras.Input((window, len(series.names)), name="past", dtype="float32")
     scaled = layers.Normalization(mean=means, variance=[d**2 for d in deviations], dtype="float32")(inputs)
     if model == "gru":
-        # What is carried from step to step stays float32: in 16 bits, errors were a seventh larger.
+        # The recurrent state stays float32: in 16 bits, errors were a seventh larger.
         first = layers.GRU(width, return_sequences=True, dtype="float32")(scaled)
         x = layers.GRU(width, dtype="float32")(layers.Dropout(dropout, dtype="float32")(first))
     else:
         x, dilation = layers.Dropout(dropout)(temporal_block(scaled, 1)), 1
-        while 4 * (2 * dilation - 1) < window:  # until all blocks together look back over the window
+        while 4 * (2 * dilation - 1) < window:  # until the receptive field covers the window
             dilation *= 2
             x = layers.Dropout(dropout)(temporal_block(x, dilation))
         x = x[:, -1]
     x = layers.Dropout(dropout)(layers.Dense(2 * width, activation="silu")(x))
-    # What comes out stays float32 under mixed precision. It starts at the last value, and quantiles cannot cross.
+    # Outputs stay float32 under mixed precision. They are offsets from the last value; quantiles cannot cross.
     num_targets = len(series.targets)
     steps = layers.Dense(horizon * num_targets * 3, dtype="float32", kernel_initializer="zeros")(x)
     steps = layers.Reshape((horizon, num_targets, 3), dtype="float32")(steps)
-    # The smaller one comes first: behind the larger, Keras takes it for a bias where it has as many rows as times.
+    # The smaller operand comes first: as the second one, Keras would treat it as a bias if its rows equal the steps.
     middle = ops.expand_dims(ops.take(scaled[:, -1], list(series.targets), axis=-1), 1) + steps[..., 1]
     low, high = middle - ops.softplus(steps[..., 0] - 2), middle + ops.softplus(steps[..., 2] - 2)
     quantiles = ops.stack([low, middle, high], axis=-1)
@@ -84,25 +86,25 @@ def build_model(series: Any, model: str, *, window: int, horizon: int, width: in
 @tfaccel.recipe(learning_rate_factor=0.4)
 def workload(
     *,
-    # a CSV or Parquet file with a row for each time; None for a double pendulum
+    # CSV or Parquet file with one row per time step; None for a double pendulum
     data_dir: tfaccel.DataPath | None = None,
-    # the column of the file with the times: numbers or dates, each later than the one before
+    # column with the time stamps: strictly increasing numbers or dates
     time_column: str | None = None,
-    target: str | None = None,  # the column that is forecast, or several with commas between; None for all
-    encoding: str = "utf-8",  # of a CSV file
-    # how the past is read: by a gated recurrent unit or by temporal convolutions
+    target: str | None = None,  # column to forecast, or several separated by commas; None for all
+    encoding: str = "utf-8",  # text encoding of a CSV file
+    # encoder of the past: a gated recurrent unit or temporal convolutions
     model: Literal["gru", "convolution"] = "convolution",
-    window: tfaccel.Count = 64,  # rows of the past that the model sees
-    horizon: tfaccel.Count = 24,  # rows that it forecasts
-    width: tfaccel.Count = 48,  # numbers that describe the past at each step
+    window: tfaccel.Count = 64,  # past rows that the model sees
+    horizon: tfaccel.Count = 24,  # rows to forecast
+    width: tfaccel.Count = 48,  # units of the GRU layers, or filters of the convolutions
     dropout: tfaccel.Fraction = 0.0,  # dropout rate of the hidden layers
-    # none, or random jitter and scale of the past (jitter); see `tfaccel.data.SeriesData`
+    # none, or random jitter and scaling of the past (jitter); see `tfaccel.data.SeriesData`
     augmentation: Literal["none", "jitter"] = "none",
     # recompute the activations of each convolution block in the backward pass: less memory, more time
     remat: bool = False,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The series is read and checked here."""
+    """Builds the workload. The series is read and checked here."""
     if data_dir is None:
         series = data.pendulum_series()
     else:
@@ -113,7 +115,7 @@ def workload(
     def compile_args(num_steps: int) -> dict[str, Any]:
         from tfaccel.layers import QuantileLoss, median_absolute_error
 
-        deviations = series.means_and_deviations()[1]  # The loss counts in standard deviations of each column.
+        deviations = series.means_and_deviations()[1]  # the loss is in units of each column's standard deviation
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
             "loss": QuantileLoss([deviations[number] for number in series.targets]),
@@ -132,17 +134,17 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: forecasts with their intervals, beside simple ones
+# ---------- The results: forecasts with intervals, next to the baselines
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes and shows the forecasts of the test part beside nearest neighbours, ridge regression and the last season.
+    """Compares forecasts of the test split with nearest neighbors, ridge regression and seasonal naive forecasts.
 
-    `predictions.png` shows two of them with their intervals; `comparison.json` has the figures; `series.json` says what
-    the columns are, and by which factors intervals are wider than the model's own, found on the last tenth of the
-    training part, which the model was not fitted to. `model.predict(past)` forecasts from windows of shape
-    (num_windows, window, num_columns).
+    `predictions.png` shows two forecasts with their intervals; `comparison.json` has the scores; `series.json`
+    describes the columns and the factors that widen the model's intervals, calibrated on the last tenth of the training
+    split, which the model was not fitted to. `model.predict(past)` forecasts from windows of shape (num_windows,
+    window, num_columns).
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""Summarization: an encoder-decoder Transformer that may copy words, on documentation or documents of your own.
+"""Summarization: an encoder-decoder Transformer with copying, on documentation or your own documents.
 
 References:
     See et al., Get to the point: summarization with pointer-generator networks, 2017,
@@ -10,20 +10,20 @@ Command:
     tfaccel train --recipe=summarization --run_dir=runs/topics
     tfaccel train --recipe=summarization --run_dir=runs/mine --data_dir=FILE.csv
 
-    FILE.csv has the columns `document` and `summary`; a tenth of its rows is kept for testing. ROUGE-L is calculated by
-    the library `rouge-score` (pip install "tfaccel[text]"); without it, the run shows summaries alone.
+    FILE.csv has the columns `document` and `summary`; a tenth of its rows is held out for testing. ROUGE-L is computed
+    by the library `rouge-score` (pip install "tfaccel[text]"); without it, the run shows summaries only.
 
 Use: `summarize("runs/mine", ["A long text."])` in this module summarizes texts.
 
-Expected result on the documentation of CPython 3.11 (695 entries without their first sentence to train on; 60 of other
-topics to test with):
+Expected result on the documentation of CPython 3.11 (695 entries without their first sentence for training; 60 on other
+topics for testing):
     ROUGE-L of 0.123, the median of seeds 0 to 4 (0.131, 0.113, 0.128, 0.123 and 0.108), in mixed_bfloat16, which the
     plan chooses on an AMD EPYC with AVX512_BF16; in float32 (`--dtype_policy=float32`) 0.138, the median of seeds 0 to
-    2 (0.130, 0.138 and 0.138). Lead-1 has 0.123, TextRank's sentence 0.146. So few texts teach the model which words
-    belong into a summary, not how to write one. A run takes 50 s of processor time on two cores in float32. The epochs
-    were chosen by these test scores. On a fifth of the training topics, kept aside, 5, 10, 16, 24 and 36 epochs gave
-    0.114, 0.141, 0.151, 0.098 and 0.117 (one seed), where lead-1 has 0.153; on another fifth 5, 10 and 20 gave 0.065,
-    0.130 and 0.146 (`tfaccel benchmark settings`): no number stands out. Do not expect to beat lead-1.
+    2 (0.130, 0.138 and 0.138). Lead-1 reaches 0.123, TextRank 0.146. From so few texts the model learns which words
+    belong in a summary, not how to write one. A run takes 50 s of CPU time on two cores in float32. The number of
+    epochs was chosen by these test scores. On a held-out fifth of the training topics, 5, 10, 16, 24 and 36 epochs
+    gave 0.114, 0.141, 0.151, 0.098 and 0.117 (one seed; lead-1: 0.153); on another fifth 5, 10 and 20 gave 0.065, 0.130
+    and 0.146 (`tfaccel benchmark settings`): no number stands out. Do not expect to beat lead-1.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ import tfaccel.layers
 from tfaccel import data, reporting
 
 MAX_SUMMARY_WORDS = 60
-NUM_COPIED = 40  # different words of one document that the vocabulary lacks
+NUM_COPIED = 40  # max distinct out-of-vocabulary words per document
 
 
-# ---------- The model: an encoder that reads, a decoder that writes words of its own or copies those of the document
+# ---------- The model: an encoder, and a decoder that generates words or copies them from the document
 
 
 def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any:
-    """Words of the document and of the summary so far in, log-probabilities (float32) of the next word out.
+    """Maps token ids of the document and of the summary so far to log-probabilities (float32) of the next word.
 
-    There are 40 more than the vocabulary has words, for words of the document that it lacks.
+    There are `NUM_COPIED` more of them than tokens in the vocabulary, for out-of-vocabulary words of the document.
     """
     import keras
 
@@ -67,20 +67,19 @@ def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any
 @tfaccel.recipe(adamw_learning_rate=2e-3, global_clipnorm=1.0)
 def workload(
     *,
-    # a CSV file; None for entries of CPython's documentation without their first sentence, which is what is to be
-    # written
+    # CSV file; None for entries of CPython's documentation, whose first sentence serves as the summary
     data_dir: tfaccel.DataPath | None = None,
-    num_words: tfaccel.Count = 100,  # words and signs of a document that are read; the rest is cut off
-    width: tfaccel.Count = 64,  # of the Transformer's blocks
-    num_blocks: tfaccel.Count = 1,  # of the encoder, and of the decoder
+    num_words: tfaccel.Count = 100,  # max tokens of a document; the rest is cut off
+    width: tfaccel.Count = 64,  # width of the Transformer blocks
+    num_blocks: tfaccel.Count = 1,  # Transformer blocks of the encoder, and of the decoder
     dropout: tfaccel.Fraction = 0.3,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target that is spread over all words
+    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all words
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
-    document_column: str = "document",  # the column of the documents
-    summary_column: str = "summary",  # the column of their summaries
+    document_column: str = "document",  # column with the documents
+    summary_column: str = "summary",  # column with their summaries
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The documents are read and checked here."""
+    """Builds the workload. The documents are read and checked here."""
     if data_dir is None:
         pairs = data.documentation_summaries()
     else:
@@ -88,7 +87,7 @@ def workload(
     texts = [text for pair in pairs.train for text in pair]
     vocabulary = data.Vocabulary.of(texts, unit="words", least_count=3, most_tokens=20_000)
     longest = max(len(data.split_text(summary, "words")) for _, summary in pairs.train)
-    lengths = (num_words, min(longest, MAX_SUMMARY_WORDS) + 1)  # one more, for the end
+    lengths = (num_words, min(longest, MAX_SUMMARY_WORDS) + 1)  # plus the end token
     blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
 
     def batches() -> Any:
@@ -100,7 +99,7 @@ def workload(
 
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
-            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),  # padding counts in neither loss nor metric
+            "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),  # ignores padding, as does the metric
             "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         }
 
@@ -115,12 +114,12 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: summaries of the test documents beside the lead-1 baseline
+# ---------- The results: summaries of the test documents next to the lead-1 baseline
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores | None:
-    """Writes `vocabulary.json`, and `summaries.json` with ROUGE-L beside that of single sentences."""
+    """Writes `vocabulary.json`, and `summaries.json` with ROUGE-L of the model and of single-sentence baselines."""
     run_dir, (pairs, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
     documents, wanted = (list(texts) for texts in zip(*pairs.test, strict=True))
@@ -147,7 +146,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
-    """The mean ROUGE-L (F1) of summaries: the longest sequence of words in common, in order."""
+    """The mean ROUGE-L (F1) of summaries: based on the longest common subsequence of words."""
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(["rougeL"])
@@ -157,8 +156,8 @@ def rouge_l(written: Sequence[str], wanted: Sequence[str]) -> float:
 def summarize(
     run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
-    """A summary of each text, by the model that a run left, in small letters; see `tfaccel.layers.BeamSearch`."""
-    # Of two words in a row, a summary has each pair once.
+    """Summarizes each text, in lowercase, with the model of a finished run; see `tfaccel.layers.BeamSearch`."""
+    # No bigram appears twice in a summary.
     search = tfaccel.layers.BeamSearch(beam_size=beam_size, length_penalty=length_penalty, unrepeated=2)
     model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     length = model.get_layer("encoder").get_config()["max_length"]

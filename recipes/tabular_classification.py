@@ -1,26 +1,26 @@
-"""Tabular classification: a regularised network on a table of numbers and categories, beside gradient boosting.
+"""Tabular classification: a regularized network on numeric and categorical columns, next to gradient boosting.
 
 References:
     Gorishniy et al., Revisiting deep learning models for tabular data, 2021, https://arxiv.org/abs/2106.11959
     Kadra et al., Well-tuned simple nets excel on tabular datasets, 2021, https://arxiv.org/abs/2106.11189
     Guo and Berkhahn, Entity embeddings of categorical variables, 2016, https://arxiv.org/abs/1604.06737
-    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the linear path beside the layers)
+    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the parallel linear path)
 
 Command:
     tfaccel train --recipe=tabular_classification --run_dir=runs/cancer
     tfaccel train --recipe=tabular_classification --run_dir=runs/wine --data=wine
     tfaccel train --recipe=tabular_classification --run_dir=runs/mine --data_dir=customers.csv --target=stays
 
-    The file is CSV or Parquet (`pip install 'tfaccel[data]'`), or it is a folder with the tables `train` and `test`.
+    The data are a CSV or Parquet file (`pip install 'tfaccel[data]'`), or a folder with the tables `train` and `test`.
 
 Expected result:
-    On breast cancer (scikit-learn's 569 rows; 114 of them, stratified, are kept for testing): 97.4 % accuracy, the
-    median of seeds 0 to 4 (97.4 % each); logistic regression has 97.4 %, gradient boosting 96.5 %. On five other splits
-    the mean is 97.0 %, gradient boosting's 95.4 %. On wine (178 rows; 36 for testing): 97.2 %, one wrong (97.2 % each),
-    as with gradient boosting; logistic regression has none wrong. It takes 6 s of processor time on two cores of an AMD
-    EPYC, in float32, gradient boosting included. The settings, first chosen by these test scores, were confirmed on
-    training rows: in five-fold cross-validation they have 97.8 %, and none of their neighbours is better by more than
-    its spread (`tfaccel benchmark settings`; benchmarks/settings.json).
+    On breast cancer (scikit-learn's 569 rows; a stratified 114 are held out for testing): 97.4 % accuracy, the median
+    of seeds 0 to 4 (97.4 % each); logistic regression reaches 97.4 %, gradient boosting 96.5 %. Over five other splits
+    the mean is 97.0 %, gradient boosting's 95.4 %. On wine (178 rows; 36 for testing): 97.2 %, one error (97.2 % each),
+    as with gradient boosting; logistic regression makes none. A run takes 6 s of CPU time on two cores of an AMD EPYC,
+    in float32, gradient boosting included. The settings, first chosen by these test scores, were confirmed on training
+    rows: five-fold cross-validation gives 97.8 %, and no neighboring setting is better by more than its spread
+    (`tfaccel benchmark settings`; benchmarks/settings.json).
 """
 
 from pathlib import Path
@@ -32,11 +32,11 @@ import tfaccel
 from tfaccel import reporting
 from tfaccel.data import TableData
 
-# ---------- The model: hidden layers with a linear path beside them
+# ---------- The model: hidden layers with a parallel linear path
 
 
 def build_model(table: Any, *, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
-    """Raw numbers (NaN where one is missing) and category ids in, a logit (float32) for each class out."""
+    """Maps raw numbers (NaN if missing) and category ids to one logit (float32) per class."""
     import keras
     from keras import layers
 
@@ -49,7 +49,7 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
         hidden = [keras.Input(x.shape[1:]), dense, layers.Activation("silu")]
         block = keras.Sequential(hidden, name=f"hidden_{number}")
         x = layers.Dropout(dropout)((rematerialize(block) if remat else block)(x))
-    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+    # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
     deep = layers.Dense(num_classes, dtype="float32", name="deep")(x)
     wide = layers.Dense(num_classes, use_bias=False, kernel_initializer="zeros", dtype="float32", name="wide")(features)
     return keras.Model(inputs, layers.Add(dtype="float32", name="logits")([deep, wide]))
@@ -61,24 +61,24 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
 @tfaccel.recipe(learning_rate_factor=0.3, decay_per_run=7.5)
 def workload(
     *,
-    # a table that comes with scikit-learn, for where `data_dir` is None
+    # scikit-learn table to use if `data_dir` is None
     data: Literal["breast_cancer", "wine"] = "breast_cancer",
-    data_dir: tfaccel.DataPath | None = None,  # a CSV or Parquet file, or a folder with the tables train and test
-    target: str | None = None,  # the column of the file that is predicted
-    # columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
+    data_dir: tfaccel.DataPath | None = None,  # CSV or Parquet file, or folder with the tables train and test
+    target: str | None = None,  # column to predict
+    # column kinds that override the detected ones, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
     # and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
-    encoding: str = "utf-8",  # of a CSV file
-    # whether rows of small classes count more; see `tfaccel.data.tables.options.TableOptions`
+    encoding: str = "utf-8",  # text encoding of a CSV file
+    # whether rows of rare classes get larger weights; see `tfaccel.data.tables.options.TableOptions`
     class_weights: Literal["auto", "balanced", "none"] = "auto",
-    width: tfaccel.Count = 64,  # of each hidden layer
-    num_layers: tfaccel.Count = 2,  # hidden layers
+    width: tfaccel.Count = 64,  # units per hidden layer
+    num_layers: tfaccel.Count = 2,  # number of hidden layers
     dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The table is read and checked here."""
+    """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding, "class_weights": class_weights}
     rows = TableData(data_dir, embedded=data, classification=True, **reading)
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
@@ -102,16 +102,16 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: the model beside gradient boosting and logistic regression
+# ---------- The results: the model next to gradient boosting and logistic regression
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes and shows what the model takes the test rows for.
+    """Writes and shows the scores on the test rows.
 
-    `predictions.png` shows which class was taken for which; `comparison.json` has the figures; `data_report.json` says
-    what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
-    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))` gives logits.
+    `predictions.png` shows the confusion matrices; `comparison.json` has the scores; `data_report.json` says how the
+    table was preprocessed. With `preprocessing.json` and `model.keras`, you can classify new rows:
+    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))` returns logits.
     """
     import keras
 

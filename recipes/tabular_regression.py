@@ -1,25 +1,25 @@
-"""Tabular regression: a regularised network on a table of numbers and categories, beside ridge regression.
+"""Tabular regression: a regularized network on numeric and categorical columns, next to ridge regression.
 
 References:
     Gorishniy et al., Revisiting deep learning models for tabular data, 2021, https://arxiv.org/abs/2106.11959
     Kadra et al., Well-tuned simple nets excel on tabular datasets, 2021, https://arxiv.org/abs/2106.11189
     Guo and Berkhahn, Entity embeddings of categorical variables, 2016, https://arxiv.org/abs/1604.06737
-    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the linear path beside the layers)
+    Cheng et al., Wide and deep learning, 2016, https://arxiv.org/abs/1606.07792 (the parallel linear path)
     Hoerl and Kennard, Ridge regression, 1970 (the baseline)
 
 Command:
     tfaccel train --recipe=tabular_regression --run_dir=runs/diabetes
     tfaccel train --recipe=tabular_regression --run_dir=runs/mine --data_dir=houses.csv --target=price
 
-    The file is CSV or Parquet (`pip install 'tfaccel[data]'`), or it is a folder with the tables `train` and `test`.
+    The data are a CSV or Parquet file (`pip install 'tfaccel[data]'`), or a folder with the tables `train` and `test`.
 
 Expected result:
-    On diabetes (scikit-learn's 442 rows; 89 of them, stratified by the target, are kept for testing): R² 0.499, the
-    median of seeds 0 to 4 (0.499, 0.502, 0.492, 0.500 and 0.482); ridge regression, its strength chosen by
-    cross-validation, has 0.496, gradient boosting 0.391. On five other splits the mean is 0.500, ridge regression's
-    0.489. It takes 3 s of processor time on two cores of an AMD EPYC, in float32. The settings, first chosen by these
-    test scores, were confirmed on training rows: in five-fold cross-validation they have 0.498, and none of their
-    neighbours is better by more than its spread (`tfaccel benchmark settings`; benchmarks/settings.json).
+    On diabetes (scikit-learn's 442 rows; 89, stratified by the target, are held out for testing): R² 0.499, the median
+    of seeds 0 to 4 (0.499, 0.502, 0.492, 0.500 and 0.482); ridge regression, its strength chosen by cross-validation,
+    reaches 0.496, gradient boosting 0.391. Over five other splits the mean is 0.500, ridge regression's 0.489. A run
+    takes 3 s of CPU time on two cores of an AMD EPYC, in float32. The settings, first chosen by these test scores,
+    were confirmed on training rows: five-fold cross-validation gives 0.498, and no neighboring setting is better by
+    more than its spread (`tfaccel benchmark settings`; benchmarks/settings.json).
 """
 
 from pathlib import Path
@@ -29,11 +29,11 @@ import tfaccel
 from tfaccel import reporting
 from tfaccel.data import TableData
 
-# ---------- The model: hidden layers with a linear path beside them
+# ---------- The model: hidden layers with a parallel linear path
 
 
 def build_model(table: Any, *, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
-    """Raw numbers (NaN where one is missing) and category ids in, the number to predict (float32) out."""
+    """Maps raw numbers (NaN if missing) and category ids to the predicted value (float32)."""
     import keras
     from keras import layers
 
@@ -46,7 +46,7 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
         hidden = [keras.Input(x.shape[1:]), dense, layers.Activation("silu")]
         block = keras.Sequential(hidden, name=f"hidden_{number}")
         x = layers.Dropout(dropout)((rematerialize(block) if remat else block)(x))
-    # What comes out stays float32 under mixed precision: 16 bits are too few for the loss.
+    # Outputs stay float32 under mixed precision: 16 bits are too coarse for the loss.
     deep = layers.Dense(1, dtype="float32", name="deep")(x)
     wide = layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float32", name="wide")(features)
     in_deviations = layers.Add(dtype="float32", name="logits")([deep, wide])
@@ -60,20 +60,20 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
 @tfaccel.recipe(learning_rate_factor=0.3, decay_per_run=1.0)
 def workload(
     *,
-    # a CSV or Parquet file, or a folder with the tables train and test; None for the diabetes table
+    # CSV or Parquet file, or folder with the tables train and test; None for the diabetes table
     data_dir: tfaccel.DataPath | None = None,
-    target: str | None = None,  # the column of the file that is predicted
-    # columns that are not what they look like, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
+    target: str | None = None,  # column to predict
+    # column kinds that override the detected ones, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
     # and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
-    encoding: str = "utf-8",  # of a CSV file
-    width: tfaccel.Count = 64,  # of each hidden layer
-    num_layers: tfaccel.Count = 2,  # hidden layers
+    encoding: str = "utf-8",  # text encoding of a CSV file
+    width: tfaccel.Count = 64,  # units per hidden layer
+    num_layers: tfaccel.Count = 2,  # number of hidden layers
     dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The table is read and checked here."""
+    """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding}
     rows = TableData(data_dir, embedded="diabetes", classification=False, **reading)
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
@@ -84,7 +84,7 @@ def workload(
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
             "loss": "mean_squared_error",
-            # Squared errors as fractions of the target's variance.
+            # Scales squared errors to fractions of the target's variance.
             "loss_weights": [1 / float(rows.source.train.targets.std()) ** 2],
             "metrics": [keras.metrics.R2Score(name="r2"), keras.metrics.MeanAbsoluteError(name="mean_absolute_error")],
         }
@@ -99,15 +99,15 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: the model beside ridge regression and gradient boosting
+# ---------- The results: the model next to ridge regression and gradient boosting
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes and shows what the model predicts for the test rows.
+    """Writes and shows the scores on the test rows.
 
-    `predictions.png` shows predicted numbers over true ones; `comparison.json` has the figures; `data_report.json` says
-    what was done to the table; with `preprocessing.json` and `model.keras`, other rows can be predicted:
+    `predictions.png` plots predicted over true values; `comparison.json` has the scores; `data_report.json` says how
+    the table was preprocessed. With `preprocessing.json` and `model.keras`, you can predict new rows:
     `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))`.
     """
     import keras

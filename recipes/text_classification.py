@@ -1,4 +1,4 @@
-"""Text classification: pooled embedding, bidirectional LSTM or Transformer, on documentation or texts of your own.
+"""Text classification: pooled embedding, bidirectional LSTM or Transformer, on documentation or your own texts.
 
 References:
     Joulin et al., Bag of tricks for efficient text classification, 2016, https://arxiv.org/abs/1607.01759 (embedding)
@@ -10,22 +10,22 @@ Command:
     tfaccel train --recipe=text_classification --run_dir=runs/chapters --model=transformer
     tfaccel train --recipe=text_classification --run_dir=runs/mine --data_dir=FILE.csv
 
-    FILE.csv has the columns `text` and `label`; or name a folder with a sub-folder of `.txt` files for each class.
+    FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder of `.txt` files per class.
 
-Use: `classify("runs/mine", ["A text."])` in this module gives the class of each text.
+Use: `classify("runs/mine", ["A text."])` in this module returns the class of each text.
 
-Expected result on the documentation of CPython 3.11 (735 passages to train on; 184 from other topics, of 5 chapter
-groups, to test with), as the plan has it on two cores of an AMD EPYC with AVX512_BF16 (mixed_bfloat16, but float32 for
-the embedding), and processor time of a run in float32 there:
+Expected result on the documentation of CPython 3.11 (735 passages for training; 184 from other topics for testing; 5
+chapter groups), with the default plan on two cores of an AMD EPYC with AVX512_BF16 (mixed_bfloat16; float32 for the
+embedding), and CPU time of a float32 run there:
     pooled embedding                     51.6 %, the median of seeds 0 to 4 (52.2, 50.0, 51.6, 51.6 and 50.5 %);  7 s
     TF-IDF with logistic regression      48.9 %; with a linear SVM 46.7 %
     Transformer                          47.8 %, the median of seeds 0 to 4 (45.7, 48.9, 52.7, 47.8 and 47.3 %); 28 s
     bidirectional LSTM                   47.3 %, the median of seeds 0 to 4 (47.3, 43.5, 47.8, 45.7 and 48.9 %); 22 s
-    the most frequent class              22.8 %
-    In float32 the LSTM has 48.4 % (48.4, 46.2, 51.6, 48.4 and 47.8 %), the Transformer 48.9 % (of seeds 0 to 2).
-    One passage more or less is 0.5 %: with so few texts, no model is clearly better than the baseline.
-    Settings, first chosen by these test scores, were tried again by cross-validation over the training topics, cut
-    into four parts: 46.5, 46.3, 43.5 and 42.9 % in the order above; other epochs, rates and dropout gained at most 1 %.
+    most frequent class                  22.8 %
+    In float32 the LSTM reaches 48.4 % (48.4, 46.2, 51.6, 48.4 and 47.8 %), the Transformer 48.9 % (seeds 0 to 2).
+    One passage is 0.5 %: with so few texts, no model is clearly better than the baseline. The settings, first chosen
+    by these test scores, were checked by four-fold cross-validation over the training topics: 46.5, 46.3, 43.5 and
+    42.9 % in the order above; other epochs, learning rates and dropout rates gained at most 1 %.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ LEARNING_RATES = {"embedding": 1e-2, "lstm": 3e-3, "transformer": 1e-3}
 
 
 def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int, dropout: float, remat: bool) -> Any:
-    """Token ids in, one logit (float32) for each class out."""
+    """Maps token ids to one logit (float32) per class."""
     import keras
     from keras import layers
 
@@ -63,10 +63,10 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
         if name == "lstm":
             read = layers.Bidirectional(layers.LSTM(64, return_sequences=True))
             x = read(layers.Dropout(dropout)(x), mask=is_word)
-    # The mean over the words that there are.
+    # The mean over all tokens except padding.
     x = layers.GlobalAveragePooling1D()(x, mask=is_word)
     x = layers.Dropout(dropout)(x)
-    # Logits stay float32 under mixed precision: 16 bits are too few for the loss.
+    # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
 
@@ -76,21 +76,21 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
 @tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model])
 def workload(
     *,
-    # a CSV file, or a folder with a sub-folder of text files for each class; None for passages of CPython's
-    # documentation, whose chapter group is to be found
+    # CSV file, or folder with one subfolder of text files per class; None for passages of CPython's documentation,
+    # labeled by chapter group
     data_dir: tfaccel.DataPath | None = None,
-    model: Literal["embedding", "lstm", "transformer"] = "embedding",  # what reads the texts
-    num_words: tfaccel.Count = 100,  # words and signs of each text that are read
+    model: Literal["embedding", "lstm", "transformer"] = "embedding",  # architecture
+    num_words: tfaccel.Count = 100,  # max tokens of a text; the rest is cut off
     dropout: tfaccel.Fraction = 0.5,  # dropout rate inside the model
-    token_dropout: tfaccel.Fraction = 0.4,  # fraction of the words that is made unknown in training
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
+    token_dropout: tfaccel.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     # recompute the activations of each Transformer block in the backward pass: less memory, more time
     remat: bool = False,
-    text_column: str = "text",  # the column of the texts, in a CSV file
-    label_column: str = "label",  # the column of their classes
+    text_column: str = "text",  # column with the texts, in a CSV file
+    label_column: str = "label",  # column with their classes
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The texts are read and checked here."""
+    """Builds the workload. The texts are read and checked here."""
     if data_dir is None:
         texts = data.documentation_passages()
     else:
@@ -107,8 +107,8 @@ def workload(
 
     def with_unknown_words(examples: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Any:
         tokens, labels = examples
-        dropped = (generator.random(tokens.shape) < token_dropout) & (tokens > 3)  # 0 to 3 are no words
-        return np.where(dropped, np.int32(1), tokens), labels  # 1 is the unknown word
+        dropped = (generator.random(tokens.shape) < token_dropout) & (tokens > 3)  # ids 0 to 3 are special tokens
+        return np.where(dropped, np.int32(1), tokens), labels  # 1 is the unknown token
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
@@ -136,12 +136,12 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: the model beside scikit-learn's usual ones
+# ---------- The results: the model next to scikit-learn baselines
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes `vocabulary.json` and `classes.json`, and the accuracies that it shows to `comparison.json`."""
+    """Shows the accuracies; writes them to `comparison.json`, and writes `vocabulary.json` and `classes.json`."""
     run_dir, texts = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
     reporting.write_json(run_dir / "classes.json", list(texts.class_names))
@@ -163,7 +163,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def classify(run_dir: tfaccel.DataPath, texts: Sequence[str]) -> list[str]:
-    """The class of each text, by the model that a run left; a DataError where its files are missing."""
+    """Classifies each text with the model of a finished run; raises DataError if its files are missing."""
     import json
 
     from tfaccel.layers import load_text_model

@@ -1,4 +1,4 @@
-"""Text generation: a character LSTM or a small Transformer that writes on, on documentation or a text of your own.
+"""Text generation: a character-level LSTM or small Transformer, on documentation or your own text.
 
 References:
     Graves, Generating sequences with recurrent neural networks, 2013, https://arxiv.org/abs/1308.0850 (lstm)
@@ -10,17 +10,18 @@ Command:
     tfaccel train --recipe=text_generation --run_dir=runs/manual
     tfaccel train --recipe=text_generation --run_dir=runs/mine --model=transformer --data_dir=FILE.txt
 
-    FILE.txt is any text in UTF-8; its last tenth is kept for testing.
+    FILE.txt is any text in UTF-8; its last tenth is held out for testing.
 
-Use: `generate("runs/mine", "The ")` in this module writes on after a text.
+Use: `generate("runs/mine", "The ")` in this module continues a text.
 
-Expected result on the documentation of CPython 3.11 (302,370 characters to train on, 68,977 of other topics to test
-with), of seed 0, and processor time on two cores of an AMD EPYC, in float32 (both still learn at the end):
-    LSTM             2.26 bits per character, after 134 s (as planned, in mixed_bfloat16: 2.27, five seeds 1.96 to 2.34)
-    Transformer      2.24 bits per character, after 220 s
-    5-gram           2.13 bits per character; LZMA (xz) of the test text behind the training text 1.96
-    frequencies      4.65; with so little text, quoting it is better
-    On training text that was kept aside, 6, 12 and 24 epochs of the LSTM have 2.95, 2.30 and 1.93 bits per character
+Expected result on the documentation of CPython 3.11 (302,370 characters for training; 68,977 on other topics for
+testing), for seed 0, and CPU time on two cores of an AMD EPYC, in float32 (both are still improving at the end):
+    LSTM             2.26 bits per character in 134 s (with the default plan, mixed_bfloat16: 2.27, five seeds 1.96 to
+                     2.34)
+    Transformer      2.24 bits per character in 220 s
+    5-gram           2.13 bits per character; LZMA (xz), primed with the training text: 1.96
+    frequencies      4.65; with so little text, quoting it beats learning from it
+    On held-out training text, 6, 12 and 24 epochs of the LSTM reach 2.95, 2.30 and 1.93 bits per character
     (`tfaccel benchmark settings`, one seed): 24 are better; 12 keep a run below two minutes.
 """
 
@@ -33,15 +34,15 @@ import tfaccel
 import tfaccel.layers
 from tfaccel import data, reporting
 
-NUM_CHARACTERS = 128  # of each training example, and from the start of one to that of the next
+NUM_CHARACTERS = 128  # length of each training example, and the stride between them
 LEARNING_RATES = {"lstm": 1e-2, "transformer": 2e-3}
 
 
-# ---------- The model: a layer that keeps a state from character to character, with which `generate` goes on
+# ---------- The model: a layer with a state, from which `generate` predicts one character after another
 
 
 def build_model(name: str, *, num_tokens: int, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
-    """Token ids of characters in, logits (float32) of the character after each one out."""
+    """Maps token ids of characters to logits (float32) of the character that follows each one."""
     import keras
 
     inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
@@ -63,18 +64,18 @@ def build_model(name: str, *, num_tokens: int, width: int, num_layers: int, drop
 @tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model], global_clipnorm=1.0)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # a text file; None for CPython's documentation
-    model: Literal["lstm", "transformer"] = "lstm",  # what writes
-    width: tfaccel.Count = 128,  # of the model's layers
-    num_layers: tfaccel.Count = 2,  # LSTM layers or Transformer blocks
+    data_dir: tfaccel.DataPath | None = None,  # text file; None for CPython's documentation
+    model: Literal["lstm", "transformer"] = "lstm",  # architecture
+    width: tfaccel.Count = 128,  # width of the model's layers
+    num_layers: tfaccel.Count = 2,  # number of LSTM layers or Transformer blocks
     dropout: tfaccel.Fraction = 0.1,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target that is spread over all characters
+    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all characters
     # recompute the activations of each Transformer block in the backward pass: less memory, more time
     remat: bool = False,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The text is read and checked here."""
-    if data_dir is None:  # No topic is in both parts.
+    """Builds the workload. The text is read and checked here."""
+    if data_dir is None:  # the two splits share no topic
         texts = data.documentation_text(held_out=False), data.documentation_text(held_out=True)
     else:
         texts = data.read_text_parts(data_dir, min_characters=NUM_CHARACTERS + 1)
@@ -91,11 +92,11 @@ def workload(
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
             "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),
-            # The cross-entropy without smoothing.
+            # The cross-entropy without label smoothing.
             "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats_per_character")],
         }
 
-    # An example fewer than there are places for, since each epoch begins at another character.
+    # One example less than would fit, since each epoch begins at a different character.
     num_train_examples = (len(texts[0]) - NUM_CHARACTERS - 1) // NUM_CHARACTERS
     return tfaccel.Workload(
         name=__name__,
@@ -108,12 +109,12 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: bits per character, and a sample
+# ---------- The results: bits per character, and a sample
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes `bits_per_character.json` and `sample.txt`, which it shows, and `vocabulary.json`."""
+    """Shows and writes `bits_per_character.json` and `sample.txt`; writes `vocabulary.json`."""
     run_dir, (train_text, test_text, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
     bits = result.final["nats_per_character"] / float(np.log(2))
@@ -141,18 +142,18 @@ def generate(
     prompt: str,
     *,
     num_characters: int = 400,
-    temperature: float = 0.7,  # 0 for the likeliest character each time; more for more surprising ones
-    top_k: int | None = None,  # draw from that many likeliest characters only; None for all
-    top_p: float = 0.95,  # draw from the likeliest characters that have this probability together
+    temperature: float = 0.7,  # 0 for greedy decoding; higher values give more varied text
+    top_k: int | None = None,  # sample from this many most likely characters only; None for all
+    top_p: float = 0.95,  # sample from the most likely characters whose probabilities sum to this
     seed: int = 0,
 ) -> str:
-    """What the model that a run left writes after a prompt of at least one character."""
+    """Continues a prompt of at least one character with the model of a finished run."""
     if not prompt:
         raise tfaccel.DataError("A prompt must have at least one character.")
     sampling = tfaccel.layers.Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     writer = tfaccel.layers.TokenWriter(model.get_layer("writer"))
-    no_characters = range(4)  # padding, unknown, start and end
+    no_characters = range(4)  # padding, unknown, start and end tokens
     tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=no_characters)
     return vocabulary.decode(tokens)
 

@@ -1,8 +1,8 @@
-"""Transfer learning: a pre-trained network learns new classes from few images, first its head, then deeper stages.
+"""Transfer learning: fine-tunes a pretrained network on few images of new classes, head first, then deeper stages.
 
 References:
-    Howard and Ruder, Universal language model fine-tuning, 2018, https://arxiv.org/abs/1801.06146 (unfreezing by
-        stages, lower learning rates for deeper ones)
+    Howard and Ruder, Universal language model fine-tuning, 2018, https://arxiv.org/abs/1801.06146 (gradual
+        unfreezing, lower learning rates for deeper stages)
     Hu et al., LoRA, 2022, https://arxiv.org/abs/2106.09685 (low-rank updates of dense layers)
     Chollet, Transfer learning and fine-tuning, https://keras.io/guides/transfer_learning
 
@@ -11,25 +11,25 @@ Command:
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=MobileNetV2
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=FILE.keras
 
-    FOLDER has one sub-folder of PNG or JPEG files for each class; see the recipe image_classification. ImageNet weights
-    of Keras's networks are downloaded once.
+    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification. ImageNet weights of
+    Keras applications are downloaded once.
 
-Result: `comparison.json`, the test accuracy beside that of the same network trained from scratch for as many steps (its
-run is in the folder `from_scratch`); `curves.png`, both accuracies after each epoch; and `predictions.png`, test images
-with what the model takes them for.
+Result: `comparison.json`, the test accuracy next to that of the same network trained from scratch for as many steps
+(its run is in the folder `from_scratch`); `curves.png`, both accuracies after each epoch; and `predictions.png`, test
+images with their predicted classes.
 
-Expected result on the digits 5 to 9 with 20 training images each, and a network that has seen the digits 0 to 4 only
-(test accuracy in %, medians of seeds 0 to 4, and the five; --epochs=5 is the default):
+Expected result on the digits 5 to 9 with 20 training images each, with a network pretrained on the digits 0 to 4 only
+(test accuracy in %, median of seeds 0 to 4, and all five; --epochs=5 is the default):
 
-    epochs  steps  fine-tuned                           from scratch, at the best of its learning rates
+    epochs  steps  fine-tuned                           from scratch, at its best learning rate
          5     25  95.0  (95.0, 94.4, 95.0, 93.3, 96.1)  91.7  (93.9, 91.1, 91.7, 91.7, 94.4)  at 0.0015
         20    100  97.2  (97.2, 97.8, 96.7, 96.7, 97.2)  97.2  (97.2, 93.3, 97.2, 97.2, 97.2)  at 0.003
         60    300  98.3  (99.4, 99.4, 98.3, 97.8, 97.8)  98.3  (100., 97.8, 98.3, 98.3, 98.3)  at 0.006
 
-    What was learned before saves steps here: after 100 the other network is as good, since these digits are easy. Rates
-    were chosen by training images that neither network is trained on. An SVM on pixels has 96.7 %. In mixed_bfloat16.
+    Pretraining saves steps here: after 100, training from scratch is as good, since these digits are easy. Learning
+    rates were chosen on held-out training images. An SVM on pixels reaches 96.7 %. In mixed_bfloat16.
 
-To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` before.
+To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` first.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ import tfaccel
 from tfaccel import data, reporting
 from tfaccel.layers import find_backbone
 
-RATE_FACTORS = {True: 0.3, False: 0.15}  # of what suits the optimizer, for pre-trained networks and new ones
+RATE_FACTORS = {True: 0.3, False: 0.15}  # of the optimizer's default learning rate, by `pretrained`
 
 
 # ---------- The model: the backbone's features, and a new head
 
 
 def build_model(images: Any, backbone: Any, *, head_width: int, dropout: float) -> Any:
-    """Raw pixel values in, one logit (float32) for each class out. The backbone gives a vector for each image."""
+    """Maps raw pixel values to one logit (float32) per class. The backbone returns one vector per image."""
     import keras
     from keras import layers
 
@@ -69,28 +69,27 @@ def build_model(images: Any, backbone: Any, *, head_width: int, dropout: float) 
 @tfaccel.recipe(learning_rate_factor=lambda pretrained: RATE_FACTORS[pretrained])
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # a folder of images; None for the digits 5 to 9
-    # height and width to which images are brought, in pixels; None for what suits the backbone
+    data_dir: tfaccel.DataPath | None = None,  # folder of images; None for the digits 5 to 9
+    # height and width to resize images to, in pixels; None for the backbone's default
     image_size: int | None = None,
     # digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file
     backbone: str = "digits",
-    # begin with the weights that the backbone has learned; otherwise with fresh ones, all of which learn from the
-    # start
+    # start from the backbone's pretrained weights; otherwise from random ones, all trainable from the first step
     pretrained: bool = True,
-    head_width: int = 0,  # of a hidden layer in the new head; 0 for none
-    # into so many stages the backbone is cut; the one nearest the head begins to learn first, and each deeper one
-    # has half of the learning rate before it
+    head_width: int = 0,  # units of a hidden layer in the new head; 0 for none
+    # number of stages of the backbone; they are unfrozen one after another, the one nearest the head first, and each
+    # deeper one trains at half the learning rate of the one before
     num_stages: tfaccel.Count = 2,
-    # the backbone's dense layers and convolutions learn by low-rank updates (LoRA) of this rank in place of all
+    # train the backbone's dense layers and convolutions by low-rank updates (LoRA) of this rank instead of all
     # their weights; None for no LoRA
     lora_rank: tfaccel.Count | None = None,
-    baseline: bool = True,  # train the same network from scratch as well, for comparison
+    baseline: bool = True,  # also train the same network from scratch, for comparison
     dropout: tfaccel.Fraction = 0.2,  # dropout rate of the features
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target that is spread over all classes
+    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of the backbone in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The images are checked here, and decoded when they are used."""
+    """Builds the workload. The images are checked here and decoded when first used."""
     if head_width < 0:
         raise tfaccel.WorkloadError(f"`head_width` must be a whole number of at least 0. Received: {head_width=}.")
     network = find_backbone(backbone)
@@ -100,7 +99,7 @@ def workload(
     else:
         images = data.read_image_set(data_dir, image_size=network.size_of_images(image_size, default=96))
         network.check_channels(images.num_channels, data_dir)
-    stages: list[Any] = []  # of the model that was built last: the weights that begin to learn later
+    stages: list[Any] = []  # the weights of each later stage, of the model that was built last
 
     def built() -> Any:
         from tfaccel.layers import layer_stages, prepared_backbone
@@ -132,14 +131,14 @@ def workload(
             several_epochs=True,
             raw_input=data.ImageInput.of(images),
         ),
-        options={"backbone": network.name},  # a file by its absolute path
+        options={"backbone": network.name},  # for a file, its absolute path
         epochs=5,
         global_batch_size=20,
         bfloat16_on_cpu=True,
     )
 
 
-# ---------- What is shown at the end: the network beside the same one trained from scratch
+# ---------- The results: the network next to the same one trained from scratch
 
 
 @workload.show_result
@@ -167,11 +166,11 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def from_scratch(work: tfaccel.Workload, result: tfaccel.TrainResult) -> dict[str, tfaccel.TrainResult]:
-    """The result of the same network with fresh weights; none where this process is one of several workers."""
+    """Trains the same network from random weights; returns nothing if there are several workers."""
     if result.plan.num_workers > 1:
         logging.getLogger("tfaccel").warning(
-            "The same network is not trained from scratch for comparison: only one of the %d workers shows results, "
-            "and cannot train by itself. Train it in a run of its own: pretrained=False (--nopretrained).",
+            "Skipping the comparison with training from scratch: only one of the %d workers shows results, "
+            "and it cannot train alone. Start a separate run with pretrained=False (--nopretrained).",
             result.plan.num_workers,
         )
         return {}

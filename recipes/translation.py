@@ -1,4 +1,4 @@
-"""Translation: an encoder-decoder Transformer with beam search, on dates written in many ways or texts of your own.
+"""Translation: an encoder-decoder Transformer with beam search, on dates in many formats or your own texts.
 
 References:
     Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762 (the model)
@@ -9,17 +9,17 @@ Command:
     tfaccel train --recipe=translation --run_dir=runs/dates
     tfaccel train --recipe=translation --run_dir=runs/mine --data_dir=FOLDER --unit=words
 
-    FOLDER has `source.txt` and `target.txt`, in UTF-8; each line of the first is translated by the same line of the
-    second. A tenth of the lines is kept for testing.
+    FOLDER has `source.txt` and `target.txt`, in UTF-8; each line of the second is the translation of the same line of
+    the first. A tenth of the lines is held out for testing.
 
 Use: `translate("runs/mine", ["A text."])` in this module translates texts.
 
-Expected result on the dates (10,000 of them to train on; 1,000 other ones, each in one of 19 forms, to test with):
-    99.9 % exact match, the median of seeds 0 to 4 (99.6, 99.9, 99.9, 99.8 and 99.9 %), after 105 s of processor time on
-    two cores of an AMD EPYC with AVX512_BF16, in float32, imports and translations included; in mixed_bfloat16, which
-    the plan chooses there, 99.8 % (seed 0). On training dates that were kept aside, 4, 8 and 16 epochs have 96.2, 99.4
-    and 99.8 % (`tfaccel benchmark settings`, one seed). A date parser that is told the names of months has 100 %; the
-    most similar training text has 0 %.
+Expected result on the dates (10,000 for training; 1,000 others for testing, each in one of 19 formats):
+    99.9 % exact match, the median of seeds 0 to 4 (99.6, 99.9, 99.9, 99.8 and 99.9 %), in 105 s of CPU time on two
+    cores of an AMD EPYC with AVX512_BF16, in float32, imports and translations included; in mixed_bfloat16, which the
+    plan chooses there, 99.8 % (seed 0). On held-out training dates, 4, 8 and 16 epochs reach 96.2, 99.4 and 99.8 %
+    (`tfaccel benchmark settings`, one seed). A date parser that knows the names of the months reaches 100 %; the
+    translation of the most similar training text 0 %.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ import numpy as np
 import tfaccel
 from tfaccel import data, reporting
 
-# ---------- The model: an encoder that reads, a decoder that writes
+# ---------- The model: an encoder and a decoder
 
 
 def build_model(num_tokens: tuple[int, int], lengths: tuple[int, int], **blocks: Any) -> Any:
-    """Tokens of what is read and of what is written so far in, logits (float32) of the next token out."""
+    """Maps token ids of the source and of the translation so far to logits (float32) of the next token."""
     import keras
 
     from tfaccel.layers import TextDecoder, TextEncoder
@@ -53,22 +53,22 @@ def build_model(num_tokens: tuple[int, int], lengths: tuple[int, int], **blocks:
 @tfaccel.recipe(adamw_learning_rate=3e-3, global_clipnorm=1.0)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # a folder with source.txt and target.txt; None for dates
-    unit: Literal["characters", "words"] = "characters",  # what a token is, in both languages
-    max_length: tfaccel.Count = 128,  # tokens of a text that are read, or written, at most; longer ones are cut off
-    width: tfaccel.Count = 64,  # of the Transformer's blocks
-    num_blocks: tfaccel.Count = 2,  # of the encoder, and of the decoder
+    data_dir: tfaccel.DataPath | None = None,  # folder with source.txt and target.txt; None for dates
+    unit: Literal["characters", "words"] = "characters",  # unit of a token, in both languages
+    max_length: tfaccel.Count = 128,  # max tokens of a source or target text; the rest is cut off
+    width: tfaccel.Count = 64,  # width of the Transformer blocks
+    num_blocks: tfaccel.Count = 2,  # Transformer blocks of the encoder, and of the decoder
     dropout: tfaccel.Fraction = 0.0,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target that is spread over all tokens
+    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
-    """What this recipe trains. The texts are read and checked here."""
+    """Builds the workload. The texts are read and checked here."""
     pairs = data.dates_in_words() if data_dir is None else data.read_translations(data_dir)
     languages = list(zip(*pairs.train, strict=True))
     vocabularies = [data.Vocabulary.of(texts, unit=unit, most_tokens=20_000) for texts in languages]
     longest = [max(len(data.split_text(text, unit)) for text in texts) for texts in languages]
-    lengths = min(longest[0], max_length), min(longest[1] + 1, max_length)  # one more, for the end
+    lengths = min(longest[0], max_length), min(longest[1] + 1, max_length)  # plus the end token
     sizes = len(vocabularies[0]), len(vocabularies[1])
     blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
 
@@ -83,7 +83,7 @@ def workload(
 
         return {
             "optimizer": training.make_optimizer(num_steps=num_steps),
-            "loss": TokenCrossentropy(label_smoothing),  # padding counts in neither loss nor metric
+            "loss": TokenCrossentropy(label_smoothing),  # ignores padding, as does the metric
             "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         }
 
@@ -99,7 +99,7 @@ def workload(
     )
 
 
-# ---------- What is shown at the end: translations of the test texts, and how many are exact
+# ---------- The results: translations of the test texts, and how many match exactly
 
 
 @workload.show_result
@@ -110,7 +110,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     reporting.write_json(run_dir / "vocabulary.json", written.to_json())
     sources, targets = zip(*pairs.test, strict=True)
     found = translate(run_dir, sources)
-    # How words are joined to a text is no fault of the model.
+    # Decoded again, so that whitespace between words does not count as an error.
     wanted = [written.decode(written.encode(target)) for target in targets]
     right = [a == b for a, b in zip(found, wanted, strict=True)]
     exact_match = float(np.mean(right))
@@ -131,7 +131,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 def translate(
     run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 0.6
 ) -> list[str]:
-    """The translation of each text, by the model that a run left; see `tfaccel.layers.BeamSearch`."""
+    """Translates each text with the model of a finished run; see `tfaccel.layers.BeamSearch`."""
     from tfaccel.layers import BeamSearch, load_text_model
 
     search = BeamSearch(beam_size=beam_size, length_penalty=length_penalty)

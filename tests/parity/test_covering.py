@@ -51,5 +51,5 @@ def test_an_axis_without_a_fitting_value_is_named():
     def contradiction(a, b):
         return ("letter", "a") in (a, b) and "size" in (a[0], b[0])
 
-    with pytest.raises(ValueError, match=r"No value of 'size' may stand beside .*'letter': 'a'.* Loosen"):
+    with pytest.raises(ValueError, match=r"No value of 'size' is compatible with .*'letter': 'a'.* Relax"):
         covering_cases({"letter": ("a",), "number": (1, 2), "size": ("small", "large")}, contradiction)

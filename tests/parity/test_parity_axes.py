@@ -39,7 +39,7 @@ def test_every_low_precision_case_is_followed_by_itself_in_float32():
 
 def test_exclusions_give_a_reason_in_either_order():
     masks, dense = ("weighting", "masks"), ("model", "dense")
-    assert excluded(masks, dense) == excluded(dense, masks) == "only models of tokens hand on a mask"
+    assert excluded(masks, dense) == excluded(dense, masks) == "only token models propagate a mask"
     assert excluded(masks, ("model", "lstm")) is None
     assert "full batches" in excluded(("model", "stateful_lstm"), ("last_batch", "short"))
     assert "one output" in excluded(("model", "two_outputs"), ("weighting", "class_weights"))
@@ -72,7 +72,7 @@ def test_names_tell_all_cases_apart():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("parameter_server", 2), "A parity strategy is one of none, .* Received: 'parameter_server'"),
+        (("parameter_server", 2), "The strategy must be one of none, .* Received: 'parameter_server'"),
         (("mirrored", 0), "must be at least 1.* Received: num_replicas=0, strategy='mirrored'"),
         (("one_device", 2), "Received: num_replicas=2, strategy='one_device'"),
     ],

@@ -53,7 +53,7 @@ def test_noise_follows_from_seed_and_epoch(logical_devices):
         ({"latent_size": 0}, WorkloadError, "`latent_size` must be a whole number of at least 1."),
         ({"width": 12}, WorkloadError, "`width` must be a multiple of 8. Received: width=12."),
         ({"dropout": 1}, WorkloadError, "`dropout` must be a number from 0 to below 1."),
-        ({"early_stopping": 3}, WorkloadError, "A GAN has no validation loss to stop early by."),
+        ({"early_stopping": 3}, WorkloadError, "A GAN has no validation loss for early stopping."),
         ({"data_dir": "nowhere"}, DataError, "There is no folder or file nowhere (`data_dir`)."),
     ],
 )

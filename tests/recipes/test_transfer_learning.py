@@ -97,7 +97,7 @@ def test_several_workers_are_told_why_nothing_is_compared(logical_devices, tmp_p
     )
     with caplog.at_level("WARNING", "tfaccel"):
         recipe.show_result(work, result)
-    assert "not trained from scratch for comparison: only one of the 2 workers shows results" in caplog.text
+    assert "the comparison with training from scratch: only one of the 2 workers shows results" in caplog.text
     assert list(json.loads((tmp_path / "comparison.json").read_text())) == ["fine-tuned"]
 
 
@@ -122,8 +122,8 @@ def test_a_model_of_your_own_loses_its_old_head(logical_devices, tmp_path):
     [
         ({"backbone": "MobileNetV"}, WorkloadError, "There is no backbone 'MobileNetV'. Did you mean 'MobileNetV2"),
         ({"backbone": "no.keras"}, WorkloadError, "There is no file no.keras (`backbone`)."),
-        ({"image_size": 16}, WorkloadError, "The backbone digits takes images of 8 pixels. Received: 16."),
-        ({"backbone": "Xception", "image_size": 32}, WorkloadError, "takes images of 71 or more pixels"),
+        ({"image_size": 16}, WorkloadError, "The backbone digits needs images of 8 pixels. Received: 16."),
+        ({"backbone": "Xception", "image_size": 32}, WorkloadError, "needs images of 71 or more pixels"),
         ({"num_stages": 0}, WorkloadError, "`num_stages` must be a whole number of at least 1."),
         ({"head_width": -1}, WorkloadError, "`head_width` must be a whole number of at least 0."),
         ({"lora_rank": 0}, WorkloadError, "`lora_rank` must be a whole number of at least 1."),
@@ -149,7 +149,7 @@ def test_weights_that_cannot_be_downloaded_are_said(logical_devices, monkeypatch
         raise OSError("URL fetch failure")
 
     monkeypatch.setattr(keras.applications, "MobileNetV2", fail)
-    with pytest.raises(WorkloadError, match=r"ImageNet weights of MobileNetV2 cannot be had: URL fetch failure"):
+    with pytest.raises(WorkloadError, match=r"Cannot download the ImageNet weights of MobileNetV2: URL fetch failure"):
         recipe.workload(backbone="MobileNetV2").build_model()
 
 

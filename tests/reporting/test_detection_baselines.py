@@ -72,5 +72,5 @@ def test_left_out_with_the_reason(monkeypatch, caplog, limit):
         monkeypatch.setattr(detection_baselines, "MAX_DECISIONS", limit)
     with caplog.at_level("INFO", logger="tfaccel"):
         assert window_scores(split, split, class_names=("a",)) == {}
-    reason = "1 classes in 2 test images would take it minutes" if limit else "no window fits an object"
-    assert f"The baseline ({NAME}) is left out: {reason}" in caplog.text
+    reason = "1 classes in 2 test images would take minutes" if limit else "no window fits an object"
+    assert f"Skipping the baseline ({NAME}): {reason}" in caplog.text

@@ -104,7 +104,7 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, caplog, monkeypatch)
     monkeypatch.setattr(picture_files.importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING, "tfaccel"):
         save_curve_picture(tmp_path / "none.png", {"one": [0.1]}, name="accuracy")
-    assert "none.png is not drawn, because matplotlib is missing: pip install matplotlib" in caplog.text
+    assert "Skipping none.png because matplotlib is not installed: pip install matplotlib" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
 
@@ -169,7 +169,7 @@ def test_forecasts_have_no_gap_and_an_axis_of_dates():
     band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 0]
     assert (band.min(), band.max()) == (0, 20)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
-        "what came",
+        "actual",
         "forecast",
         "80 % interval",
         "seasonal naive, season 24",
@@ -264,11 +264,11 @@ REFUSED = [
         lambda: scatter_figure(np.zeros(3), {"a": np.zeros(2)}, name="x"),
     ),
     (
-        "three quantiles and the baseline must be of one length",
+        "three quantiles and the baseline must have the same length",
         lambda: forecast_figure([], num_columns=1, interval="", baseline=""),
     ),
     ("Received: [((4,), (4, 2), (4,))]", lambda: forecast_figure([WAVE], num_columns=1, interval="", baseline="")),
-    ("times that of past and future", lambda: forecast_figure([SHORT], num_columns=1, interval="", baseline="")),
+    ("`times` must cover past and future", lambda: forecast_figure([SHORT], num_columns=1, interval="", baseline="")),
     ("values of 1 to 3 runs", lambda: curve_figure({}, name="accuracy")),
     ("values of 1 to 3 runs", lambda: curve_figure({"one": []}, name="accuracy")),
     ("values of 1 to 3 runs", lambda: curve_figure({name: [1.0] for name in "abcd"}, name="accuracy")),
@@ -285,7 +285,7 @@ REFUSED = [
     ),
     ("Received: 0 trials, 0 scores", lambda: parallel_coordinates_figure([], [], names=[], objective="o", rising=True)),
     ("at least one hyperparameter", lambda: importance_figure({}, objective="o")),
-    ("at least one form with both", lambda: size_metric_figure([], metric="accuracy", limit=0.9)),
+    ("at least one variant with both", lambda: size_metric_figure([], metric="accuracy", limit=0.9)),
 ]
 
 

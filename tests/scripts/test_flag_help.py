@@ -26,7 +26,7 @@ def test_flags_stand_in_groups(train_help):
     text = train_help("--recipe=tabular_classification")
     assert list(group(text, "What to train")) == ["recipe", "workload", "data_dir"]
     own = group(text, "Options of this workload")
-    assert own["width"] == "of each hidden layer (default: 64)"
+    assert own["width"] == "units per hidden layer (default: 64)"
     assert "target" in own
     assert "epochs" not in own
     training = group(text, "Training (auto: the recipe's choice)")

@@ -65,14 +65,14 @@ def test_a_step_that_fits_tells_its_costs():
     check = memory_check(V5E, 64, ProbeResult(ok=True, data=COSTS))
     assert (check.name, check.status) == ("v5e memory", "ok")
     assert check.detail == (
-        "64 rows a core need 8.24 MB of 15.75 GiB; a step does 0.684 GFLOP, moves 52.4 MB; 53% of what it writes is "
-        "padding"
+        "64 rows per core need 8.24 MB of 15.75 GiB; a step computes 0.684 GFLOP and moves 52.4 MB; 53% of the bytes "
+        "it writes are padding"
     )
 
 
 def test_a_step_that_does_not_fit_fails_with_the_compilers_words():
     check = memory_check(V5E, 64, ProbeResult(ok=True, data={"out_of_memory": "(36.00G) exceeds"}))
-    assert (check.status, check.detail) == ("fail", "64 rows a core do not fit into 15.75 GiB: (36.00G) exceeds")
+    assert (check.status, check.detail) == ("fail", "64 rows per core do not fit into 15.75 GiB: (36.00G) exceeds")
     assert "--accumulation_steps" in check.remedy
 
 
@@ -98,18 +98,18 @@ def test_a_search_that_gets_no_answer_says_so(tmp_path):
     ahead = MadeUpAhead(Examination(make_machine(tmp_path)), None, None, tmp_path)
     ahead.limit, ahead.silent_from = 10**6, 1000
     check = largest_batch_check(ahead, V5E, known=64, num_train_examples=5000)
-    reason = "more could not be told; 1672 rows: no answer within 120 seconds (ended it)"
-    assert (check.status, check.detail) == ("ok", f"560 rows a core ({reason})")
+    reason = "larger sizes could not be compiled; 1672 rows: no answer within 120 seconds (ended it)"
+    assert (check.status, check.detail) == ("ok", f"560 rows per core ({reason})")
 
 
 @pytest.mark.parametrize(
     ("limit", "known", "num_examples", "detail"),
     [
-        (10**6, 64, 1437, "1432 rows a core (all training examples fit)"),
-        (10**6, 64, None, "65536 rows a core (no more were tried)"),
-        (100, 64, 1437, "96 rows a core (to within a tenth)"),
-        (30, 0, 1437, "24 rows a core (to within a tenth)"),
-        (0, 0, 1437, "not even 8 rows a core fit"),
+        (10**6, 64, 1437, "1432 rows per core (all training examples fit)"),
+        (10**6, 64, None, "65536 rows per core (no larger size was tried)"),
+        (100, 64, 1437, "96 rows per core (to within 10 %)"),
+        (30, 0, 1437, "24 rows per core (to within 10 %)"),
+        (0, 0, 1437, "not even 8 rows per core fit"),
     ],
 )
 def test_the_largest_batch_is_searched(tmp_path, limit, known, num_examples, detail):
@@ -140,7 +140,7 @@ def test_the_real_compiler_compiles_a_step_for_every_generation():
         checks = check(None)
         names = ["TPU compiler", *(f"{generation.name} memory" for generation in GENERATIONS)]
         assert [(c.name, c.status) for c in checks] == [(name, "ok") for name in names]
-        assert check("v5e")[-1].detail == "64 rows a core (all training examples fit)"
+        assert check("v5e")[-1].detail == "64 rows per core (all training examples fit)"
         _, memory, largest = check("v5e", rows=2**28)
         assert (memory.status, "exceeds available HBM (15.75G)" in memory.detail) == ("fail", True)
-        assert (largest.status, largest.detail) == ("ok", "64 rows a core (all training examples fit)")
+        assert (largest.status, largest.detail) == ("ok", "64 rows per core (all training examples fit)")

@@ -38,7 +38,7 @@ def test_a_step_without_findings_passes_every_check():
 def test_known_operations_get_a_fix_of_their_own_and_long_lists_are_cut():
     found = [Finding("operation", "CropAndResize", f"layer 'crop_{i}'") for i in range(6)]
     check = checks_of(*found, refusal="Detected unsupported operations")["operations"]
-    assert check.remedy.startswith("cut boxes in train_data")
+    assert check.remedy.startswith("crop boxes in train_data")
     assert "layer 'crop_3'" in check.detail
     assert check.detail.endswith("and 2 more")
 

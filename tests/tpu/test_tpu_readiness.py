@@ -76,7 +76,7 @@ def test_a_sound_recipe_is_ready(run_python):
     if compiler_refusal(Machine.here()):
         assert "pip install 'tfaccel[tpu-aot]'" in checks["TPU compiler"]["detail"]
     else:
-        assert " of 15.75 GiB; a step does " in checks["v5e memory"]["detail"]
+        assert " of 15.75 GiB; a step computes " in checks["v5e memory"]["detail"]
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_step_that_cannot_run_gives_status_1_and_is_not_compiled(run_python):
     done = run_doctor(run_python, "--workload=broken_workloads:host_call", cwd=FOLDER, env={"COLUMNS": "400"})
     assert done.returncode == 1
     assert "host calls: take it out of the step" in done.stdout
-    assert "not asked, since the step cannot run as it is" in done.stdout
+    assert "not run, since a check above failed" in done.stdout
     assert done.stdout.rstrip().endswith("1 failed, 0 with a warning")
 
 

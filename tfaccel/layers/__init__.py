@@ -1,12 +1,12 @@
-"""Layers, models and losses for the ready recipes and for models of your own.
+"""Layers, models and losses for the ready recipes and for your own models.
 
-The names below load their module when first used, since these import TensorFlow.
+Names load their module on first use, since these import TensorFlow.
 """
 
 from importlib import import_module
 from typing import Any
 
-# Public name -> the module that defines it, with the name that it has there where that is another one.
+# Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "BeamSearch": "tfaccel.models.beam_search",
     "ConditionalGan": "tfaccel.models.conditional_gan",

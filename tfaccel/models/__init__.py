@@ -1,1 +1,1 @@
-"""Parts of models that recipes share."""
+"""Layers, losses and other building blocks of the recipes' models."""

@@ -1,4 +1,4 @@
-"""Attention with heads whose keys and values can be kept from step to step."""
+"""Multi-head attention with reusable keys and values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class Attention(keras.layers.Layer):
-    """Attention with several heads.
+    """Multi-head attention.
 
-    `keras.layers.MultiHeadAttention` calculates keys and values inside its call; here they can be had by themselves, so
-    that text is written token by token without reading all of it again.
+    `keras.layers.MultiHeadAttention` computes keys and values inside its call; here they are available separately, so
+    that text can be generated token by token without recomputing the prefix.
 
     Args:
         num_heads: number of heads; it must divide the width of the inputs.
@@ -32,7 +32,7 @@ class Attention(keras.layers.Layer):
         self.num_heads = num_heads
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
-        """Makes the four projections; the context is as wide as the inputs."""
+        """Builds the four projections; the context must be as wide as the inputs."""
         del context_shape
         width = x_shape[-1]
         if width % self.num_heads:
@@ -48,25 +48,25 @@ class Attention(keras.layers.Layer):
         self.output_projection.build((None, None, self.num_heads, width // self.num_heads))
 
     def keys_and_values(self, context: Any) -> tuple[Any, Any]:
-        """Keys and values of a context, each of shape (batch, length, heads, width of a head)."""
+        """Keys and values of a context, each of shape (batch, length, num_heads, head_width)."""
         return self.key_projection(context), self.value_projection(context)
 
     def attend(self, x: Any, keys: Any, values: Any, mask: Any = None) -> Any:
-        """What `x` finds at the keys. `mask` is true where it may look; it broadcasts to (batch, 1, queries, keys)."""
+        """Attends from `x` to keys. `mask` is True where allowed and broadcasts to (batch, 1, queries, keys)."""
         found = ops.dot_product_attention(self.query_projection(x), keys, values, mask=mask)
         return self.output_projection(found)
 
     def call(self, x: Any, context: Any, attention_mask: Any = None) -> Any:
-        """Attention from `x`, of shape (batch, length, width), to a context (batch, length of the context, width)."""
+        """Attends from `x`, of shape (batch, length, width), to a context of shape (batch, context_length, width)."""
         return self.attend(x, *self.keys_and_values(context), mask=attention_mask)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), "num_heads": self.num_heads}
 
 
 def causal_mask(length: int) -> Any:
-    """True where a position may look: at itself and before; shape (1, 1, length, length).
+    """True where a position may attend: to itself and earlier ones; shape (1, 1, length, length).
 
     Example:
         >>> ops.convert_to_numpy(causal_mask(3))[0, 0].astype(int).tolist()

@@ -1,4 +1,4 @@
-"""Pre-trained networks whose features another task can use: the digits' own, Keras's, or a `.keras` file."""
+"""Pretrained backbones: the digits backbone, Keras applications, or a `.keras` file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
-DIGITS_CONVOLUTIONS = ((32, 1), (48, 1), (64, 2), (96, 1))  # filters and strides of the digits' own network
+DIGITS_CONVOLUTIONS = ((32, 1), (48, 1), (64, 2), (96, 1))  # filters and strides of the digits backbone
 
 APPLICATIONS = (  # of keras.applications
     "MobileNetV2",
@@ -33,20 +33,20 @@ APPLICATIONS = (  # of keras.applications
     "ConvNeXtTiny",
     "Xception",
 )
-_SIGNED_PIXELS = ("MobileNetV2", "ResNet50V2", "Xception")  # from -1 to 1; the others scale raw pixels themselves
+_SIGNED_PIXELS = ("MobileNetV2", "ResNet50V2", "Xception")  # expect pixels from -1 to 1; the others rescale raw ones
 _MIN_SIZE = {"Xception": 71}
 _OTHERS_SMALLEST_SIZE = 32
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """Which network, and what it takes.
+    """A backbone and the images it accepts.
 
     Args:
         name: "digits", a name in `APPLICATIONS`, or the path of a `.keras` file.
-        image_size: height and width in pixels; None where it takes any from `smallest_size` on.
+        image_size: height and width in pixels; None for any size from `smallest_size` up.
         num_channels: 1 or 3.
-        smallest_size: the smallest height and width.
+        smallest_size: min height and width in pixels.
     """
 
     name: str
@@ -55,33 +55,34 @@ class Backbone:
     smallest_size: int = 8
 
     def size_of_images(self, image_size: int | None, *, default: int) -> int:
-        """The height and width to which images are brought, in pixels.
+        """Returns the height and width to resize images to, in pixels.
 
         Args:
-            image_size: what the user wants; None for what suits the network.
-            default: for a network that takes any size, at least its smallest one.
+            image_size: the requested size; None to choose one.
+            default: size for networks that accept any size; raised to `smallest_size` if it is smaller.
 
         Raises:
-            WorkloadError: if the network does not take images of that size.
+            WorkloadError: if the network does not accept images of that size.
         """
         size = self.image_size or image_size or default
         size = max(size, self.smallest_size) if image_size is None else size
         if image_size not in (None, size) or size < self.smallest_size:
             takes = self.image_size or f"{self.smallest_size} or more"
-            raise WorkloadError(f"The backbone {self.name} takes images of {takes} pixels. Received: {image_size}.")
+            raise WorkloadError(f"The backbone {self.name} needs images of {takes} pixels. Received: {image_size}.")
         return size
 
     def check_channels(self, num_channels: int, source: str | os.PathLike[str]) -> None:
-        """Raises WorkloadError for images with colors, where the network takes grey ones."""
+        """Raises WorkloadError for color images if the network accepts grayscale only."""
         if num_channels > self.num_channels:
-            raise WorkloadError(f"The backbone {self.name} takes grey images, but the images in {source} have colors.")
+            raise WorkloadError(f"The backbone {self.name} needs grayscale images, but those in {source} have colors.")
 
 
 def find_backbone(name: str | os.PathLike[str]) -> Backbone:
-    """The network of this name or in this file, without importing TensorFlow.
+    """Looks up a backbone by name or file, without importing TensorFlow.
 
     Raises:
-        WorkloadError: if there is none (with the nearest name), or the file is no model of one image.
+        WorkloadError: if it does not exist (the message suggests the closest name), or the model in the file does not
+            have exactly one image input.
 
     Example:
         >>> find_backbone("digits").image_size, find_backbone("MobileNetV2").num_channels
@@ -105,7 +106,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
 
 
 def _input_shape(path: Path) -> list[Any]:
-    """The shape of a saved model's one input, as its own description says."""
+    """The shape of a saved model's only input, from its config."""
     try:
         with zipfile.ZipFile(path) as file:
             description = json.loads(file.read("config.json"))
@@ -123,14 +124,14 @@ def _input_shape(path: Path) -> list[Any]:
 
 
 def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
-    """The network: raw pixel values in, a vector of features for each image out.
+    """Loads a model that maps raw pixel values to one feature vector per image.
 
-    Of a model in a file, a dense layer at the end (its old classifier) is left out.
+    A final dense layer (the old classifier) of a model in a file is removed.
 
     Args:
         backbone: from `find_backbone`.
         image_size: height and width of the images in pixels.
-        pretrained: with the weights that were learned; otherwise with fresh ones.
+        pretrained: whether to load pretrained weights instead of random ones.
 
     Raises:
         WorkloadError: if the weights cannot be downloaded, or the file cannot be loaded.
@@ -142,7 +143,7 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
         model = keras.models.load_model(path, compile=False)
-    except Exception as error:  # Keras raises errors of many kinds for models that it cannot load.
+    except Exception as error:  # Keras raises many kinds of errors for models that it cannot load.
         raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
     if not pretrained:
         model = keras.models.clone_model(model)
@@ -152,7 +153,7 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
         features = keras.layers.GlobalAveragePooling2D(name="pooled")(features)
     if len(features.shape) != 2:
         raise WorkloadError(
-            f"The backbone {path} must end in maps or vectors of features. Received: shape {tuple(features.shape)}."
+            f"The backbone {path} must output feature maps or vectors. Received: shape {tuple(features.shape)}."
         )
     return keras.Model(model.inputs, features, name="backbone")
 
@@ -160,19 +161,19 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 def prepared_backbone(
     backbone: Backbone, image_size: int, *, pretrained: bool, lora_rank: int | None = None, remat: bool = False
 ) -> keras.Model:
-    """The network of `load_backbone`, made ready to be trained.
+    """Loads a backbone and prepares it for training.
 
-    A pre-trained network's batch normalisations are frozen: a few images say too little of the statistics.
+    BatchNormalization layers of a pretrained network are frozen: few images give poor statistics.
 
     Args:
         backbone: from `find_backbone`.
         image_size: height and width of the images in pixels.
-        pretrained: with the weights that were learned; otherwise with fresh ones.
-        lora_rank: of low-rank updates (LoRA) that dense layers and convolutions learn by; None for no LoRA.
+        pretrained: whether to load pretrained weights instead of random ones.
+        lora_rank: rank of the low-rank updates (LoRA) of dense layers and convolutions; None for no LoRA.
         remat: recompute activations in the backward pass: less memory, more time.
 
     Raises:
-        WorkloadError: as `load_backbone`; or if there is no layer for LoRA.
+        WorkloadError: like `load_backbone`; or if no layer supports LoRA.
     """
     import keras
 
@@ -185,7 +186,7 @@ def prepared_backbone(
             layer.trainable = not pretrained
     if lora_rank is not None:
         with_lora(model, lora_rank)
-    if remat:  # Networks of Keras are one layer of the backbone.
+    if remat:  # Keras applications are nested as one layer of the backbone.
         rematerialize(next((layer for layer in model.layers if isinstance(layer, keras.Model)), model))
     return model
 
@@ -203,14 +204,14 @@ def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model
         )
     except (OSError, ValueError) as error:
         raise WorkloadError(
-            f"The ImageNet weights of {name} cannot be had: {str(error).splitlines()[0]}. Download needs the internet "
-            "once. Without it, use pretrained=False (--nopretrained), or a model of your own: backbone=FILE.keras."
+            f"Cannot download the ImageNet weights of {name}: {str(error).splitlines()[0]}. This needs the internet "
+            "once. Without it, use pretrained=False (--nopretrained), or your own model: backbone=FILE.keras."
         ) from error
     return keras.Model(inputs, network(x), name="backbone")
 
 
 def with_lora(backbone: keras.Model, rank: int) -> None:
-    """Freezes a network but for low-rank updates of its dense layers and convolutions."""
+    """Freezes a network except for low-rank updates of its dense layers and convolutions."""
     import keras
 
     from tfaccel.training.private_api import all_layers

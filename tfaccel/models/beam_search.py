@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts that an encoder and a decoder write."""
+"""Beam search with an encoder-decoder model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearch:
-    """Writes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best beginnings at each step.
+    """Decodes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best hypotheses at each step.
 
     Args:
-        beam_size: beginnings that are kept for each text; 1 takes the likeliest token each time.
-        length_penalty: finished texts are compared by the logarithm of their probability divided by their length to
-            this power; 0 prefers short ones.
-        unrepeated: runs of so many tokens that stand in a text once at most; 0 for no such limit.
-        num_texts: texts that are written at once.
+        beam_size: number of hypotheses per text; 1 is greedy decoding.
+        length_penalty: finished texts are ranked by log-probability divided by length to this power; 0 prefers short
+            ones.
+        unrepeated: n-grams of this length may occur at most once in a text; 0 for no such limit.
+        num_texts: batch size, in texts.
 
     References:
-        Wu et al., Google's neural machine translation system, 2016, https://arxiv.org/abs/1609.08144 (the penalty,
-        here without its constants)
+        Wu et al., Google's neural machine translation system, 2016, https://arxiv.org/abs/1609.08144 (length penalty,
+            here without its constants)
         Paulus et al., A deep reinforced model for abstractive summarization, 2017, https://arxiv.org/abs/1705.04304
-            (runs of tokens that are not repeated)
+            (no repeated n-grams)
     """
 
     beam_size: int = 4
@@ -45,11 +45,11 @@ class BeamSearch:
                 raise WorkloadError(f"`{name}` must be a whole number of at least 1. Received: {name}={value!r}.")
 
     def write(self, model: keras.Model, source: np.ndarray) -> list[list[int]]:
-        """The best text for each row of source tokens, without start and end.
+        """Returns the best text for each row of source tokens, without start and end tokens.
 
         Args:
             model: from `sequence_to_sequence`.
-            source: int32, of shape (num_rows, length).
+            source: token ids (int32), of shape (num_rows, length).
         """
         step = tf.function(model.get_layer("decoder").step, autograph=False, reduce_retracing=True)
         found: list[list[int]] = []
@@ -64,7 +64,7 @@ class BeamSearch:
         source = np.repeat(source, size, axis=0)
         state = decoder.start(self._read(model, source), tf.constant(source))
         texts = np.full((num_rows, size, decoder.max_length + 1), START, np.int32)
-        # All beams of a text are the same at first: only one of them may go on.
+        # All beams of a text start out equal, so all but one are disabled.
         scores = np.tile([0.0] + [-np.inf] * (size - 1), (num_rows, 1))
         finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(num_rows)]
         for position in range(decoder.max_length):
@@ -84,7 +84,7 @@ class BeamSearch:
             texts[:, :, position + 1] = chosen
             order = tf.constant((np.arange(num_rows)[:, None] * size + beams).reshape(-1))
             state = {**state, "kept": tf.nest.map_structure(lambda kept, o=order: tf.gather(kept, o), state["kept"])}
-        else:  # No room for more: what has no end by now counts as it is.
+        else:  # Max length reached: unfinished texts count as they are.
             self._finish(finished, texts, scores)
         return [max(done, key=lambda pair: pair[0])[1] for done in finished]
 
@@ -93,7 +93,7 @@ class BeamSearch:
         return model.get_layer("encoder")(known)
 
     def _finish(self, finished: list[list[tuple[float, list[int]]]], texts: np.ndarray, scores: np.ndarray) -> None:
-        """Takes texts of shape (rows, beams, length with the start) as they stand, with the scores of ending there."""
+        """Adds texts of shape (rows, beams, length with the start token) to the finished ones, with their scores."""
         for row, beam in np.argwhere(np.isfinite(scores)):
             score = scores[row, beam] / texts.shape[-1] ** self.length_penalty
             finished[row].append((float(score), texts[row, beam, 1:].tolist()))
@@ -101,12 +101,12 @@ class BeamSearch:
             finished[row] = sorted(finished[row], key=lambda pair: -pair[0])[: self.beam_size]
 
     def _is_done(self, done: list[tuple[float, list[int]]], scores: np.ndarray, max_length: int) -> bool:
-        """Whether no beginning can become better than the best finished text, were it to go on for certain."""
+        """Whether no hypothesis can beat the best finished text, even if all its further tokens had probability 1."""
         return bool(done) and done[0][0] >= scores.max() / (max_length + 1) ** self.length_penalty
 
 
 def repetitions(text: np.ndarray, length: int) -> list[int]:
-    """The tokens that would repeat a run of so many tokens, were one of them the next.
+    """The next tokens that would repeat an n-gram of this length.
 
     Example:
         >>> repetitions(np.array([4, 5, 6, 4, 5]), 3)
@@ -119,11 +119,11 @@ def repetitions(text: np.ndarray, length: int) -> list[int]:
 
 
 def best(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The best scores of each row, best first, and the beam and the token of each.
+    """The best scores of each row, best first, with their beams and tokens.
 
     Args:
         scores: of shape (rows, beams, num_tokens).
-        number: how many.
+        number: how many scores to return per row.
 
     Example:
         >>> [part.tolist() for part in best(np.array([[[1.0, 5.0], [4.0, 2.0]]]), 2)]

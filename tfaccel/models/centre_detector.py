@@ -1,4 +1,4 @@
-"""An anchor-free detector's loss, and how boxes are read from what it predicts.
+"""Loss and box decoding of an anchor-free detector.
 
 Source: Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850
 """
@@ -16,20 +16,20 @@ from tfaccel.data.boxes.batches import NUM_BOX_CHANNELS, STRIDE
 
 _SIZE_WEIGHT, _PLACE_WEIGHT = 0.1, 1.0
 _MAX_PEAKS, _MAX_DETECTIONS = 100, 50
-_MAX_IOU = 0.5  # of two boxes of one class; of those that overlap more, the surer one stays
+_MAX_IOU = 0.5  # of two boxes of one class; non-maximum suppression removes boxes that overlap more
 _MIN_SCORE = 0.01
 
 
 @keras.saving.register_keras_serializable("tfaccel")
 def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    r"""The loss of each image: a focal loss of its heat maps, and absolute errors of sizes and places at its objects.
+    r"""The loss of each image: focal loss of the heat maps, plus absolute errors of box sizes and offsets.
 
-    With heat $y$, probability $p$ and $n$ objects (at least 1), the first is
+    With heat $y$, probability $p$ and $n$ objects (at least 1), the focal loss is
     $-\frac{1}{n} \sum (1 - p)^2 \log p$ where $y = 1$, and $-\frac{1}{n} \sum (1 - y)^4 p^2 \log(1 - p)$ elsewhere.
 
     Args:
         y_true: of shape (num_images, cells, cells, num_classes + 5); see `tfaccel.data.boxes.batches.target_maps`.
-        y_pred: of shape (num_images, cells, cells, num_classes + 4): logits of the heat, then sizes and places.
+        y_pred: of shape (num_images, cells, cells, num_classes + 4): heat-map logits, then box sizes and offsets.
 
     Returns:
         Of shape (num_images,).
@@ -55,12 +55,12 @@ def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one image, the surest first.
+    """The detections in one image, highest score first.
 
     Args:
         boxes: left, top, right and bottom edge in pixels; of shape (num_found, 4).
-        labels: the class of each, a number from 0.
-        scores: how sure each is, from 0 to 1.
+        labels: class indices.
+        scores: confidence scores, from 0 to 1.
     """
 
     boxes: np.ndarray
@@ -70,7 +70,7 @@ class Detections:
 
 @tf.function(autograph=False)
 def _peaks(maps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Boxes (top, left, bottom, right), classes and scores of the highest peaks of each image's heat."""
+    """Boxes (top, left, bottom, right), classes and scores of the highest peaks of each image's heat maps."""
     num_classes, num_cells = maps.shape[-1] - NUM_BOX_CHANNELS, maps.shape[1]
     heat = tf.sigmoid(maps[..., :num_classes])
     peaks = tf.where(tf.nn.max_pool2d(heat, 3, 1, "SAME") == heat, heat, tf.zeros_like(heat))
@@ -86,10 +86,10 @@ def _peaks(maps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
 
 def read_detections(maps: np.ndarray) -> list[Detections]:
-    """The boxes in predicted maps: peaks of the heat, without those that a surer box of their class covers.
+    """Decodes predicted maps to boxes: peaks of the heat maps, after non-maximum suppression within each class.
 
     Args:
-        maps: what the model predicts, of shape (num_images, cells, cells, num_classes + 4).
+        maps: predictions of the model, of shape (num_images, cells, cells, num_classes + 4).
 
     Example:
         >>> maps = np.full((1, 4, 4, 5), -9.0, np.float32)
@@ -100,7 +100,7 @@ def read_detections(maps: np.ndarray) -> list[Detections]:
     """
     found = []
     for boxes, labels, scores in zip(*(part.numpy() for part in _peaks(tf.constant(maps, tf.float32))), strict=True):
-        # Boxes of different classes are kept apart, so that they do not cover each other.
+        # Boxes of different classes are shifted apart, so that suppression acts within each class.
         apart = boxes + (labels * maps.shape[1] * STRIDE * 2)[:, None].astype(np.float32)
         kept = tf.image.non_max_suppression(
             apart, scores, _MAX_DETECTIONS, iou_threshold=_MAX_IOU, score_threshold=_MIN_SCORE

@@ -1,4 +1,4 @@
-"""A generator and a discriminator that train against each other, told the class of each image."""
+"""A conditional GAN: generator and discriminator, both conditioned on the class."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfaccel.training.model_parts import inner_optimizer
 
 @keras.saving.register_keras_serializable("tfaccel")
 class ConditionalGan(keras.Model):
-    r"""A conditional generative adversarial network with a `train_step` of its own.
+    r"""A conditional generative adversarial network with a custom `train_step`.
 
-    The discriminator $D$ lowers $-\log D(x) - \log(1 - D(G(z)))$, then the generator $G$ lowers $-\log D(G(z))$. The
-    noise $z$ is part of the data, so that the step draws nothing at random but dropout.
+    The discriminator $D$ minimizes $-\log D(x) - \log(1 - D(G(z)))$, then the generator $G$ minimizes $-\log D(G(z))$.
+    The noise $z$ is part of the data, so dropout is the only randomness in the step.
 
     Args:
-        generator: from [noise, one-hot labels] to images.
-        discriminator: from [images, one-hot labels] to one logit: is the image real?
-        label_smoothing: part of the discriminator's target that is taken from "real" for real images.
+        generator: maps [noise, one-hot labels] to images.
+        discriminator: maps [images, one-hot labels] to one logit: is the image real?
+        label_smoothing: the discriminator's target for real images is 1 minus this.
 
     Source: Goodfellow et al., Generative adversarial nets, 2014, https://arxiv.org/abs/1406.2661
     """
@@ -36,15 +36,15 @@ class ConditionalGan(keras.Model):
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
         self.discriminator_loss = keras.metrics.Mean(name="discriminator_loss")
         self.generator_loss = keras.metrics.Mean(name="generator_loss")
-        self.built = True  # both parts are
+        self.built = True  # both submodels are
 
     @property
     def served_model(self) -> keras.Model:
-        """What is exported and served: the generator."""
+        """The model to export and serve: the generator."""
         return self.generator
 
     def compile(self, optimizer: Any, *, generator_optimizer: Any = None, **kwargs: Any) -> None:
-        """Takes two optimizers: `optimizer` is the discriminator's. The generator's has the same loss scaling."""
+        """Configures both optimizers: `optimizer` is the discriminator's. Loss scaling applies to both."""
         super().compile(optimizer=optimizer, **kwargs)
         if generator_optimizer is None:
             return
@@ -57,7 +57,7 @@ class ConditionalGan(keras.Model):
         self.generator_optimizer = generator_optimizer
 
     def call(self, inputs: dict[str, Any], training: bool = False) -> Any:
-        """What the generator makes of `inputs["noise"]` for the classes in `inputs["labels"]`."""
+        """Generates images from `inputs["noise"]` for the classes in `inputs["labels"]`."""
         return self.generator([inputs["noise"], inputs["labels"]], training=training)
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -80,19 +80,19 @@ class ConditionalGan(keras.Model):
         variables = self.generator.trainable_variables
         self.generator_optimizer.apply(tape.gradient(scaled, variables), variables)
         losses = {"discriminator_loss": discriminator_loss, "generator_loss": generator_loss}
-        losses["loss"] = discriminator_loss + generator_loss  # what training stops by where it is not finite
+        losses["loss"] = discriminator_loss + generator_loss  # training stops if this is not finite
         for metric in self.metrics:
             metric.update_state(losses[metric.name])
         return {metric.name: metric.result() for metric in self.metrics}
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         parts = {name: keras.saving.serialize_keras_object(getattr(self, name)) for name in _PARTS}
         return {**super().get_config(), **parts, "label_smoothing": self.label_smoothing}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ConditionalGan:
-        """The model that `get_config` was called on."""
+        """Rebuilds the model from the config that `get_config` returned."""
         parts = {name: keras.saving.deserialize_keras_object(config[name], custom_objects) for name in _PARTS}
         return cls(**{**config, **parts})
 
@@ -101,8 +101,8 @@ _PARTS = ("generator", "discriminator")
 
 
 class GeneratorAverage(keras.callbacks.Callback):
-    """Ends training with the moving average of the generator's weights that its optimizer keeps (`use_ema`)."""
+    """Replaces the generator's weights by their moving average (`use_ema` of its optimizer) at the end of training."""
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Overwrites the generator's weights; without `use_ema` nothing is done."""
+        """Overwrites the generator's weights; does nothing without `use_ema`."""
         self.model.generator_optimizer.finalize_variable_values(self.model.generator.trainable_variables)

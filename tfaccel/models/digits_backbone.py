@@ -1,6 +1,6 @@
-"""The backbone that comes with tfaccel: a small network that has seen the digits 0 to 4 only.
+"""The backbone that ships with tfaccel: a small network, pretrained on the digits 0 to 4 only.
 
-`python -m tfaccel.models.digits_backbone FILE.keras` trains it anew, in half a minute, and saves it.
+`python -m tfaccel.models.digits_backbone FILE.keras` retrains it in half a minute and saves it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tfaccel.models.backbones import DIGITS_CONVOLUTIONS
 
 DIGITS_SEEN = range(5)
 _EPOCHS, _BATCH_SIZE, _SEED = 60, 64, 0
-_MIXED = 0.5  # part of the images that are put together from two: parts of strokes make better features than digits
+_MIXED = 0.5  # fraction of images that CutMix combines: fragments of strokes make better features than digits
 _SIZE = 8
 
 
 def build() -> keras.Model:
-    """A fresh network: raw pixel values in, a logit for each of five classes out.
+    """Builds a network that maps raw pixel values to one logit per class (five classes).
 
     Example:
         >>> build().count_params() < 110_000
@@ -42,7 +42,7 @@ def build() -> keras.Model:
 
 
 def train(path: str | os.PathLike[str], *, epochs: int = _EPOCHS) -> float:
-    """Trains the network on the digits 0 to 4 and saves it; returns its accuracy on their test images."""
+    """Trains the network on the digits 0 to 4 and saves it; returns the test accuracy."""
     images, model = few_digits(DIGITS_SEEN), build()
     batches = ImageBatches(images, ImageMoves(rotation=0.2, zoom=0.15, shift=0.1))
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
@@ -62,7 +62,7 @@ def _batches_of(batches: ImageBatches, epoch: int) -> Iterator[tuple[np.ndarray,
 
 
 def mixed(pixels: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images of which some have their lower or right part from another one, and labels by the part of each.
+    """Replaces the lower or right part of some images by another image's; labels are mixed in proportion.
 
     Source: Yun et al., CutMix, 2019, https://arxiv.org/abs/1905.04899
 

@@ -1,4 +1,4 @@
-"""The loss of forecasts that are given as quantiles."""
+"""The loss of quantile forecasts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class QuantileLoss(keras.losses.Loss):
-    r"""The pinball loss $\max(q (y - \hat y), (q - 1)(y - \hat y))$, averaged over quantiles q, times and columns.
+    r"""The pinball loss $\max(q (y - \hat y), (q - 1)(y - \hat y))$, averaged over quantiles q, steps and columns.
 
-    It is lowest where each prediction is that quantile of what is true.
+    It is minimal if each prediction is that quantile of the true distribution.
 
     Args:
-        scales: what differences are divided by, one for each column.
-        quantiles: those that are predicted, in the order of the last axis of the predictions.
+        scales: divisors of the differences, one per column.
+        quantiles: the predicted quantiles, in the order of the last axis of the predictions.
 
-    The true values have the shape (rows, horizon, num_columns, 1), the predictions (rows, horizon, num_columns,
-    num_quantiles).
+    True values have shape (rows, horizon, num_columns, 1), predictions (rows, horizon, num_columns, num_quantiles).
 
     Source: R. Koenker and G. Bassett, Regression quantiles, 1978.
 
@@ -51,13 +50,13 @@ class QuantileLoss(keras.losses.Loss):
         return ops.mean(ops.maximum(quantiles * differences, (quantiles - 1) * differences), axis=(1, 2, 3))
 
     def get_config(self) -> dict[str, Any]:
-        """What the constructor takes."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "scales": self.scales, "quantiles": self.quantiles}
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 def median_absolute_error(y_true: Any, y_pred: Any) -> Any:
-    """The mean distance of the middle quantile from what is true, of each row; shapes as in `QuantileLoss`.
+    """The mean absolute error of the middle quantile, per row; shapes as in `QuantileLoss`.
 
     Example:
         >>> float(median_absolute_error(ops.array([[[[1.0]]]]), ops.array([[[[0.0, 1.5, 3.0]]]]))[0])

@@ -1,4 +1,4 @@
-"""How good a GAN's generator is while it trains, as a search needs to know it: the losses do not tell."""
+"""A quality metric for a GAN's generator during training, for searches: its losses do not measure quality."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES_PER_CLASS = 20
 
 
 def sample_inputs(generator: keras.Model, samples_per_class: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """What samples are made of, the same in every call: [noise, one-hot labels], and the labels, by turns."""
+    """The inputs of samples, the same in every call: [noise, one-hot labels], and the labels, cycling through them."""
     noise_shape, labels_shape = (tensor.shape for tensor in generator.inputs)
     labels = np.tile(np.arange(labels_shape[1]), samples_per_class)
     noise = np.random.default_rng(0).standard_normal((len(labels), noise_shape[1]), np.float32)
@@ -26,11 +26,11 @@ def sample_inputs(generator: keras.Model, samples_per_class: int) -> tuple[list[
 
 
 class SampleJudge:
-    """A support vector machine that has seen real images, none of which the GAN is trained on.
+    """Scores a generator with a support vector machine, fitted to real images that the GAN is not trained on.
 
     Args:
-        real_images: `real_images()` returns standardised pixels, of shape (num_images, height, width, channels), and
-            the class of each image, a number from 0. It is called when there is a GAN to judge.
+        real_images: `real_images()` returns standardized pixels, of shape (num_images, height, width, channels), and
+            the class index of each image. It is called on first use.
     """
 
     def __init__(self, real_images: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
@@ -44,10 +44,10 @@ class SampleJudge:
         return SVC().fit(images.reshape(len(images), -1), labels)
 
     def __call__(self, model: ConditionalGan) -> dict[str, float]:
-        """The fraction of samples predicted as the class that they were drawn for, with the averaged weights.
+        """The fraction of samples classified as their intended class, with the averaged weights.
 
         Args:
-            model: a compiled GAN; its weights are afterwards what they were.
+            model: a compiled GAN; its weights are restored afterwards.
         """
         inputs, labels = sample_inputs(model.generator, SAMPLES_PER_CLASS)
         weights = model.generator.get_weights()

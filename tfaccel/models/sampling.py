@@ -1,4 +1,4 @@
-"""Tokens drawn from logits, and texts written token by token."""
+"""Sampling of tokens from logits, and text generation token by token."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfaccel.planning.option_checks import check_counts
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn.
+    """How to sample the next token.
 
     Args:
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: draw from that many likeliest tokens only; None for all.
-        top_p: draw from the likeliest tokens that have this probability together; 1 for all.
+        temperature: divisor of the logits; 0 is greedy decoding.
+        top_k: sample from this many most likely tokens only; None for all.
+        top_p: sample from the most likely tokens whose probabilities sum to this; 1 for all.
 
     Raises:
-        WorkloadError: for values outside these ranges.
+        WorkloadError: for values out of range.
 
     Example:
         >>> Sampling(temperature=0).draw(np.array([[0.0, 2.0, 1.0]]), np.random.default_rng(0)).tolist()
@@ -42,7 +42,7 @@ class Sampling:
             raise WorkloadError(f"`top_p` must be a number above 0, at most 1. Received: {self.top_p!r}.")
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """The probability of each token, for a temperature above 0; shape (batch, num_tokens) as the logits."""
+        """The probability of each token, for a temperature above 0; of shape (batch, num_tokens), like the logits."""
         scaled = logits.astype(np.float64) / self.temperature
         values = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
         values /= values.sum(axis=-1, keepdims=True)
@@ -56,7 +56,7 @@ class Sampling:
         return values / values.sum(axis=-1, keepdims=True)
 
     def draw(self, logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """One token for each row of logits of shape (batch, num_tokens)."""
+        """Samples one token per row of logits of shape (batch, num_tokens)."""
         if self.temperature == 0:
             return logits.argmax(axis=-1)
         chances = self.probabilities(logits)
@@ -64,11 +64,11 @@ class Sampling:
 
 
 class TokenWriter:
-    """Writes on after a prompt, with the state of a model of text kept from token to token.
+    """Continues a prompt with a language model, keeping its state from token to token.
 
     Args:
-        model: a `TransformerLanguageModel` or `LstmLanguageModel`. Where the first is full, it reads the newer half of
-            the text again and goes on.
+        model: a `TransformerLanguageModel` or `LstmLanguageModel`. When the context of the first is full, it restarts
+            from the more recent half.
     """
 
     def __init__(self, model: Any) -> None:
@@ -87,7 +87,7 @@ class TokenWriter:
         seed: int = 0,
         forbidden: Sequence[int] = (),
     ) -> list[int]:
-        """The tokens after a prompt of at least one token; those that are forbidden are never drawn."""
+        """Returns the continuation of a prompt of at least one token; forbidden tokens are never sampled."""
         check_counts(num_tokens=num_tokens)
         generator, text = np.random.default_rng(seed), list(prompt)
         logits, position, state = self._read(text)
@@ -103,7 +103,7 @@ class TokenWriter:
         return text[len(prompt) :]
 
     def _read(self, text: Sequence[int]) -> tuple[Any, int, Any]:
-        """Reads a text, or its end where it is too long; returns logits, the next position and the state."""
+        """Processes a text, or its end if it is too long; returns logits, the next position and the state."""
         limit = self._model.max_length
         if limit is not None and len(text) >= limit:
             text = text[-max(1, limit // 2) :]

@@ -1,4 +1,4 @@
-"""An encoder that reads a text, and a decoder that writes another one, copying from the first where it may."""
+"""Encoder and decoder of sequence-to-sequence models, optionally copying tokens from the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIN_PROBABILITY = 1e-9
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class TextEncoder(TransformerStack):
-    """Transformer blocks over a whole text; token 0 is padding, which is not looked at.
+    """Transformer blocks over a whole text; token 0 is padding and masked.
 
     The arguments are those of `TransformerStack`.
 
@@ -25,24 +25,24 @@ class TextEncoder(TransformerStack):
     """
 
     def build(self, input_shape: Any) -> None:
-        """Makes all parts."""
+        """Builds all sublayers."""
         self.build_parts(input_shape)
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
-        """What was read, of shape (batch, length, width)."""
+        """Encodes tokens; returns shape (batch, length, width)."""
         x, mask = self.embedding(tokens, training=training), padding_mask(tokens)
         for block in self.blocks:
             x = block(x, attention_mask=mask, training=training)
         return self.norm(x)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the tokens, and the width."""
+        """The shape of the tokens, plus the width."""
         return (*input_shape, self.width)
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class TextDecoder(TransformerStack):
-    """Transformer blocks that write, looking at what an encoder read.
+    """Transformer blocks that generate text and attend to an encoder's output.
 
     The arguments are those of `TransformerStack`.
 
@@ -54,22 +54,22 @@ class TextDecoder(TransformerStack):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Logits and probabilities stay float32 under mixed precision: 16 bits are too few for the loss.
+        # Logits and probabilities stay float32 under mixed precision: 16 bits are too coarse for the loss.
         self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
 
     def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
-        """Makes all parts; a context is as wide as they are."""
+        """Builds all sublayers; the context must have the same width."""
         del context_shape, source_shape
         self.build_parts(tokens_shape, self.logits)
 
     def call(self, tokens: Any, context: Any, source: Any, training: bool | None = None) -> Any:
-        """Scores (float32) of the token after each one: their softmax is its probabilities.
+        """Scores (float32) of the token that follows each one; their softmax gives probabilities.
 
         Args:
             tokens: the text so far, of shape (batch, length).
-            context: what the encoder read, of shape (batch, length of the source, width).
-            source: the tokens of the source, 0 for padding.
-            training: whether dropout is on.
+            context: the encoder's output, of shape (batch, source_length, width).
+            source: the source token ids, 0 for padding.
+            training: whether to apply dropout.
         """
         x = self.embedding(self._known(tokens), training=training)
         mask, context_mask = causal_mask(tokens.shape[1]), padding_mask(source)
@@ -78,7 +78,7 @@ class TextDecoder(TransformerStack):
         return self._scores(self.norm(x), context, source)
 
     def start(self, context: Any, source: Any) -> Any:
-        """The state before the first token, for `step`."""
+        """The initial state for `step`."""
         return {
             "kept": self.room(context.shape[0]),
             "read": [block.context_attention.keys_and_values(context) for block in self.blocks],
@@ -87,7 +87,7 @@ class TextDecoder(TransformerStack):
         }
 
     def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
-        """Scores after one more token of each row, of shape (batch, number of scores), and the new state."""
+        """Scores after one more token per row, of shape (batch, num_scores), and the new state."""
         x = self.embedding(self._known(tokens)[:, None], first_position=position)
         kept, mask = [], padding_mask(state["source"])
         for block, old, read in zip(self.blocks, state["kept"], state["read"], strict=True):
@@ -103,20 +103,20 @@ class TextDecoder(TransformerStack):
         return self.logits(x)
 
     def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
-        """The shape of the tokens, and the number of scores."""
+        """The shape of the tokens, plus the number of scores."""
         del context_shape, source_shape
         return (*tokens_shape, self.num_tokens)
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class CopyingDecoder(TextDecoder):
-    """A decoder that writes each token from its vocabulary or copies it from the source.
+    """A pointer-generator decoder: it generates each token from its vocabulary or copies it from the source.
 
-    A learnt gate says how much of each, and an attention of its own which place. Tokens of the source that the
-    vocabulary lacks have numbers after those of the vocabulary. Scores are logarithms of probabilities.
+    A learned gate mixes the two; a separate attention chooses the position to copy from. Out-of-vocabulary tokens of
+    the source have ids after those of the vocabulary. Scores are log-probabilities.
 
     Args:
-        num_copied: how many tokens that the vocabulary lacks one source may have.
+        num_copied: max out-of-vocabulary tokens per source.
         **kwargs: arguments of `TextDecoder`.
 
     Reference:
@@ -131,7 +131,7 @@ class CopyingDecoder(TextDecoder):
         self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
 
     def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
-        """Makes all parts."""
+        """Builds all sublayers."""
         super().build(tokens_shape, context_shape, source_shape)
         for part in (self.pointer, self.gate):
             part.build((*tokens_shape, self.width))
@@ -149,17 +149,17 @@ class CopyingDecoder(TextDecoder):
         return ops.log(gate * written + (1.0 - gate) * copied + _MIN_PROBABILITY)
 
     def compute_output_shape(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> Any:
-        """The shape of the tokens, and the number of scores."""
+        """The shape of the tokens, plus the number of scores."""
         del context_shape, source_shape
         return (*tokens_shape, self.num_tokens + self.num_copied)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), "num_copied": self.num_copied}
 
 
 def known_tokens(tokens: Any, num_tokens: int) -> Any:
-    """Tokens with 1, the unknown one, in place of those from `num_tokens` on.
+    """Replaces token ids from `num_tokens` up by 1, the unknown token.
 
     Example:
         >>> ops.convert_to_numpy(known_tokens(ops.array([3, 9]), 5)).tolist()
@@ -169,7 +169,7 @@ def known_tokens(tokens: Any, num_tokens: int) -> Any:
 
 
 def padding_mask(tokens: Any) -> Any:
-    """True where there is a token; of shape (batch, 1, 1, length) for tokens of shape (batch, length)."""
+    """True where a token is not padding; of shape (batch, 1, 1, length) for tokens of shape (batch, length)."""
     return ops.not_equal(tokens, 0)[:, None, None, :]
 
 
@@ -183,16 +183,16 @@ def sequence_to_sequence(
     dropout: float = 0.0,
     remat: bool = False,
 ) -> keras.Model:
-    """A model with the inputs "source" (what is read) and "written" (what is to be written, from its start token on).
+    """Builds a model with the inputs "source" and "written" (the target so far, from the start token).
 
     Args:
-        num_tokens: sizes of the vocabularies of what is read and of what is written; the same one where it may copy.
-        lengths: the longest of both, in tokens.
-        width: of the blocks.
-        num_blocks: of the encoder, and of the decoder.
+        num_tokens: sizes of the source and target vocabularies; the same vocabulary if copying.
+        lengths: max lengths of source and target, in tokens.
+        width: width of the blocks.
+        num_blocks: blocks of the encoder, and of the decoder.
         num_copied: see `CopyingDecoder`; None for no copying.
-        dropout: part of the numbers that is dropped in training.
-        remat: calculate inner values again in the backward pass.
+        dropout: dropout rate.
+        remat: recompute the activations of each block in the backward pass.
 
     Example:
         >>> sequence_to_sequence((20, 15), (12, 10), width=8, num_blocks=1).output.shape

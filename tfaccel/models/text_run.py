@@ -1,4 +1,4 @@
-"""What a run on texts left, read back to be used: its model and its vocabularies."""
+"""Loads the model and the vocabularies of a finished text run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import keras
 
 import tfaccel.models.language_model
-import tfaccel.models.sequence_to_sequence  # noqa: F401  Layers are known by name once their modules are imported.
+import tfaccel.models.sequence_to_sequence  # noqa: F401  Importing registers the layers.
 from tfaccel.data.texts.vocabulary import Vocabulary
 
 
 def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tuple[keras.Model, list[Vocabulary]]:
-    """The model in `model.keras`, and the vocabularies in files of these names.
+    """Loads `model.keras` and the named vocabularies.
 
     Args:
-        run_dir: of the run.
-        vocabularies: names of JSON files in it, without their ending.
+        run_dir: folder of the run.
+        vocabularies: names of JSON files in it, without the extension.
 
     Raises:
-        DataError: if a vocabulary is missing or broken.
+        DataError: if a vocabulary is missing or invalid.
     """
     found = [Vocabulary.load(Path(run_dir) / f"{name}.json") for name in vocabularies]
     return keras.models.load_model(Path(run_dir) / "model.keras", compile=False), found

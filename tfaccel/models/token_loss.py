@@ -1,4 +1,4 @@
-"""The loss of models that foretell tokens: cross-entropy with numbers for labels, smoothed where asked."""
+"""The loss of next-token prediction: sparse cross-entropy with optional label smoothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class TokenCrossentropy(keras.losses.Loss):
-    """Cross-entropy of logits, in nats; labels are numbers. Keras smooths one-hot labels only.
+    """Sparse cross-entropy of logits, in nats, with label smoothing, which Keras offers for one-hot labels only.
 
     Args:
-        label_smoothing: part of the target that is spread over all tokens.
+        label_smoothing: fraction of the target spread evenly over all tokens.
 
     Example:
         >>> round(float(TokenCrossentropy()(ops.array([[1]]), ops.array([[[0.0, 0.0]]]))), 4)
@@ -25,7 +25,7 @@ class TokenCrossentropy(keras.losses.Loss):
         self.label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Losses of the shape of the labels, (batch, length); logits are (batch, length, num_tokens)."""
+        """Losses, shaped like the labels, (batch, length); logits are (batch, length, num_tokens)."""
         log_probabilities = ops.log_softmax(ops.cast(y_pred, "float32"))
         labels = ops.cast(y_true, "int32")
         wanted = ops.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
@@ -35,5 +35,5 @@ class TokenCrossentropy(keras.losses.Loss):
         return -(1 - self.label_smoothing) * wanted - self.label_smoothing * spread
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), "label_smoothing": self.label_smoothing}

@@ -1,4 +1,4 @@
-"""Transformer blocks for reading (encoders) and for writing (decoders), and the layer that begins with tokens."""
+"""Transformer blocks for encoders and decoders, and token embeddings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfaccel.models.attention import Attention
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class TokenEmbedding(keras.layers.Layer):
-    """A vector for each token, plus one for its position.
+    """The sum of token and position embeddings.
 
     Args:
         num_tokens: size of the vocabulary.
         max_length: number of positions.
-        width: length of the vectors.
-        dropout: part of the numbers that is dropped in training.
+        width: size of the vectors.
+        dropout: dropout rate.
 
     Example:
         >>> TokenEmbedding(10, max_length=4, width=8)(ops.zeros((2, 4), "int32")).shape
@@ -35,35 +35,35 @@ class TokenEmbedding(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(dropout, dtype=policy)
 
     def build(self, input_shape: Any) -> None:
-        """Makes both tables."""
+        """Builds both embedding tables."""
         self.tokens.build(input_shape)
         self.positions.build(input_shape)
 
     def call(self, tokens: Any, first_position: Any = 0, training: bool | None = None) -> Any:
         """Vectors of shape (batch, length, width) for tokens of shape (batch, length)."""
-        # A slice has a dense gradient. That of a look-up would be one row for each replica, which Adam squares singly.
+        # A slice has a dense gradient. A lookup's would have separate rows per replica, which Adam squares one by one.
         size = (tokens.shape[1], self._settings["width"])
         positions = ops.slice(ops.convert_to_tensor(self.positions.embeddings), (first_position, 0), size)
         return self.dropout(self.tokens(tokens) + ops.cast(positions, self.compute_dtype), training=training)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the tokens, and the width."""
+        """The shape of the tokens, plus the width."""
         return (*input_shape, self._settings["width"])
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), **self._settings}
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class TransformerBlock(keras.layers.Layer):
-    """Attention to itself, to a context where there is one, and two dense layers; each normalised first and added.
+    """Pre-norm Transformer block: self-attention, optional cross-attention to a context, and a feed-forward network.
 
     Args:
-        num_heads: heads of the attentions.
-        has_context: whether it attends to a context, as the blocks of a decoder behind an encoder do.
-        dropout: part of the numbers that is dropped of what each part adds.
-        remat: calculate inner values again in the backward pass; dropout stays outside, so that it is drawn once.
+        num_heads: number of attention heads.
+        has_context: whether to attend to a context, as in the decoder of an encoder-decoder model.
+        dropout: dropout rate of each residual branch.
+        remat: recompute activations in the backward pass; dropout is excluded, so that it is drawn once.
 
     Reference:
         Xiong et al., On layer normalization in the Transformer architecture, 2020, https://arxiv.org/abs/2002.04745
@@ -88,7 +88,7 @@ class TransformerBlock(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(dropout, dtype=policy)
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
-        """Makes the parts; the dense layers are four times as wide inside."""
+        """Builds all sublayers; the feed-forward network is four times as wide inside."""
         del context_shape
         width, policy = x_shape[-1], self.dtype_policy
         self.wide = keras.layers.Dense(4 * width, activation="gelu", dtype=policy, name="wide")
@@ -110,7 +110,7 @@ class TransformerBlock(keras.layers.Layer):
         context_attention_mask: Any = None,
         training: bool | None = None,
     ) -> Any:
-        """The block on whole rows; masks are true where a position may look: (batch or 1, 1, queries, keys)."""
+        """Applies the block to whole sequences; masks are True where allowed: (batch or 1, 1, queries, keys)."""
         x = x + self.dropout(self._part(self._self_attention, training, x, mask=attention_mask), training=training)
         if context is not None:
             found = self._part(self._context_attention, training, x, context, mask=context_attention_mask)
@@ -118,16 +118,16 @@ class TransformerBlock(keras.layers.Layer):
         return x + self.dropout(self._part(self._dense, training, x), training=training)
 
     def step(self, x: Any, kept: tuple[Any, Any], position: Any, context: tuple[Any, Any, Any] | None = None) -> Any:
-        """The block on one more position.
+        """Applies the block to one more position.
 
         Args:
             x: its input, of shape (batch, 1, width).
-            kept: keys and values of the positions before it, with room for all: (batch, max_length, heads, size).
-            position: its number, a scalar.
+            kept: cache of the keys and values of earlier positions: (batch, max_length, num_heads, head_width).
+            position: its index, a scalar.
             context: keys, values and mask of the context.
 
         Returns:
-            Its output, and the keys and values with its own among them.
+            The output, and the updated cache.
         """
         normed = self.attention_norm(x)
         new = self.attention.keys_and_values(normed)
@@ -142,13 +142,13 @@ class TransformerBlock(keras.layers.Layer):
         return x + self._dense(x), (keys, values)
 
     def room(self, batch_size: int, max_length: int, width: int) -> tuple[Any, Any]:
-        """Keys and values of no position yet, for `step`."""
+        """An empty cache of keys and values, for `step`."""
         num_heads = self._settings["num_heads"]
         shape = (batch_size, max_length, num_heads, width // num_heads)
         return ops.zeros(shape, self.compute_dtype), ops.zeros(shape, self.compute_dtype)
 
     def _part(self, calculate: Any, training: bool | None, *inputs: Any, mask: Any = None) -> Any:
-        def part(*inputs: Any) -> Any:  # The mask is no input: there are no gradients of truth values.
+        def part(*inputs: Any) -> Any:  # The mask is not an input: booleans have no gradients.
             return calculate(*inputs, mask)
 
         return keras.remat(part)(*inputs) if self._settings["remat"] and training else part(*inputs)
@@ -165,10 +165,10 @@ class TransformerBlock(keras.layers.Layer):
         return self.narrow(self.wide(self.dense_norm(x)))
 
     def compute_output_shape(self, x_shape: Any, context_shape: Any = None) -> Any:
-        """That of the input."""
+        """The shape of the input."""
         del context_shape
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), **self._settings}

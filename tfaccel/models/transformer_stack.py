@@ -1,4 +1,4 @@
-"""What an encoder, a decoder and a language model have in common: tokens in, Transformer blocks, a normalisation."""
+"""The base of encoder, decoder and language model: token embedding, Transformer blocks, final normalization."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tfaccel.models.transformer import TokenEmbedding, TransformerBlock
 
 
 class TransformerStack(keras.layers.Layer):
-    """The parts `embedding`, `blocks` and `norm`, of which a class of its own makes a model.
+    """Base class with the sublayers `embedding`, `blocks` and `norm`.
 
     Args:
         num_tokens: size of the vocabulary.
-        max_length: of the texts.
-        width: of the blocks.
-        num_blocks: how many.
-        dropout: part of the numbers that is dropped in training.
-        remat: calculate inner values again in the backward pass.
+        max_length: max length of a text, in tokens.
+        width: width of the blocks.
+        num_blocks: number of blocks.
+        dropout: dropout rate.
+        remat: recompute the activations of each block in the backward pass.
         **kwargs: arguments of `keras.layers.Layer`.
     """
 
-    has_context = False  # whether the blocks attend to what another stack read
+    has_context = False  # whether the blocks attend to an encoder's output
 
     def __init__(
         self,
@@ -59,22 +59,22 @@ class TransformerStack(keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
 
     def build_parts(self, tokens_shape: Any, *more: keras.layers.Layer) -> None:
-        """Builds all parts for tokens of shape (batch, length), and more layers behind them."""
+        """Builds all sublayers for tokens of shape (batch, length), and the layers in `more`."""
         self.embedding.build(tokens_shape)
         for part in (*self.blocks, self.norm, *more):
             part.build((*tokens_shape, self.width))
 
     def room(self, batch_size: int) -> list[tuple[Any, Any]]:
-        """Keys and values of no position yet, for each block's `step`."""
+        """An empty cache of keys and values for each block's `step`."""
         return [block.room(batch_size, self.max_length, self.width) for block in self.blocks]
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Returns the config for `from_config`."""
         return {**super().get_config(), **self._settings}
 
 
 def heads(width: int) -> int:
-    """The number of heads for a width: as many as have 32 numbers each, at least one.
+    """The number of attention heads for a width: one per 32 units if that divides it, otherwise one.
 
     Example:
         >>> heads(128)

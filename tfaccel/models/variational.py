@@ -1,6 +1,6 @@
-"""What a variational autoencoder is trained on and judged by: the evidence lower bound (ELBO), in nats.
+"""Loss and metric of variational autoencoders: the evidence lower bound (ELBO), in nats.
 
-A model takes `{"values", "noise"}` and returns `{"reconstruction", "divergence"}`; its loss is the sum of their costs.
+A model maps `{"values", "noise"}` to `{"reconstruction", "divergence"}`; its loss is the sum of their losses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 512
 
 @keras.saving.register_keras_serializable("tfaccel")
 def bernoulli_cost(y_true: Any, y_pred: Any) -> Any:
-    r"""What values from 0 to 1 cost as probabilities: $-\sum_i x_i \log p_i + (1 - x_i) \log(1 - p_i)$.
+    r"""The Bernoulli negative log-likelihood of values from 0 to 1: $-\sum_i x_i \log p_i + (1 - x_i) \log(1 - p_i)$.
 
     Args:
         y_true: $x$, of shape (num_rows, ...).
@@ -39,11 +39,11 @@ def bernoulli_cost(y_true: Any, y_pred: Any) -> Any:
 
 @keras.saving.register_keras_serializable("tfaccel")
 def normal_cost(y_true: Any, y_pred: Any) -> Any:
-    r"""What numbers cost under normal distributions: $\sum_i \frac{(x_i - m_i)^2}{2 s_i^2} + \log s_i + c$.
+    r"""The Gaussian negative log-likelihood: $\sum_i \frac{(x_i - m_i)^2}{2 s_i^2} + \log s_i + c$.
 
     Args:
         y_true: $x$, of shape (num_rows, num_columns).
-        y_pred: $m$, then what the logarithms of $s^2$ are made from; of shape (num_rows, 2 * num_columns).
+        y_pred: $m$, then the unclipped $\log s^2$; of shape (num_rows, 2 * num_columns).
 
     Returns:
         Nats, of shape (num_rows,).
@@ -60,18 +60,18 @@ def normal_cost(y_true: Any, y_pred: Any) -> Any:
 
 @keras.saving.register_keras_serializable("tfaccel")
 def divergence_cost(y_true: Any, y_pred: Any) -> Any:
-    """The divergence itself, which the model returns; of shape (num_rows,)."""
+    """The KL divergence, as returned by the model; of shape (num_rows,)."""
     return ops.cast(y_pred, "float32")[:, 0] + 0.0 * ops.cast(y_true, "float32")[:, 0]
 
 
 def bounds(model: keras.Model, values: np.ndarray, *, is_image: bool, num_samples: int) -> np.ndarray:
-    """The evidence lower bound of each example, averaged over samples of its latent values.
+    """The ELBO of each example, averaged over samples of its latent vector.
 
     Args:
-        model: an autoencoder as said at the top.
+        model: a variational autoencoder, as described at the top of this module.
         values: of shape (num_rows, ...).
-        is_image: values are costed as probabilities, not as numbers.
-        num_samples: of the latent values; always the same ones.
+        is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).
+        num_samples: number of latent samples; they are the same in every call.
 
     Returns:
         Nats, of shape (num_rows,); float64.
@@ -87,12 +87,12 @@ def bounds(model: keras.Model, values: np.ndarray, *, is_image: bool, num_sample
 
 
 def independent_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: bool) -> np.ndarray:
-    """What a model says that knows each pixel's or column's distribution, and nothing of how they go together.
+    """The log-likelihood under a model in which pixels or columns are independent.
 
     Args:
-        train: the training examples; numbers are standardised.
-        values: of shape (num_rows, ...).
-        is_image: values are costed as probabilities, not as numbers.
+        train: the training examples; numbers are standardized.
+        values: the examples to score, of shape (num_rows, ...).
+        is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).
 
     Returns:
         Nats, of shape (num_rows,).
@@ -104,7 +104,7 @@ def independent_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_imag
 
 
 def spliced(values: np.ndarray) -> np.ndarray:
-    """Examples of which the second half (of the rows of pixels, or of the columns) is the next example's.
+    """Replaces the second half of each example (of its pixel rows, or of its columns) by the next example's.
 
     Example:
         >>> spliced(np.array([[1, 2], [3, 4]])).tolist()

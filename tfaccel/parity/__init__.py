@@ -1,5 +1,5 @@
-"""Parity, the proof: N replicas give what plain Keras gives on one device with the same global batches.
+"""Parity tests: N replicas must match plain Keras on one device with the same global batches.
 
-Two kinds of layers are exceptions by nature, and are compared with one device that treats the rows of each replica by
-themselves: dropout, whose masks each replica draws for itself, and batch normalization that is not synchronized.
+Two layers cannot match by design and are compared with one device that processes each replica's rows separately:
+dropout, which draws different masks on each replica, and batch normalization without synchronization.
 """

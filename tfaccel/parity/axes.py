@@ -1,4 +1,4 @@
-"""The axes of the parity cases, their values, and which values exclude each other."""
+"""The axes of the parity cases, their values, and which values are incompatible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfaccel.parity.covering import covering_cases
 # The placements of the test suite.
 PLACEMENTS = (Placement("mirrored", 2), Placement("mirrored", 3), Placement("multi_worker", 2))
 
-# Models with one label for each row, or one for each token where there are masks.
+# Models with one label per row, or one per token if the case uses masks.
 TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed")
 
 AXES: dict[str, tuple[Any, ...]] = {
@@ -37,48 +37,48 @@ AXES: dict[str, tuple[Any, ...]] = {
     "source": ("numpy", "tf_data", "py_dataset"),
 }
 
-# Properties that are checked besides, by functions of these names in `checks`.
+# Further properties to check, by the functions of these names in `checks`.
 CHECK_NAMES = (
     "accumulating_4_batches_is_one_step_on_all_of_them",
     "an_overflow_on_the_last_replica_skips_the_step_everywhere",
     "dropout_masks_differ_between_replicas_and_are_the_same_in_every_run",
 )
 
-# XLA has to compile, low precision needs one more reference, and what is traced twice takes twice as long: so for each
-# replica, and for a last batch that is smaller.
+# Axes whose later values take longer: XLA compiles, low precision needs a second reference, and each replica and a
+# smaller last batch need another trace.
 CHEAP_FIRST = ("dtype_policy", "xla", "accumulation", "last_batch", "placement")
 
 
 def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:
-    """Why two values, each given as (axis, value), cannot be in one case; None where they can.
+    """Why two values, each given as (axis, value), are incompatible; None if they are compatible.
 
     Example:
 
     >>> excluded(("weighting", "masks"), ("model", "dense"))
-    'only models of tokens hand on a mask'
+    'only token models propagate a mask'
     """
     pair = dict([a, b])
     model, weighting, last_batch = pair.get("model"), pair.get("weighting"), pair.get("last_batch")
     if model == "stateful_lstm" and last_batch not in (None, "even"):
-        return "a stateful layer keeps one state a row, so that Keras needs full batches"
+        return "a stateful layer keeps one state per row, so Keras needs full batches"
     if model is None or weighting is None:
         return None
     if weighting == "masks" and model not in TOKEN_MODELS:
-        return "only models of tokens hand on a mask"
+        return "only token models propagate a mask"
     if weighting == "class_weights" and model == "two_outputs":
-        return "Keras takes class weights for models with one output only"
+        return "Keras supports class weights for models with one output only"
     if model == "gan" and weighting != "none":
-        return "the losses of a GAN do not know the weights of `fit`"
+        return "a GAN's losses ignore the weights passed to `fit`"
     return None
 
 
 def axes_of(placements: Sequence[Placement]) -> dict[str, tuple[Any, ...]]:
-    """All axes, the strategies among them."""
+    """All axes, including the placement."""
     return {"placement": tuple(placements), **AXES}
 
 
 def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
-    """Every valid case; those that share a reference of plain Keras follow one another."""
+    """Every valid case; cases that share a plain Keras reference are consecutive."""
     axes = axes_of(placements)
     names = sorted(axes, key=lambda name: name in ("placement", "xla"))
 
@@ -98,10 +98,10 @@ def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
 
 
 def covering_set(placements: Sequence[Placement], *, num_axes: int = 2, with_twins: bool = True) -> list[ParityCase]:
-    """Cases in which every valid pair (or triple, with `num_axes=3`) of values of different axes occurs.
+    """A covering array: every valid pair (or triple, with `num_axes=3`) of values of different axes occurs in a case.
 
-    Each case in low precision is followed by its twin, the same case in float32, unless `with_twins` is False: rounding
-    could hide what float32 shows.
+    Each low-precision case is followed by its twin, the same case in float32, unless `with_twins` is False: rounding
+    could hide an error that float32 reveals.
     """
     chosen = covering_cases(axes_of(placements), excluded, num_axes=num_axes, cheap_first=CHEAP_FIRST)
     cases = [ParityCase(**values) for values in chosen]

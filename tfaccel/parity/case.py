@@ -1,4 +1,4 @@
-"""One parity case: a value for each axis, and the row that says how it went."""
+"""A parity case, with one value per axis, and the row with its result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STRATEGY_NAMES = {
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Where the replicas are: a strategy and how many replicas it has.
+    """A strategy and its number of replicas.
 
     Attributes:
         strategy: "none", "one_device", "mirrored" (replicas on logical CPUs of one process) or "multi_worker" (one
-            replica in each process).
-        num_replicas: replicas in all.
+            replica per process).
+        num_replicas: total number of replicas.
     """
 
     strategy: str
@@ -30,10 +30,10 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGY_NAMES:
-            raise TfaccelError(f"A parity strategy is one of {', '.join(STRATEGY_NAMES)}. Received: {self.strategy!r}.")
+            raise TfaccelError(f"The strategy must be one of {', '.join(STRATEGY_NAMES)}. Received: {self.strategy!r}.")
         if self.num_replicas < 1 or (self.num_replicas > 1 and self.strategy in ("none", "one_device")):
             raise TfaccelError(
-                f"`num_replicas` must be at least 1, and 1 without a strategy of several replicas. "
+                f"`num_replicas` must be at least 1, and exactly 1 for `none` and `one_device`. "
                 f"Received: num_replicas={self.num_replicas}, strategy={self.strategy!r}."
             )
 
@@ -46,11 +46,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class ParityCase:
-    """A small training run, named by one value of each axis (see `axes.AXES` for the values).
+    """A small training run, defined by one value of each axis (see `axes.AXES` for the values).
 
     Attributes:
-        computes_in_float32: a case of mixed_float16 with all that float16 asks for (a loss scale, a step that
-            overflows), but with layers in float32, so that nothing is rounded.
+        computes_in_float32: for mixed_float16, keep the loss scale and the overflowing step, but run the layers in
+            float32 to avoid rounding.
     """
 
     placement: Placement
@@ -78,7 +78,7 @@ class ParityCase:
 
     @property
     def name(self) -> str:
-        """All axes but the strategy, in one line."""
+        """All axes except the placement, in one line."""
         parts = [self.model, self.optimizer]
         parts += [self.clipping] if self.clipping != "none" else []
         parts += [f"accumulation={self.accumulation}"] if self.accumulation > 1 else []
@@ -94,14 +94,14 @@ class ParityCase:
 
 @dataclass(frozen=True)
 class ParityCheck:
-    """A property that no comparison of a case with plain Keras shows (see `checks.CHECKS` for the names)."""
+    """A property that comparing a case with plain Keras cannot show (see `checks.CHECKS` for the names)."""
 
     placement: Placement
     check: str
 
     @property
     def name(self) -> str:
-        """What is checked, in words."""
+        """The name of the check, as readable text."""
         return self.check.replace("_", " ")
 
     def to_json(self) -> dict[str, Any]:
@@ -110,25 +110,25 @@ class ParityCheck:
 
 
 def case_from_json(data: dict[str, Any]) -> ParityCase | ParityCheck:
-    """The case or check that `to_json` wrote."""
+    """Restores a case or check from the data of `to_json`."""
     kind = ParityCheck if "check" in data else ParityCase
     return kind(**{**data, "placement": Placement(**data["placement"])})
 
 
 @dataclass(frozen=True)
 class ParityRow:
-    """How one case went.
+    """The result of one case.
 
     Attributes:
         case: the case's name.
-        strategy: strategy and number of replicas, in words.
-        max_abs_diff: the largest difference of any compared value (see `compare.largest_difference`); None where there
-            is nothing to compare, for example because training failed.
-        tolerance: the largest difference that is allowed.
+        strategy: strategy and number of replicas, as readable text.
+        max_abs_diff: the largest difference of any compared value (see `compare.largest_difference`); None if there is
+            nothing to compare, for example because training failed.
+        tolerance: the largest allowed difference.
         ok: whether the difference is within the tolerance.
-        fault: what plain Keras does wrong here, so that the case is compared with what is right; empty otherwise.
+        fault: why plain Keras is not the reference here, and what is used instead; empty otherwise.
         note: the value that differs most, or the error.
-        seconds: how long the case took.
+        seconds: run time of the case.
     """
 
     case: str
@@ -141,10 +141,10 @@ class ParityRow:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON data; empty texts are left out."""
+        """The row as JSON data, without empty strings."""
         return {name: value for name, value in asdict(self).items() if value != "" or name in ("case", "strategy")}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ParityRow:
-        """The row that `to_json` wrote."""
+        """Restores a row from the data of `to_json`."""
         return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})

@@ -1,7 +1,7 @@
-"""Properties that have to hold besides the comparison of a training run with plain Keras.
+"""Properties that must hold in addition to the comparison with plain Keras.
 
-Each check trains under a strategy and returns how far it is from what must hold (0 where it does exactly), the
-difference that is allowed, and what was compared.
+Each check trains under a strategy and returns the deviation from the expected result (0 if exact), the allowed
+deviation, and what was compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfaccel.parity.references import ADAPTIVE_TOLERANCE
 from tfaccel.parity.training_run import PLAIN_KERAS, TFACCEL, Trainer, compiled_model, variable_values
 
 Outcome = tuple[float, float, str]
-# Makes a model inside the scope of the strategy.
+# Calls a function that builds a model in the scope of the strategy.
 Make = Callable[[Callable[[], keras.Model]], keras.Model]
 
 
@@ -32,7 +32,7 @@ def _fit(trainer: Trainer, model: keras.Model, data: Arrays, batch_size: int) ->
 
 
 def accumulating_4_batches_is_one_step_on_all_of_them(placement: Placement, make: Make) -> Outcome:
-    """Weights after accumulating over 4 batches against plain Keras on batches of four times the size."""
+    """Compares weights after accumulating over 4 batches with plain Keras on batches four times as large."""
     accumulating = ParityCase(placement, accumulation=4, optimizer="adamw", clipping="global_clipnorm")
     at_once = ParityCase(placement, optimizer="adamw", clipping="global_clipnorm")
     size = global_batch_size(placement.num_replicas)
@@ -45,9 +45,9 @@ def accumulating_4_batches_is_one_step_on_all_of_them(placement: Placement, make
 
 
 def an_overflow_on_the_last_replica_skips_the_step_everywhere(placement: Placement, make: Make) -> Outcome:
-    """Weights before and after a step in which one row of the last replica has an infinite gradient.
+    """Compares weights before and after a step in which one row of the last replica has an infinite gradient.
 
-    The loss scale has to be halved, and the step not counted.
+    The loss scale must be halved, and the step must not be counted.
     """
     case = ParityCase(placement, dtype_policy="mixed_float16")
     size = global_batch_size(placement.num_replicas)
@@ -70,7 +70,7 @@ def an_overflow_on_the_last_replica_skips_the_step_everywhere(placement: Placeme
 
 
 def dropout_masks_differ_between_replicas_and_are_the_same_in_every_run(placement: Placement, make: Make) -> Outcome:
-    """The masks of two runs; infinitely far where two rows of one run have the same mask."""
+    """Compares the masks of two runs; the deviation is infinite if two rows of one run share a mask."""
     first, second = _dropout_masks(placement, make), _dropout_masks(placement, make)
     if len(np.unique(first, axis=0)) < len(first):
         return float("inf"), 0.0, "two rows have the same mask"
@@ -78,10 +78,10 @@ def dropout_masks_differ_between_replicas_and_are_the_same_in_every_run(placemen
 
 
 def _dropout_masks(placement: Placement, make: Make) -> np.ndarray:
-    """The masks that training draws for one batch, one row each.
+    """The dropout masks of one training batch, one per row.
 
-    The loss is the sum of `weight[row] * dropout(1)` over rows and units. So its gradient is the mask, and one step of
-    gradient descent with a learning rate of -1 writes it into the weights, which were zero.
+    The loss is the sum of `weight[row] * dropout(1)` over rows and units, so its gradient is the mask, and one step of
+    gradient descent with learning rate -1 writes it into the weights, which start at zero.
     """
     num_rows, num_units = global_batch_size(placement.num_replicas), 32
 

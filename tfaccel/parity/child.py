@@ -1,12 +1,12 @@
-"""The child process that runs parity cases and writes a row for each as a line of JSON.
+"""The child process that runs parity cases and writes one JSON line per case.
 
     python -m tfaccel.parity.child CASES.json FOLDER
 
-References that are in FOLDER are not trained again, and new ones are left there.
+References found in FOLDER are not trained again; new ones are saved there.
 
-As a worker of a cluster it is started once for each worker, and each writes its rows. It ends with status 1 after a
-case that raised an error, since collectives that failed once fail ever after; the cases behind it then have no rows.
-It ends as well when its standard input does, that is with the process that started it.
+In a cluster, one process is started per worker, and each writes its rows. The process exits with status 1 after a case
+that raised an error, since collectives keep failing once they have failed; the remaining cases then have no rows. It
+also exits when its standard input is closed, that is, with the process that started it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tfaccel.processes.connection import end_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the cases of the file named by the first argument; returns the exit status."""
+    """Runs the cases in the file given as first argument; returns the exit status."""
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed must not get between the rows
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
     end_with_parent()
     placements = {case.placement for case in cases}
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def split_cpu(num_devices: int) -> None:
-    """Gives TensorFlow, before it starts, this number of logical CPU devices."""
+    """Configures this number of logical CPU devices, before TensorFlow starts."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
 
@@ -69,7 +69,7 @@ def make_strategy(placement: Placement) -> tf.distribute.Strategy | None:
 
 
 def failed_row(case: ParityCase | ParityCheck, note: str, seconds: float = 0.0) -> ParityRow:
-    """The row of a case that gave nothing to compare."""
+    """The row of a case without values to compare."""
     return ParityRow(case.name, str(case.placement), None, 0.0, False, note=note, seconds=round(seconds, 3))
 
 

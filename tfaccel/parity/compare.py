@@ -1,4 +1,4 @@
-"""How far two training runs are apart."""
+"""The difference between two training runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ON_REPLICA = re.compile(r" on replica \d+$")
 
 
 def largest_difference(values: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """The largest difference of all values of two runs, and the name of the value where it is.
+    """The largest difference over all values of two runs, and the name of the value where it occurs.
 
     The difference of two arrays `a` and `b` is `max |a - b| / max(1, max |b|)`: relative to the largest value of `b`,
-    and absolute where all of `b` is below 1. The values of every replica are compared with the same reference. Values
-    that are not finite must be so in both. A value that one run lacks, or that has another shape, is infinitely far.
+    and absolute if all of `b` is below 1. Every replica is compared with the same reference. Values that are not finite
+    must be equal in both. A missing value or a different shape is an infinite difference.
 
     Args:
         values: arrays by name; a name may end in " on replica 1".
@@ -39,7 +39,7 @@ def largest_difference(values: Mapping[str, np.ndarray], reference: Mapping[str,
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
-    """`max |a - b| / max(1, max |b|)`; infinite where shapes differ or only one of two values is finite."""
+    """`max |a - b| / max(1, max |b|)`; infinite if shapes or non-finite values differ."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         return math.inf

@@ -1,4 +1,4 @@
-"""A small set of cases in which every valid combination of values of two (or three, ...) axes occurs."""
+"""Covering arrays: few cases in which every valid combination of values of two (or three, ...) axes occurs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Excluded = Callable[[Value, Value], Any]
 
 
 def valid_groups(axes: Mapping[str, Sequence[Any]], excluded: Excluded, num_axes: int) -> list[Group]:
-    """All groups of values of `num_axes` different axes that may occur together, in a fixed order."""
+    """All compatible groups of values of `num_axes` different axes, in a fixed order."""
     groups = []
     for names in itertools.combinations(axes, num_axes):
         for values in itertools.product(*(axes[name] for name in names)):
@@ -27,23 +27,22 @@ def valid_groups(axes: Mapping[str, Sequence[Any]], excluded: Excluded, num_axes
 def covering_cases(
     axes: Mapping[str, Sequence[Any]], excluded: Excluded, *, num_axes: int = 2, cheap_first: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Cases that cover every valid group of values of `num_axes` axes; the same ones in every run.
+    """Returns cases that cover every valid group of values of `num_axes` axes; deterministic.
 
-    Greedy: each case starts from a group that is not covered yet; every further axis takes the value that covers most
-    groups that are left, and among those the value that was used least.
+    Greedy: each case starts from an uncovered group; every other axis gets the value that covers the most remaining
+    groups, and among those the least used one.
 
     Args:
         axes: the values of each axis.
-        excluded: tells of two (axis, value) whether they must not be in one case.
+        excluded: whether two (axis, value) pairs are incompatible.
         num_axes: 2 for pairs, 3 for triples.
-        cheap_first: axes whose values become dearer from first to last; among values that cover as many groups they
-            take the first.
+        cheap_first: axes whose values are ordered by cost; ties go to the first value.
 
     Returns:
-        One dict a case, from axis to value.
+        One dict per case, from axis to value.
 
     Raises:
-        ValueError: if an axis has no value that may stand beside the others.
+        ValueError: if an axis has no value that is compatible with the others.
 
     Example:
 
@@ -64,11 +63,11 @@ def covering_cases(
 
 @dataclass
 class _Search:
-    """What is covered so far.
+    """The state of the greedy search.
 
     Attributes:
-        left: groups that no case has yet.
-        used: how many cases have each value.
+        left: groups that are not covered yet.
+        used: number of cases with each value.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -79,19 +78,19 @@ class _Search:
     used: Counter[Value] = field(default_factory=Counter)
 
     def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """`chosen` with a value for every other axis, those with the most values first."""
+        """Adds a value for every other axis to `chosen`, starting with the axes that have the most values."""
         for axis in sorted(self.axes, key=lambda axis: -len(self.axes[axis])):
             if axis in chosen:
                 continue
             values = [(axis, x) for x in self.axes[axis]]
             fitting = [value for value in values if not any(self.excluded(value, other) for other in chosen.items())]
             if not fitting:
-                raise ValueError(f"No value of {axis!r} may stand beside {chosen}. Loosen the exclusions.")
+                raise ValueError(f"No value of {axis!r} is compatible with {chosen}. Relax the exclusions.")
             chosen = {**chosen, axis: max(fitting, key=lambda value: self._gain(value, chosen))[1]}
         return chosen
 
     def take(self, chosen: dict[str, Any]) -> None:
-        """Notes a case."""
+        """Records a case."""
         self.left -= {frozenset(group) for group in itertools.combinations(chosen.items(), self.num_axes)}
         self.used.update(chosen.items())
 

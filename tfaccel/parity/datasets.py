@@ -1,4 +1,4 @@
-"""The data of the parity cases: small arrays, the same in every run, as whatever `Model.fit` takes."""
+"""The data of the parity cases: small deterministic arrays, in the formats that `Model.fit` accepts."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ VOCABULARY = 16
 NUM_CLASSES = 3
 CLASS_WEIGHTS = {0: 1.0, 1: 2.0, 2: 0.5}
 
-# A row whose gradient overflows holds this; no other row does.
+# Marks a row whose gradient overflows; no other row has this value.
 MARK = float(VOCABULARY - 1)
 OVERFLOWING_STEP = 3
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Inputs, targets and weights of one data set; each an array or a dict of arrays with the rows first."""
+    """Inputs, targets and sample weights of a dataset; each an array or a dict of arrays, rows first."""
 
     x: Any
     y: Any
     sample_weight: Any = None
 
     def rows(self, start: int, stop: int) -> Arrays:
-        """Rows `start` to `stop` of everything."""
+        """Slices all arrays to rows `start` to `stop`."""
         parts = [self.x, self.y, self.sample_weight]
         return Arrays(*keras.tree.map_structure(lambda a: None if a is None else a[start:stop], parts))
 
 
 def global_batch_size(num_replicas: int) -> int:
-    """The smallest multiple of the replicas that is at least 12."""
+    """The smallest multiple of `num_replicas` that is at least 12."""
     return num_replicas * -(-12 // num_replicas)
 
 
 def num_rows(case: ParityCase) -> int:
-    """Rows of one epoch of `STEPS_PER_EPOCH` batches."""
+    """The number of rows in one epoch of `STEPS_PER_EPOCH` batches."""
     replicas = case.placement.num_replicas
     last = {
         "even": global_batch_size(replicas),
@@ -60,8 +60,8 @@ def num_rows(case: ParityCase) -> int:
 def arrays(case: ParityCase) -> Arrays:
     """The arrays of a case, for one epoch.
 
-    In float16 the last row of step `OVERFLOWING_STEP`, which falls to the last replica, is marked: its gradient is
-    infinite. With masks or sample weights, the last third of another batch has nothing but padding or zeros.
+    In float16 the last row of step `OVERFLOWING_STEP`, which the last replica gets, is marked: its gradient is
+    infinite. With masks or sample weights, the last third of another batch is all padding or has zero weights.
     """
     rows, size = num_rows(case), global_batch_size(case.placement.num_replicas)
     without = slice((OVERFLOWING_STEP + 2) * size - size // 3, (OVERFLOWING_STEP + 2) * size)
@@ -94,7 +94,7 @@ _INPUT_OF_MODEL = {
 
 
 def _inputs(rows: int) -> dict[str, np.ndarray]:
-    """Random inputs of every kind; tokens are followed by padding (zeros)."""
+    """Random inputs of every kind; token ids are padded with zeros."""
     rng = np.random.default_rng(20)
     inputs = {
         "features": rng.uniform(-1, 1, (rows, NUM_FEATURES)).astype("float32"),
@@ -123,7 +123,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def as_source(case: ParityCase, parts: tuple[Any, ...]) -> Any:
-    """`parts` (x, y and weights as far as they are there) as the case's kind of data: a dataset of batches."""
+    """Converts `parts` (x, y and weights, if present) to the case's kind of dataset, in batches."""
     size = global_batch_size(case.placement.num_replicas)
     if case.source == "py_dataset":
         return Batches(parts, size)
@@ -132,7 +132,7 @@ def as_source(case: ParityCase, parts: tuple[Any, ...]) -> Any:
 
 
 def data_arguments(case: ParityCase, data: Arrays) -> dict[str, Any]:
-    """Arguments of `fit` or `evaluate` that give it the data."""
+    """The data arguments of `fit` or `evaluate`."""
     if case.source == "numpy":
         return {
             "x": data.x,
@@ -145,7 +145,7 @@ def data_arguments(case: ParityCase, data: Arrays) -> dict[str, Any]:
 
 
 def validation_argument(case: ParityCase, data: Arrays) -> Any:
-    """The data as `validation_data` of `fit`."""
+    """The `validation_data` argument of `fit`."""
     if case.source == "numpy":
         parts = (data.x, data.y, data.sample_weight)
         return parts if data.sample_weight is not None else parts[:2]
@@ -153,7 +153,7 @@ def validation_argument(case: ParityCase, data: Arrays) -> Any:
 
 
 def input_arguments(case: ParityCase, data: Arrays) -> dict[str, Any]:
-    """Arguments of `predict`."""
+    """The data arguments of `predict`."""
     if case.source == "numpy":
         return {"x": data.x, "batch_size": global_batch_size(case.placement.num_replicas)}
     return {"x": as_source(case, (data.x,))}

@@ -1,4 +1,4 @@
-"""The models of the parity cases: tiny, smooth (no kinks that rounding could step over), every layer named."""
+"""The models of the parity cases: tiny, smooth (so that rounding cannot cross a kink), with named layers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ParityModel:
     """A model of the parity cases.
 
     Attributes:
-        build: from the case, and whether the model is the one-device reference, to an uncompiled model.
-        compile_arguments: loss and metrics, made anew for each model.
-        fault: what plain Keras does wrong with it; its reference then is another model, which does right.
-        plan_fields: fields of the plan that `tfaccel.fit` gets; none for no plan.
+        build: `build(case, reference)` returns an uncompiled model; `reference` is True for the one-device reference.
+        compile_arguments: returns new losses and metrics for each model.
+        fault: why plain Keras cannot be the reference; the reference is then a different, correct model.
+        plan_fields: fields of the plan passed to `tfaccel.fit`; empty for no plan.
         optimizers: attributes of the model that hold its optimizers.
     """
 
@@ -56,7 +56,7 @@ def _label_head(case: ParityCase, hidden: Any, inputs: Any) -> Any:
 
 def _label_loss(case: ParityCase) -> dict[str, Any]:
     metrics = [keras.metrics.SparseCategoricalCrossentropy(name="crossentropy")]
-    if case.dtype_policy == "float32":  # in low precision rounding may decide which of two classes wins
+    if case.dtype_policy == "float32":  # in low precision, rounding may flip the predicted class
         metrics.append(keras.metrics.SparseCategoricalAccuracy(name="accuracy"))
     return {
         "loss": keras.losses.SparseCategoricalCrossentropy(),
@@ -66,7 +66,7 @@ def _label_loss(case: ParityCase) -> dict[str, Any]:
 
 
 def _tokens(case: ParityCase, *, dense_gradient: bool = False) -> tuple[Any, Any]:
-    """Input of tokens and their embeddings, with a mask where the case asks for masks."""
+    """A token input and its embeddings, with a mask if the case uses masks."""
     tokens = keras.Input((NUM_TOKENS,), dtype="int32", name="tokens")
     embedding = OneHotEmbedding if dense_gradient else layers.Embedding
     masked = case.weighting == "masks"
@@ -89,15 +89,15 @@ class MeanSquareLoss(keras.layers.Layer):
     """Adds the mean square of its input to the loss."""
 
     def call(self, inputs: Any) -> Any:
-        """`inputs`, unchanged."""
+        """Returns `inputs` unchanged."""
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(keras.ops.cast(inputs, "float32"))))
         return inputs
 
 
 def _penalties(case: ParityCase, reference: bool) -> keras.Model:
-    """Losses that come from weights, from activations and from `add_loss`.
+    """Regularization losses of weights and activations, and a loss from `add_loss`.
 
-    The layer with the activity penalty computes in float32: Keras cannot add up penalties of two dtypes.
+    The layer with the activity regularizer uses float32: Keras cannot sum losses of two dtypes.
     """
     del reference
     x = keras.Input((NUM_FEATURES,), name="features")
@@ -153,7 +153,7 @@ def _lstm(case: ParityCase, reference: bool) -> keras.Model:
 
 
 def _stateful_lstm(case: ParityCase, reference: bool) -> keras.Model:
-    """Each replica keeps the states of its rows, so that it is built for its share of the global batch."""
+    """Each replica keeps the states of its own rows, so it is built for its share of the global batch."""
     num_replicas = case.placement.num_replicas
     num_rows = global_batch_size(num_replicas) // (1 if reference else num_replicas)
     tokens = keras.Input(batch_shape=(num_rows, NUM_TOKENS), dtype="int32", name="tokens")
@@ -165,7 +165,7 @@ def _stateful_lstm(case: ParityCase, reference: bool) -> keras.Model:
 def _attention(case: ParityCase, reference: bool) -> keras.Model:
     del reference
     tokens, embedded = _tokens(case)
-    # No biases: the softmax does not depend on the key's, so that its gradient is rounding error alone.
+    # No biases: the softmax does not depend on the key's bias, so its gradient would be pure rounding error.
     attention = layers.MultiHeadAttention(2, 4, use_bias=False, dtype=case.layer_dtype, name="attention")
     hidden = layers.Add(dtype=case.layer_dtype, name="residual")([embedded, attention(embedded, embedded)])
     hidden = layers.LayerNormalization(dtype=case.layer_dtype, name="normalization")(hidden)
@@ -193,7 +193,7 @@ def _two_outputs(case: ParityCase, reference: bool) -> keras.Model:
 
 
 def _two_losses(case: ParityCase) -> dict[str, Any]:
-    """One loss that divides by the sum of its weights, and one that is a sum."""
+    """One loss averaged by the sum of its weights, and one that is a sum."""
     del case
     return {
         "loss": {
@@ -217,8 +217,8 @@ def _gan(case: ParityCase, reference: bool) -> keras.Model:
 
 _DROPOUT_FAULT = "plain Keras draws the same mask on every replica; compared with one device that draws N masks"
 _NORMALIZATION_FAULT = (
-    "no numbers of one device: statistics are not synchronized, and plain Keras lets the replicas' moving statistics "
-    "drift apart besides; compared with one device that normalises each replica's rows by themselves and averages the "
+    "cannot match one device: statistics are not synchronized, and plain Keras also lets the replicas' moving "
+    "statistics diverge; compared with one device that normalizes each replica's rows separately and averages the "
     "statistics at the end of each epoch"
 )
 _EMBEDDING_FAULT = (

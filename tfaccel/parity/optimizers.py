@@ -1,4 +1,4 @@
-"""The optimizers of the parity cases, with settings under which each of their parts is at work."""
+"""The optimizers of the parity cases, with settings that exercise each of their features."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CLIPPING: dict[str, dict[str, float]] = {
     "global_clipnorm": {"global_clipnorm": 0.1},
 }
 
-# With its usual epsilon of 1e-7 the first step of Adam is the sign of the gradient, also where the gradient is rounding
-# error alone; any two correct runs then go apart by twice the learning rate. With this epsilon the step follows the
-# gradient down to zero, and a gradient of the wrong size shows.
+# With the default epsilon of 1e-7, the first step of Adam is the sign of the gradient, even if the gradient is pure
+# rounding error; two correct runs can then differ by twice the learning rate. With this epsilon, the step vanishes with
+# the gradient, and a gradient of the wrong size shows.
 EPSILON = 1e-3
 
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
 
 
 def build_optimizer(case: ParityCase, *, name: str = "optimizer") -> keras.optimizers.Optimizer:
-    """The optimizer of a case; in float16 inside a loss scale that grows after 7 steps without overflow."""
+    """The optimizer of a case; in float16 wrapped in a loss scale that grows after 7 steps without overflow."""
     options: dict[str, Any] = dict(CLIPPING[case.clipping])
     if case.accumulation > 1:
         options["gradient_accumulation_steps"] = case.accumulation

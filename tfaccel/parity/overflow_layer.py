@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class OverflowingGradient(keras.layers.Layer):
-    """Gives its first input unchanged; backwards, rows whose second input holds `mark` get an infinite gradient."""
+    """Returns its first input unchanged; rows whose second input contains `mark` get an infinite gradient."""
 
     def __init__(self, mark: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)

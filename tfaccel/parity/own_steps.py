@@ -1,4 +1,4 @@
-"""Models with a `train_step` of their own, written as the Keras guides write them."""
+"""Models with a custom `train_step`, in the style of the Keras guides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfaccel.parity.overflow_layer import OverflowingGradient
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class OwnStepModel(keras.Model):
-    """A functional model whose step is written out."""
+    """A functional model with a custom train step."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One optimizer step; returns the results of all metrics."""
@@ -36,7 +36,7 @@ class OwnStepModel(keras.Model):
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class Gan(keras.Model):
-    """A generator and a discriminator with an optimizer each; the noise is part of the data."""
+    """A generator and a discriminator with separate optimizers; the noise is part of the data."""
 
     def __init__(self, case: ParityCase, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,7 +61,7 @@ class Gan(keras.Model):
         self.mean_loss = keras.metrics.Mean(name="mean_discriminator_loss")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """What the generator makes of the noise."""
+        """Generates samples from noise."""
         return self.generator(inputs["latent"], training=training)
 
     def train_step(self, data: Any) -> dict[str, Any]:

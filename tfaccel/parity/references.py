@@ -1,4 +1,4 @@
-"""What each case is compared with, and how far it may be from it."""
+"""The reference of each case, and the tolerance."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ ValuesOf = Callable[[ParityCase], Values]
 
 @lru_cache(maxsize=8)
 def reference_values(case: ParityCase) -> Values:
-    """What plain Keras gives on one device with the same global batches, or what is right (`ParityModel.fault`)."""
+    """The values of plain Keras on one device with the same global batches, or of the model that replaces it
+    (`ParityModel.fault`)."""
     case = reference_case(case)
     model = compiled_model(case, reference=True, jit_compile=case.xla)
     return training_run(case, PLAIN_KERAS, model, callbacks=[AverageShares()])
 
 
 def reference(case: ParityCase, values_of: ValuesOf = reference_values) -> Reference:
-    """What a case is compared with, and how far it may be from it."""
+    """The reference values and the tolerance of a case."""
     return values_of(case), tolerance(case, values_of)
 
 
 def reference_case(case: ParityCase) -> ParityCase:
-    """The case without what its reference does not depend on.
+    """Resets the fields of a case that its reference does not depend on.
 
-    Random draws differ with and without XLA, so that the reference of a model that draws has to be compiled as well.
+    Random draws differ with and without XLA, so the reference of a model with dropout keeps its `xla`.
     """
     return dataclasses.replace(case, xla=case.xla and case.model == "dropout")
 
 
 def tolerance(case: ParityCase, values_of: ValuesOf = reference_values) -> float:
-    """The largest difference from the reference that is allowed after `NUM_STEPS` steps.
+    """The largest allowed difference from the reference after `NUM_STEPS` steps.
 
-    In float32 a constant. In low precision, where a sum over N shares is rounded N times and the sum over the whole
-    batch once, twice the distance between plain Keras in this policy and plain Keras in float32: replicas and reference
-    are both roundings of the float32 run, so that each may be that far from it.
+    In float32 it is a constant. In low precision, where a sum over N shares is rounded N times and the sum over the
+    whole batch once, it is twice the distance between plain Keras in this policy and in float32: replicas and reference
+    are both roundings of the float32 run, and each may be that far from it.
     """
     exact = SGD_TOLERANCE if case.optimizer == "sgd" else ADAPTIVE_TOLERANCE
     if case.layer_dtype == "float32":

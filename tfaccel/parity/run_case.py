@@ -32,9 +32,9 @@ def run_case(
 
     Args:
         case: a case, or a check of a property.
-        strategy: a strategy that fits the case's placement.
-        trainer: what trains the case; the default is what is to be proved.
-        reference_of: gives what the case is compared with.
+        strategy: the strategy of the case's placement.
+        trainer: the trainer to test; tfaccel's by default.
+        reference_of: returns the reference of a case.
     """
     started = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Runs parity cases in child processes, one kind of strategy in each, and collects their rows."""
+"""Runs parity cases in child processes, one placement in each, and collects their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
-# Tiny models: threads of their own would only stand in one another's way. The proof is for CPUs.
+# Tiny models: more threads would only compete with each other. The cases run on CPUs only.
 _ENVIRONMENT: dict[str, str | None] = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "KERAS_BACKEND": "tensorflow",
@@ -46,15 +46,15 @@ def run_cases(
     """Runs each case under its strategy, compared with plain Keras on one device.
 
     Args:
-        cases: what to run.
-        on_row: called with each row as soon as it is there, from a thread.
-        num_parallel: child processes, or clusters of them, at the same time; by default one for each core, at least 2.
-        interpreter_options: options of Python for the children, for example warning filters.
-        reference_dir: a folder that keeps the references for later runs. They are trained anew after a change of this
-            package, of Keras, TensorFlow or NumPy, or of the processor. None keeps none.
+        cases: the cases to run.
+        on_row: called from a thread with each row as soon as it is available.
+        num_parallel: child processes, or clusters, that run in parallel; by default one per core, at least 2.
+        interpreter_options: Python options of the children, such as warning filters.
+        reference_dir: a folder that caches references for later runs. They are retrained after a change of this
+            package, of Keras, TensorFlow or NumPy, or of the processor. None disables the cache.
 
     Returns:
-        A row for each case, in the order of the cases.
+        One row per case, in the order of the cases.
     """
     num_parallel = num_parallel or max(2, num_usable_cores(Machine.here()))
     cancelled = threading.Event()
@@ -70,17 +70,17 @@ def run_cases(
         try:
             for found in pool.map(run, process_shares(cases, num_parallel)):
                 rows |= found
-        except BaseException:  # an interrupt, above all: the threads end when their processes do
+        except BaseException:  # such as an interrupt: the threads end when their processes do
             cancelled.set()
             raise
     return [rows[case] for case in cases]
 
 
 def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
-    """The cases, parted into those that run one after the other in the same processes.
+    """Splits the cases into groups that run one after another in the same processes.
 
-    Cases of one placement go together, and so do all with one replica. Where there are more cores than placements, the
-    cases of each are parted further, and so are more than `MAX_CASES`.
+    Cases of the same placement share a group, and so do all with one replica. If there are more cores than placements,
+    the groups are split further, as are those of more than `MAX_CASES`.
     """
     groups: dict[Placement, list[ParityCase | ParityCheck]] = {}
     for case in cases:
@@ -97,7 +97,7 @@ def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
 def _run_share(
     cases: Cases, on_row: OnRow, run_child: Callable[[Cases, _Rows], str], cancelled: threading.Event
 ) -> list[ParityRow]:
-    """Rows of cases that share a process. After a case that broke it, the next ones run in a new process."""
+    """The rows of cases that share a process. After a case that crashed it, the rest run in a new process."""
     rows: list[ParityRow] = []
     while len(rows) < len(cases) and not cancelled.is_set():
         left = cases[len(rows) :]
@@ -113,7 +113,7 @@ def _run_share(
 
 
 def _environments(placement: Placement) -> list[Mapping[str, str | None]]:
-    """For each process that a placement needs, what it has in its environment."""
+    """The environment variables of each process that a placement needs."""
     own = cluster_environments(placement.num_replicas) if placement.strategy == "multi_worker" else [{}]
     return [{**_ENVIRONMENT, **environment} for environment in own]
 
@@ -130,11 +130,11 @@ class _Rows:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last case gave nothing to compare."""
+        """Whether the last case has no values to compare."""
         return bool(self.rows) and self.rows[-1].max_abs_diff is None
 
     def add(self, worker: int, line: str) -> None:
-        """Takes a line of a worker. A case is done when all workers are, or when it failed on one."""
+        """Adds a worker's line. A case is done when all workers have finished it, or when it failed on one."""
         row = ParityRow.from_json(json.loads(line))
         with self._lock:
             self._of_workers[worker].append(row)
@@ -160,7 +160,7 @@ def _run_child(
     cancelled: threading.Event,
     reference_dir: str | os.PathLike[str] | None,
 ) -> str:
-    """Runs one process, or one cluster of them; returns why it stopped early."""
+    """Runs one process, or one cluster; returns why it stopped early."""
     with tempfile.TemporaryDirectory(prefix="tfaccel-parity-") as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps([case.to_json() for case in cases]), encoding="utf-8")

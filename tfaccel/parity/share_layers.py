@@ -1,6 +1,6 @@
-"""Layers for models on one device that do what N replicas must do, where plain Keras gives no reference.
+"""One-device layers that reproduce N replicas, for cases in which plain Keras cannot be the reference.
 
-Each cuts the rows of a batch into the replicas' shares and treats every share as its replica does.
+Each splits the rows of a batch into the replicas' shares and processes every share as its replica does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def cut_into_shares(rows: tf.Tensor, num_shares: int) -> list[tf.Tensor]:
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class ShareDropout(keras.layers.Layer):
-    """Dropout with a seed for each replica: `seed`, `seed + SEED_STRIDE`, ..., so that masks differ."""
+    """Dropout with one seed per replica: `seed`, `seed + SEED_STRIDE`, ..., so that masks differ."""
 
     def __init__(self, rate: float, *, seed: int, num_shares: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -30,7 +30,7 @@ class ShareDropout(keras.layers.Layer):
         self.generators = [keras.random.SeedGenerator(seed + share * SEED_STRIDE) for share in range(num_shares)]
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """`inputs` with each share masked by its own draw."""
+        """Applies a separate dropout mask to each share."""
         if not training:
             return inputs
         shares = cut_into_shares(inputs, len(self.generators))
@@ -40,7 +40,7 @@ class ShareDropout(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class ShareBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalization in which every share has statistics of its own; inference uses their mean."""
+    """Batch normalization with separate statistics per share; inference uses their mean."""
 
     def __init__(self, *, num_shares: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -58,7 +58,7 @@ class ShareBatchNormalization(keras.layers.BatchNormalization):
         )
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Normalised `inputs`."""
+        """Normalizes `inputs`."""
         del mask
         rows = tf.cast(inputs, tf.float32)
         if not training:
@@ -103,9 +103,9 @@ class AverageShares(keras.callbacks.Callback):
 
 @keras.saving.register_keras_serializable("tfaccel_parity")
 class OneHotEmbedding(keras.layers.Embedding):
-    """An embedding as a matrix product, whose gradient is dense: the true one, repeated rows summed."""
+    """An embedding computed as a matrix product, whose dense gradient correctly sums repeated rows."""
 
     def call(self, inputs: Any) -> Any:
-        """The rows of the table for each token."""
+        """Returns the embedding of each token."""
         one_hot = keras.ops.one_hot(inputs, self.input_dim, dtype=self.compute_dtype)
         return keras.ops.matmul(one_hot, keras.ops.cast(self.embeddings, self.compute_dtype))

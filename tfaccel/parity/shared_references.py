@@ -1,4 +1,4 @@
-"""References kept in files: the workers of a cluster share them, and later runs find them there."""
+"""References cached in files, shared by the workers of a cluster and by later runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class SharedReferences:
-    """References that are trained once. Workers run the same cases in the same order and take turns.
+    """References that are trained once. Workers run the same cases in the same order and take turns training them.
 
     Attributes:
-        folder: where the files are.
-        worker: this worker's index.
-        num_workers: workers in all.
+        folder: folder of the files.
+        worker: index of this worker.
+        num_workers: total number of workers.
     """
 
     folder: Path
@@ -37,14 +37,14 @@ class SharedReferences:
 
     @classmethod
     def of_cluster(cls, folder: Path) -> SharedReferences:
-        """Those of the cluster that `TF_CONFIG` tells of; of this process alone where there is none."""
+        """References for the cluster in `TF_CONFIG`, or for this process alone if it is not set."""
         config = json.loads(os.environ.get("TF_CONFIG", "{}"))
         workers = config.get("cluster", {}).get("worker", [""])
         return cls(folder, config.get("task", {}).get("index", 0), len(workers))
 
     def get(self, case: ParityCase, position: int) -> Reference:
-        """The reference of the case at that position. Waits for the worker whose turn it is; who started them all ends
-        them if it never comes."""
+        """The reference of the case at that position. Waits for the worker whose turn it is; the parent process
+        enforces the time limit."""
         return reference(case, partial(self._values, trains=position % self.num_workers == self.worker))
 
     def _values(self, case: ParityCase, *, trains: bool) -> Values:
@@ -57,7 +57,7 @@ class SharedReferences:
         return found
 
     def _write(self, path: Path, own: Values) -> None:
-        """Several processes may write the same file: each has a file of its own until it is whole."""
+        """Writes the file atomically, since several processes may write it at once."""
         descriptor, temporary = tempfile.mkstemp(dir=self.folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(pickle.dumps(own))
@@ -65,9 +65,9 @@ class SharedReferences:
 
 
 def reference_key(case: ParityCase) -> str:
-    """What decides a reference, as a digest: the case, the code that trains it, the libraries and the processor."""
+    """A digest of everything a reference depends on: the case, the code that trains it, libraries and processor."""
     decisive = reference_case(case).to_json()
-    decisive["placement"] = case.placement.num_replicas  # it decides the size of a batch
+    decisive["placement"] = case.placement.num_replicas  # determines the batch size
     return hashlib.sha256(json.dumps([decisive, _surroundings()]).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""One training run of a case, and everything of it that is compared."""
+"""One training run of a case, and all its values to compare."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TFACCEL = Trainer(fit, evaluate, predict)
 
 
 def compiled_model(case: ParityCase, *, reference: bool, jit_compile: bool) -> keras.Model:
-    """The case's model, built (also its optimizer), with the initial weights that all runs of the case share."""
+    """The case's compiled model, with the initial weights that all runs of the case share."""
     kind = MODELS[case.model]
     model = kind.build(case, reference)
     if case.model == "gan":
@@ -55,7 +55,7 @@ def compiled_model(case: ParityCase, *, reference: bool, jit_compile: bool) -> k
 
 
 def set_initial_weights(model: keras.Model) -> None:
-    """Random trainable weights, the same for models with the same layer names; constant initial values stay in them."""
+    """Sets random trainable weights, equal for equal layer names, around constant initial values (such as ones)."""
     for variable in model.trainable_variables:
         rng = np.random.default_rng(list(variable.path.encode()))
         initial = variable.numpy()
@@ -65,7 +65,7 @@ def set_initial_weights(model: keras.Model) -> None:
 
 
 def training_run(case: ParityCase, trainer: Trainer, model: keras.Model, **fit_arguments: Any) -> Values:
-    """Trains for `NUM_STEPS` steps; returns every value that has to agree, by name."""
+    """Trains for `NUM_STEPS` steps; returns every value that must match, by name."""
     data = arrays(case)
     evaluates = case.model != "gan"
     if evaluates:
@@ -86,8 +86,8 @@ def training_run(case: ParityCase, trainer: Trainer, model: keras.Model, **fit_a
     return values
 
 
-# Not compared: each replica accumulates the gradients of its own rows, has a seed of its own and the states of its own
-# rows, and references keep statistics for each share, which have no counterpart. All of these show in the weights.
+# Not compared: each replica has its own gradient accumulators, seeds and row states, and references keep statistics per
+# share, which have no counterpart. All of these affect the weights, which are compared.
 _NOT_COMPARED = ("gradient_accumulator", "seed_generator_state", "rnn_state", "share_mean", "share_variance")
 
 
@@ -96,7 +96,7 @@ def variable_values(model: keras.Model, optimizers: tuple[str, ...]) -> Values:
     variables = {f"weight {v.path}": v for v in model.variables}
     for optimizer_name in optimizers:
         optimizer = getattr(model, optimizer_name)
-        named = enumerate(v.path.split("/")[-1] for v in optimizer.variables)  # the scope depends on who built it
+        named = enumerate(v.path.split("/")[-1] for v in optimizer.variables)  # the scope depends on where it was built
         names = [f"{optimizer_name}'s {name} ({index})" for index, name in named]
         variables |= dict(zip(names, optimizer.variables, strict=True))
     kept = {name: v for name, v in variables.items() if not any(part in name for part in _NOT_COMPARED)}

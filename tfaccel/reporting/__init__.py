@@ -1,12 +1,12 @@
-"""Tables, pictures and JSON for people and programs, and the simple predictors that a model is compared with.
+"""Tables, plots and JSON reports, and simple baselines to compare a model with.
 
-The names below load their module when first used, since some of these import matplotlib or TensorFlow.
+Names load their module on first use, since some of these import matplotlib or TensorFlow.
 """
 
 from importlib import import_module
 from typing import Any
 
-# Public name -> the module that defines it, with the name that it has there where that is another one.
+# Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "BaselineScores": "tfaccel.training.baseline_scores",
     "box_rows": "tfaccel.reporting.coco_scores",

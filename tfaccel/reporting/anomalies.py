@@ -1,4 +1,4 @@
-"""A table of examples by how strange a model finds them."""
+"""A table of examples, ranked by anomaly score."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tfaccel.training.files import whole_file
 def save_anomalies(
     path: str | PathLike[str], names: Sequence[str], classes: Sequence[str], scores: np.ndarray
 ) -> np.ndarray:
-    """Writes a CSV file with one line for each example, the one with the lowest score first.
+    """Writes a CSV file with one line per example, lowest score first.
 
     Args:
         path: the file to write.
-        names, classes: of each example.
-        scores: how likely the model finds each example.
+        names, classes: name and class of each example.
+        scores: log-likelihood of each example under the model.
 
     Returns:
-        The examples' numbers in the order of the file.
+        The examples' indices in the order of the file.
 
     Raises:
-        DataError: if there is not one name, class and score for each example.
+        DataError: if names, classes and scores differ in length.
 
     Example:
         >>> import tempfile

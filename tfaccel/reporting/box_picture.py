@@ -1,4 +1,4 @@
-"""A picture of images with the boxes that a model found, and the true ones."""
+"""Plots of images with predicted and true boxes."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def box_figure(
     class_names: tuple[str, ...],
     least_score: float = 0.4,
 ) -> Figure:
-    """The first images with found boxes in orange, with class and score, and true ones in green.
+    """Plots the first images with predicted boxes in orange, with class and score, and true boxes in green.
 
-    A text that finds no free place is left out, that of the least sure detection first.
+    A label without free space is left out, that of the lowest-scoring detection first.
 
     Args:
         images: of shape (num_images, size, size, channels).
-        boxes, labels: the true ones, as in `tfaccel.data.boxes.boxed_images.BoxedSplit`.
-        detections: for each image an object with `boxes`, `labels` and `scores`.
-        class_names: a name for each class.
-        least_score: detections that are less sure are not drawn.
+        boxes, labels: the ground truth, as in `tfaccel.data.boxes.boxed_images.BoxedSplit`.
+        detections: an object with `boxes`, `labels` and `scores` for each image.
+        class_names: the name of each class.
+        least_score: detections with a lower score are not drawn.
 
     Raises:
-        DataError: if there are no images, or not one entry of each kind for each image.
+        DataError: if there are no images, or the numbers of images, boxes, labels and detections differ.
     """
     from matplotlib.patches import Rectangle
 
     if len(images) == 0 or not len(images) == len(boxes) == len(labels) == len(detections):
         raise DataError(
-            "A picture needs at least one image, and boxes, labels and detections for each. Received: "
+            "A plot needs at least one image, and boxes, labels and detections for each. Received: "
             f"{len(images)} images, {len(boxes)} boxes, {len(labels)} labels, {len(detections)} detections."
         )
     num_images = min(len(images), _MAX_IMAGES)
@@ -75,7 +75,7 @@ save_box_picture = saved(box_figure)
 
 
 def _draw_box(axes: Axes, box: np.ndarray, color: str, line_width: float) -> None:
-    """A box (left, top, right, bottom) in pixels, whose centres matplotlib counts from."""
+    """Draws a box (left, top, right, bottom) in pixels; in matplotlib, integer coordinates are pixel centers."""
     from matplotlib.patches import Rectangle
 
     left, top, right, bottom = (float(edge) - 0.5 for edge in box)

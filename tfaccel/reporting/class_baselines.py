@@ -1,4 +1,4 @@
-"""Classifiers that need no network: what they reach on the same images or rows."""
+"""Image classification baselines without a neural network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tfaccel.training.baseline_scores import BaselineScores
 
-MAX_EXAMPLES, MAX_SIDE = 3000, 32  # training images that a support vector machine sees, and their height and width
+MAX_EXAMPLES, MAX_SIDE = 3000, 32  # max training images of the support vector machine, and their max side in pixels
 _PENALTIES = (1.0, 10.0)
 _NUM_FOLDS = 4
 
@@ -20,17 +20,17 @@ def image_class_scores(
     train_data: Callable[..., Any],
     num_train: int | None = None,
 ) -> BaselineScores:
-    """The accuracy of predictions beside a support vector machine on pixels, and beside the most frequent class.
+    """Compares the accuracy of predictions with a support vector machine on pixels and the most frequent class.
 
-    The penalty is chosen by cross-validation on the training images. Images of more than 32 pixels are sampled down to
-    that; of many training images, 3,000 are taken.
+    The penalty is chosen by cross-validation on the training images. Images are subsampled to at most 32x32 pixels, and
+    at most 3,000 training images are used.
 
     Args:
-        predictions: a class for each test image, a number from 0.
-        test: pixels and classes of the test images: numbers, or one-hot rows.
-        train_data: `train_data(num_images, seed=0, epoch=0, augmented=False)` gives a data set whose first batch begins
-            with pixels, of shape (num_images, height, width, channels), and classes.
-        num_train: training images that there are, if that is known.
+        predictions: the predicted class index of each test image.
+        test: pixels and classes of the test images; classes are indices or one-hot rows.
+        train_data: `train_data(num_images, seed=0, epoch=0, augmented=False)` returns a dataset whose first batch
+            begins with pixels, of shape (num_images, height, width, channels), and classes.
+        num_train: number of training images, if known.
 
     Example:
         >>> import tensorflow as tf
@@ -67,6 +67,6 @@ def _numbers(labels: np.ndarray) -> np.ndarray:
 
 
 def _small(images: np.ndarray) -> np.ndarray:
-    """Rows of pixels of images that are sampled down to at most 32 pixels a side."""
+    """Flattened pixels of images subsampled to at most 32x32 pixels."""
     step = max(1, -(-max(images.shape[1:3]) // MAX_SIDE))
     return np.asarray(images[:, step // 2 :: step, step // 2 :: step], np.float64).reshape(len(images), -1)

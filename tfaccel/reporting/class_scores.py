@@ -1,10 +1,10 @@
-"""Scores of predicted classes that can be compared between models."""
+"""Scores of predicted classes and numbers."""
 
 import numpy as np
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities from logits, of shape (num_rows, num_classes).
+    """Converts logits of shape (num_rows, num_classes) to probabilities.
 
     Example:
         >>> softmax(np.array([[0.0, 0.0]])).tolist()
@@ -15,10 +15,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-    """Accuracy, balanced accuracy (the mean of the classes' accuracies) and log loss (in nats).
+    """Computes accuracy, balanced accuracy (the mean per-class accuracy) and log loss (in nats).
 
     Args:
-        targets: the true classes, numbers from 0, of shape (num_rows,).
+        targets: the true class indices, of shape (num_rows,).
         probabilities: of shape (num_rows, num_classes).
 
     Example:
@@ -36,10 +36,10 @@ def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, fl
 
 
 def score_numbers(targets: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
-    """R² and mean absolute error of predicted numbers.
+    """Computes R² and mean absolute error.
 
     Args:
-        targets: the true numbers, of shape (num_rows,).
+        targets: the true values, of shape (num_rows,).
         predictions: of the same shape.
 
     Example:

@@ -1,4 +1,4 @@
-"""How good detections are, as the COCO benchmark measures it, by its own library."""
+"""COCO detection metrics, computed by pycocotools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfaccel.errors import DataError, VersionError
 
 
 def check_coco_library() -> None:
-    """Raises VersionError where pycocotools is not installed."""
+    """Raises VersionError if pycocotools is not installed."""
     if importlib.util.find_spec("pycocotools") is None:
         raise VersionError(
             "Scoring detections needs pycocotools, which is not installed. Run: pip install 'tfaccel[detection]'."
@@ -25,21 +25,21 @@ def check_coco_library() -> None:
 def coco_scores(
     boxes: np.ndarray, labels: np.ndarray, detections: Sequence[Any], *, class_names: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Mean average precision of detections, as a part from 0 to 1.
+    """Computes the mean average precision of detections, from 0 to 1.
 
     Args:
-        boxes: the true boxes in pixels: left, top, right, bottom; of shape (num_images, most_objects, 4).
-        labels: their classes, of shape (num_images, most_objects); NO_OBJECT where there is no further box.
-        detections: for each image an object with `boxes` (num_found, 4), `labels` and `scores`.
-        class_names: a name for each class.
+        boxes: the true boxes in pixels: left, top, right, bottom; of shape (num_images, max_objects, 4).
+        labels: their classes, of shape (num_images, max_objects), padded with NO_OBJECT.
+        detections: an object with `boxes` (num_found, 4), `labels` and `scores` for each image.
+        class_names: the name of each class.
 
     Returns:
-        "map_50" (boxes count as found from an overlap of 0.5 on), "map" (the mean over overlaps from 0.5 to 0.95), and
-        "ap_50_by_class", with None for a class without objects.
+        "map_50" (mAP at an IoU threshold of 0.5), "map" (the mean over IoU thresholds from 0.5 to 0.95), and
+        "ap_50_by_class", None for a class without objects.
 
     Raises:
         VersionError: if pycocotools is not installed.
-        DataError: if there are not as many detections as images.
+        DataError: if the numbers of images and detections differ.
 
     Example:
         >>> from types import SimpleNamespace
@@ -66,12 +66,12 @@ def coco_scores(
         for box, label, score in zip(one.boxes, one.labels, one.scores, strict=True)
     ]
     num_classes = len(class_names)
-    with contextlib.redirect_stdout(io.StringIO()):  # the library prints as it goes
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         judge = COCOeval(_coco(COCO(), truth, len(boxes), class_names), iouType="bbox")
         judge.cocoDt = _coco(COCO(), found, len(boxes), class_names)
         judge.evaluate()
         judge.accumulate()
-    precision = judge.eval["precision"][:, :, :, 0, -1]  # overlap, recall, class; boxes of all sizes, most detections
+    precision = judge.eval["precision"][:, :, :, 0, -1]  # IoU, recall, class; all box sizes, max detections
     by_class = [
         [_mean(precision[overlaps, :, c]) for c in range(num_classes)] for overlaps in (slice(0, 1), slice(None))
     ]
@@ -80,11 +80,11 @@ def coco_scores(
 
 
 def box_rows(detections: Sequence[Any], *, class_names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Detections as JSON values: the image's number, the category, left, top, width and height, and the score.
+    """Converts detections to JSON values: image index, category, box (left, top, width, height) and score.
 
     Args:
-        detections: for each image an object with `boxes` (num_found, 4), `labels` and `scores`.
-        class_names: a name for each class.
+        detections: an object with `boxes` (num_found, 4), `labels` and `scores` for each image.
+        class_names: the name of each class.
     """
     return [
         {
@@ -105,7 +105,7 @@ def _entry(image: int, box: np.ndarray, label: int) -> dict[str, Any]:
 
 
 def _coco(coco: Any, entries: list[dict[str, Any]], num_images: int, class_names: tuple[str, ...]) -> Any:
-    """The library's data set of these boxes."""
+    """Fills a pycocotools dataset with these boxes."""
     coco.dataset = {
         "images": [{"id": image} for image in range(num_images)],
         "categories": [{"id": number, "name": name} for number, name in enumerate(class_names)],
@@ -116,5 +116,5 @@ def _coco(coco: Any, entries: list[dict[str, Any]], num_images: int, class_names
 
 
 def _mean(precision: np.ndarray) -> float | None:
-    """The mean of a class's precision; None where the class has no objects, which the library marks with -1."""
+    """The mean precision of a class; None if it has no objects, which pycocotools marks with -1."""
     return None if (precision < 0).all() else float(precision[precision >= 0].mean())

@@ -1,4 +1,4 @@
-"""A table for people that sets what was trained beside a baseline."""
+"""A table that compares models by their metrics."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tfaccel.reporting.result_table import show_text
 
 
 def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digits: int = 4) -> list[str]:
-    """Lines of a table with a row for each model and a column for each metric.
+    """Returns the lines of a table with one row per model and one column per metric.
 
     Args:
-        results: model -> metric -> value; a metric that a model lacks, or that is None, is shown as a dash.
-        digits: digits behind the point.
+        results: model -> metric -> value; a missing metric or None is shown as a dash.
+        digits: decimal places.
 
     Example:
         >>> results = {"network": {"accuracy": 0.98, "log loss": 0.12}, "gradient boosting": {"accuracy": 0.97}}
@@ -36,12 +36,12 @@ def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digit
 def show_comparison(
     results: Mapping[str, Mapping[str, float | None]], *, heading: Sequence[str] = (), digits: int = 4
 ) -> None:
-    """Shows on standard output a table with a row for each model and a column for each metric.
+    """Prints a table with one row per model and one column per metric.
 
     Args:
-        results: model -> metric -> value; a metric that a model lacks, or that is None, is shown as a dash.
+        results: model -> metric -> value; a missing metric or None is shown as a dash.
         heading: lines above the table.
-        digits: digits behind the point.
+        digits: decimal places.
 
     Example:
         >>> show_comparison({"network": {"accuracy": 0.98}}, heading=["114 rows"], digits=2)

@@ -1,4 +1,4 @@
-"""A picture of confusion matrices, one for each model."""
+"""Plots of confusion matrices, one per model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-MAX_CLASSES = 20  # that have a row and a column of their own; the others are taken together
+MAX_CLASSES = 20  # rows and columns of the plot; further classes are merged into the last one
 _MAX_NAME = 18  # characters
 _MAX_CLASSES_WITH_COUNTS = 12
 
 
 def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]) -> Figure:
-    """A confusion matrix.
+    """Plots one confusion matrix per model.
 
-    A row is a true class, a column the predicted one; a cell is darker the larger its fraction of the row.
-    From 20 classes on, the last ones are taken together.
+    Rows are true classes, columns predicted ones; the larger a cell's fraction of its row, the darker it is.
+    With more than 20 classes, the last ones are merged into "others".
 
     Args:
         matrices: model -> counts, of shape (num_classes, num_classes).
-        class_names: a name for each class.
+        class_names: the name of each class.
 
     Raises:
-        DataError: if there is no matrix, or one is not of that shape.
+        DataError: if there is no matrix, or one has a different shape.
 
     Example:
         >>> figure = confusion_figure({"network": np.array([[8, 1], [0, 9]])}, class_names=("cat", "dog"))
@@ -73,13 +73,13 @@ save_confusion_picture = saved(confusion_figure)
 def save_confusions(
     path: Path, labels: np.ndarray, probabilities: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]
 ) -> None:
-    """Saves the picture of `confusion_figure` for models that give probabilities.
+    """Saves the plot of `confusion_figure` for predicted probabilities.
 
     Args:
-        path: of the PNG file.
-        labels: the true class of each example, a number from 0.
-        probabilities: model -> the probability of each class, of shape (num_examples, num_classes).
-        class_names: a name for each class.
+        path: the PNG file to write.
+        labels: the true class index of each example.
+        probabilities: model -> class probabilities, of shape (num_examples, num_classes).
+        class_names: the name of each class.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -91,7 +91,7 @@ def save_confusions(
 
 
 def joined(matrix: np.ndarray, class_names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Counts and names with the last classes taken together, where there are too many.
+    """Returns counts and names, with the last classes merged if there are more than `MAX_CLASSES`.
 
     Example:
         >>> counts, names = joined(np.ones((30, 30), int), tuple(map(str, range(30))))

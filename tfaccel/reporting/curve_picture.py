@@ -1,4 +1,4 @@
-"""A picture of how a figure went over the epochs, one line for each of a few runs."""
+"""A plot of a metric over the epochs, one line per run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _COLORS = (BLUE, ORANGE, GREY)
 
 
 def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
-    """A line through the values after each epoch for each run.
+    """Plots one line per run through its values after each epoch.
 
     Args:
-        curves: run -> a value for each epoch; at most three runs.
-        name: what the values are, for the axis.
+        curves: run -> one value per epoch; at most three runs.
+        name: label of the y axis.
 
     Raises:
-        DataError: if there is no run or a run without values, or there are more than three.
+        DataError: if there are no runs or more than three, or a run has no values.
 
     Example:
         >>> curve_figure({"fine-tuned": [0.7, 0.9], "from scratch": [0.2, 0.6]}, name="accuracy").axes[0].get_xlabel()
@@ -32,7 +32,7 @@ def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
 
     if not 0 < len(curves) <= len(_COLORS) or not all(len(values) for values in curves.values()):
         lengths = {run: len(values) for run, values in curves.items()}
-        raise DataError(f"A picture needs the values of 1 to {len(_COLORS)} runs. Received numbers: {lengths}.")
+        raise DataError(f"A plot needs values of 1 to {len(_COLORS)} runs. Received numbers of values: {lengths}.")
     figure = new_figure(640, 420)
     axes = figure.add_subplot()
     for (run, values), color in zip(curves.items(), _COLORS, strict=False):

@@ -1,4 +1,4 @@
-"""Generative models that need no network: mixtures, as densities and to draw samples from."""
+"""Generative baselines without a neural network: mixture densities and Gaussian samples."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 _MIN_PROBABILITY = 1e-3
 _NUM_COMPONENTS = (10, 20, 40, 80)
 _NUM_ITERATIONS = 40
-_VALIDATION_PART = 5  # every fifth example, to choose the number of components by
+_VALIDATION_STRIDE = 5  # every fifth example validates the number of components
 _MAX_DIRECTIONS = 100  # principal components in which a Gaussian is fitted
 
 
 def compare_bounds(
     elbos: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray, *, is_image: bool
 ) -> dict[str, float]:
-    """The mean bound beside the log-likelihoods of a mixture and of independent values, in nats.
+    """Compares the mean ELBO with the log-likelihoods of a mixture and of independent values, in nats.
 
-    And how well the bound, and the mixture, tell test examples from spliced ones: the area under the ROC curve.
+    Also computes how well the ELBO and the mixture separate test examples from spliced ones (AUROC).
 
     Args:
-        elbos: the bound of each example: "train", "test", and "spliced" of the test examples; see
+        elbos: the ELBO of each example of "train", "test" and "spliced" (spliced test examples); see
             `tfaccel.models.variational`.
         train: the training examples.
         test: the test examples.
-        is_image: values are costed as probabilities, not as numbers.
+        is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).
     """
     from sklearn.metrics import roc_auc_score
 
@@ -45,15 +45,15 @@ def compare_bounds(
 
 
 def mixture_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: bool) -> np.ndarray:
-    """The log-likelihood of examples under a mixture that is fitted to the training examples, in nats.
+    """The log-likelihood of examples under a mixture fitted to the training examples, in nats.
 
-    Images, whose pixels are from 0 to 1, have a mixture of independent pixels (Bernoulli); numbers a mixture of
-    Gaussians with diagonal covariances. The number of components is the best one for a fifth of the training examples.
+    Images, with pixels from 0 to 1, use a Bernoulli mixture with independent pixels; numbers use a mixture of Gaussians
+    with diagonal covariance. The number of components is chosen on a held-out fifth of the training examples.
 
     Args:
         train: of shape (num_examples, ...).
-        values: other examples of the same shape.
-        is_image: whether values are taken as probabilities.
+        values: the examples to score, of the same shape.
+        is_image: whether values are probabilities.
 
     Example:
         >>> train = np.repeat([[0.0, 0.0], [1.0, 1.0]], 40, axis=0)
@@ -62,7 +62,7 @@ def mixture_log_likelihood(train: np.ndarray, values: np.ndarray, *, is_image: b
     """
     train, values = (np.asarray(rows, np.float64).reshape(len(rows), -1) for rows in (train, values))
     likelihood = _bernoulli_mixture if is_image else _gaussian_mixture
-    held_out = np.arange(len(train)) % _VALIDATION_PART == 0
+    held_out = np.arange(len(train)) % _VALIDATION_STRIDE == 0
     choices = [number for number in _NUM_COMPONENTS if number <= (~held_out).sum() // 4] or [1]
     best = max(choices, key=lambda number: likelihood(train[~held_out], train[held_out], number).mean())
     return likelihood(train, values, best)
@@ -78,7 +78,7 @@ def _gaussian_mixture(train: np.ndarray, values: np.ndarray, num_components: int
 
 
 def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: int) -> np.ndarray:
-    """Expectation maximization from examples drawn at random."""
+    """Expectation maximization, initialized with random examples."""
     generator = np.random.default_rng(0)
     first = train[generator.choice(len(train), num_components, replace=False)]
     p = np.clip(0.5 * first + 0.5 * train.mean(axis=0), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
@@ -88,7 +88,7 @@ def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: in
         shares = np.exp(logs - logs.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
         counts = shares.sum(axis=0) + 1e-9
-        # As if each component had seen one more example, the mean of all.
+        # Smoothing: one pseudo-example per component, the mean of all examples.
         p = (shares.T @ train + train.mean(axis=0)) / (counts + 1)[:, None]
         p, weights = np.clip(p, _MIN_PROBABILITY, 1 - _MIN_PROBABILITY), counts / counts.sum()
     logs = _joint(values, p, weights)
@@ -97,20 +97,20 @@ def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: in
 
 
 def _joint(values: np.ndarray, p: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Log-probabilities of each example together with each component."""
+    """The joint log-probability of each example and each component."""
     return np.asarray(values @ np.log(p).T + (1 - values) @ np.log1p(-p).T + np.log(weights))
 
 
 def gaussian_samples(images: np.ndarray, labels: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of each class from a Gaussian with full covariance, in the space of the principal components.
+    """Samples each class from a Gaussian with full covariance, in the space of the principal components.
 
     Args:
         images: of shape (num_images, ...).
-        labels: their classes, numbers from 0.
-        num_samples: of each class.
+        labels: their class indices.
+        num_samples: number of samples per class.
 
     Returns:
-        Samples of the shape of the images, and their classes.
+        Samples, shaped like the images, and their classes.
 
     Example:
         >>> images, labels = np.repeat([[0.0], [9.0]], 5, axis=0), np.repeat([0, 1], 5)

@@ -1,7 +1,7 @@
-"""Object detection without a network: windows described by gradients, support vector machines, corrected boxes.
+"""Object detection without a neural network: HOG features of sliding windows, SVMs and box regression.
 
-Sources: Dalal and Triggs, Histograms of oriented gradients for human detection, 2005 (windows and machines);
-Girshick et al., Rich feature hierarchies, 2014, https://arxiv.org/abs/1311.2524 (mined negatives, corrected boxes).
+Sources: Dalal and Triggs, Histograms of oriented gradients for human detection, 2005 (windows and SVMs);
+Girshick et al., Rich feature hierarchies, 2014, https://arxiv.org/abs/1311.2524 (hard negatives, box regression).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ logger = logging.getLogger("tfaccel")
 
 NAME = "SVM on windows of gradients"
 MAX_TRAIN_IMAGES = 512
-MAX_DECISIONS = 50_000  # classes and test images multiplied; with more, it would take minutes
-_WINDOW, _CORE = 8, 6  # cells of a window, and of them the longer side of an object in its middle
-_MAX_SIDE = 256  # pixels of an enlarged image
+MAX_DECISIONS = 50_000  # classes times test images; more would take minutes
+_WINDOW, _CORE = 8, 6  # side of a window in cells, and longer side of the object at its center
+_MAX_SIDE = 256  # max side of an enlarged image in pixels
 _MAX_LEVELS = 6
-_STEP = 1.22  # from one size of windows to the next
-_IS_OBJECT, _IS_NONE = 0.6, 0.4  # overlap of a window with an object's square from which, or up to which
-_NUM_RANDOM = 60  # windows without objects of each image
-_NUM_PROPOSED = 40  # windows of each image that the machines look at
+_STEP = 1.22  # ratio of consecutive window sizes
+_IS_OBJECT, _IS_NONE = 0.6, 0.4  # IoU of a window and an object's square: at least, or below
+_NUM_RANDOM = 60  # random negative windows per image
+_NUM_PROPOSED = 40  # windows per image that the SVMs classify
 _NUM_COMPONENTS = 80
-_MAX_OF_A_KIND = 4000  # windows with objects, and without
+_MAX_OF_A_KIND = 4000  # max positive, and max negative windows
 _PENALTY = 5.0
 _MIN_SCORE, _MAX_IOU = -1.0, 0.4
 _AMBIGUOUS = -2
@@ -38,15 +38,15 @@ _IMAGES_AT_ONCE = 32
 
 
 def window_scores(train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str, ...]) -> dict[str, float]:
-    """The mAP@0.5 of windows of gradients on test images; empty, with a word why, where it is left out.
+    """The mAP@0.5 of the baseline on test images; empty if it is skipped, and the reason is logged.
 
     Args:
         train, test: images with boxes.
-        class_names: a name for each class.
+        class_names: the name of each class.
     """
     if len(class_names) * len(test.images) > MAX_DECISIONS:
         logger.info(
-            "The baseline (%s) is left out: %d classes in %d test images would take it minutes.",
+            "Skipping the baseline (%s): %d classes in %d test images would take minutes.",
             NAME,
             len(class_names),
             len(test.images),
@@ -54,24 +54,24 @@ def window_scores(train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str
         return {}
     found = window_detections(train, test.images, num_classes=len(class_names))
     if found is None:
-        logger.info("The baseline (%s) is left out: no window fits an object of the training images.", NAME)
+        logger.info("Skipping the baseline (%s): no window fits an object in the training images.", NAME)
         return {}
     return {NAME: float(coco_scores(test.boxes, test.labels, found, class_names=class_names)["map_50"])}
 
 
 def window_detections(train: BoxedSplit, test_images: np.ndarray, *, num_classes: int) -> list[Detections] | None:
-    """What support vector machines find in images, after they have seen training images with boxes.
+    """Fits the baseline to training images and detects objects in test images.
 
-    Windows of some sizes slide over each image. A linear filter proposes some of them; a machine for each class says
-    what they show; ridge regression corrects their boxes; of boxes of one class that overlap, the surest one stays.
+    Windows of several sizes slide over each image. A linear filter proposes some of them, one SVM per class classifies
+    them, ridge regression corrects their boxes, and non-maximum suppression removes overlapping boxes of a class.
 
     Args:
         train: images with boxes; the first 512 are used.
-        test_images: as `BoxedSplit.images`.
+        test_images: like `BoxedSplit.images`.
         num_classes: number of classes.
 
     Returns:
-        What was found in each image; None where no window fits an object.
+        The detections in each image; None if no window fits an object.
     """
     rows = slice(0, MAX_TRAIN_IMAGES)
     boxes, labels = train.boxes[rows], train.labels[rows]
@@ -85,14 +85,14 @@ def window_detections(train: BoxedSplit, test_images: np.ndarray, *, num_classes
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of an image.
+    """The sliding windows of an image.
 
     Attributes:
-        sides: of the sizes of windows, the longer side of an object, in pixels.
+        sides: the longer side of an object at each level, in pixels.
         image_size: height and width of the images.
-        levels: the size of each window, a number of `sides`.
-        places: down and across, in cells of the level.
-        boxes: squares of the size of an object: left, top, right, bottom.
+        levels: the level of each window, an index into `sides`.
+        places: row and column of each window, in cells of its level.
+        boxes: the square of an object in each window: left, top, right, bottom.
     """
 
     sides: tuple[float, ...]
@@ -103,7 +103,7 @@ class Windows:
 
     @classmethod
     def around(cls, boxes: np.ndarray, *, image_size: int) -> Windows:
-        """Windows of the sizes that boxes have, but for the few that are smallest and largest."""
+        """Windows that cover the sizes of the boxes from the 2nd to the 98th percentile."""
         longer = np.maximum(boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
         least, most = np.quantile(longer, [0.02, 0.98])
         least = max(float(least), _CORE * CELL * image_size / _MAX_SIDE)
@@ -123,7 +123,7 @@ class Windows:
         return cls(sides, image_size, np.concatenate(levels), np.concatenate(places), np.concatenate(squares))
 
     def features(self, images: np.ndarray) -> list[np.ndarray]:
-        """For each size of windows, gradients of the images where an object of that size takes some cells."""
+        """HOG features of the images at each level, scaled so that an object of that level spans `_CORE` cells."""
         grey = images.astype(np.float32).mean(axis=-1)
         found = []
         for side in self.sides:
@@ -137,7 +137,7 @@ class Windows:
         return found
 
     def rows(self, features: list[np.ndarray], images: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """The features of some windows, each of one image: of shape (num_windows, 576)."""
+        """The features of pairs of image and window, of shape (num_windows, 576)."""
         found = np.empty((len(windows), _WINDOW * _WINDOW * NUM_BINS), np.float32)
         for level, maps in enumerate(features):
             own = self.levels[windows] == level
@@ -146,7 +146,7 @@ class Windows:
         return found
 
     def filtered(self, features: list[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """The sum of each window's features by these weights, of shape (num_images, num_windows)."""
+        """The weighted sum of each window's features, of shape (num_images, num_windows)."""
         found = np.empty((len(features[0]), len(self.levels)), np.float32)
         for level, maps in enumerate(features):
             own = self.levels == level
@@ -157,7 +157,7 @@ class Windows:
 
 
 def _num_cells(side: float, image_size: int) -> int:
-    """Cells of an enlarged image, with one before it and some behind it, so that windows reach over its edges."""
+    """Cells of an enlarged image, padded by one before and some after, so that windows extend over its edges."""
     return max(_WINDOW, -(-round(image_size * _CORE * CELL / side) // CELL) + 3)
 
 
@@ -167,7 +167,7 @@ def _views(maps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Machines:
-    """What was fitted: the filter that proposes windows, components, a machine for each class, and corrections."""
+    """The fitted models: proposal filter, principal components, one SVM per class, and box regression."""
 
     proposal: np.ndarray
     components: Any
@@ -222,7 +222,7 @@ class _Machines:
 
 
 def _shown(windows: Windows, boxes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each image and window, the class that it shows, NO_OBJECT or _AMBIGUOUS; and which object is nearest."""
+    """For each image and window, its class, NO_OBJECT or _AMBIGUOUS; and the object of largest overlap."""
     middles = (boxes[..., :2] + boxes[..., 2:]) / 2
     half = (boxes[..., 2:] - boxes[..., :2]).max(axis=-1, keepdims=True) / 2
     squares = np.concatenate([middles - half, middles + half], axis=-1)
@@ -237,7 +237,7 @@ def _shown(windows: Windows, boxes: np.ndarray, labels: np.ndarray) -> tuple[np.
 
 
 def _overlaps(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The intersection of each pair of boxes over their union."""
+    """The intersection over union of each pair of boxes."""
     starts, ends = np.maximum(some[:, None, :2], others[:, :2]), np.minimum(some[:, None, 2:], others[:, 2:])
     common = np.clip(ends - starts, 0, None).prod(axis=-1)
     areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=-1) for boxes in (some, others)]
@@ -249,7 +249,7 @@ def _some(places: np.ndarray, most: int, generator: np.random.Generator) -> np.n
 
 
 def _ridge_filter(objects: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Weights of features by which windows with objects differ from others; both kinds count the same."""
+    """Weights that separate windows with objects from others (linear discriminant, classes weighted equally)."""
     difference = objects.mean(axis=0) - others.mean(axis=0)
     spread = np.cov(objects, rowvar=False, bias=True) + np.cov(others, rowvar=False, bias=True)
     spread += 1e-3 * np.trace(spread) / len(spread) * np.eye(len(spread))
@@ -261,7 +261,7 @@ def _proposed(scores: np.ndarray) -> np.ndarray:
 
 
 def _surest(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> Detections:
-    """Boxes that a machine takes for its class, without those that a surer one of that class covers."""
+    """The boxes that each SVM accepts, after non-maximum suppression within each class."""
     found: list[tuple[float, int, np.ndarray]] = []
     for number, own in zip(classes.tolist(), scores.T, strict=True):
         left = np.argsort(-own, kind="stable")

@@ -1,4 +1,4 @@
-"""Forecasts by simple regression on the same window that a trained model sees: nearest neighbours, and ridge."""
+"""Forecasting baselines on the same window as the model: nearest neighbors and ridge regression."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _VALIDATION_FRACTION = 0.1
 
 
 def regression_forecasts(series: SeriesSet, starts: np.ndarray, *, window: int, horizon: int) -> dict[str, np.ndarray]:
-    """Forecasts of nearest neighbours and of ridge regression, fitted to all windows of the training part.
+    """Forecasts by nearest neighbors and ridge regression, fitted to all windows of the training split.
 
-    The number of neighbours, how much of the window they are looked up by, and the penalty are those that do best on
-    the last tenth of the training part.
+    The number of neighbors, the length of the window they are compared by, and the penalty are chosen on the last tenth
+    of the training split.
 
     Args:
-        series: of which the first `num_train` rows are known.
+        series: its first `num_train` rows are the training split.
         starts: the first row of each forecast.
-        window: rows before a start that are looked at.
-        horizon: rows that are forecast.
+        window: past rows that forecasts are based on.
+        horizon: rows to forecast.
 
     Returns:
-        Name -> forecasts, of shape (num_starts, horizon, num_targets); nothing where the training part is too short.
+        Name -> forecasts, of shape (num_starts, horizon, num_targets); empty if the training split is too short.
 
     Example:
         >>> from tfaccel.data.series.series_set import pendulum_series

@@ -1,4 +1,4 @@
-"""A picture of forecasts with their intervals: the past, what came, and what was foretold."""
+"""Plots of forecasts with their intervals, next to past and actual values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfaccel.data.series.series_set import SeriesSet
 
 _MAX_ROWS, _MAX_COLUMNS = 4, 2
-_PAST_SHOWN = 4  # times the horizon, of the past
+_PAST_SHOWN = 4  # length of the past that is plotted, as a multiple of the horizon
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Forecast:
     """One forecast of one column.
 
     Args:
-        title: what is forecast, and when.
+        title: title of the panel.
         past: values up to the forecast, of shape (num_past,).
-        future: what came, of shape (horizon,).
-        quantiles: the low, the middle and the high one that were foretold, of shape (horizon, 3).
-        baseline: what the baseline foretold, of shape (horizon,).
-        times: when the values of `past` and `future` were, dates (datetime64) or numbers, of shape
-            (num_past + horizon,); None to count steps from the start of the forecast.
+        future: actual values, of shape (horizon,).
+        quantiles: low, middle and high forecasts, of shape (horizon, 3).
+        baseline: forecast of the baseline, of shape (horizon,).
+        times: time stamps of `past` and `future`, dates (datetime64) or numbers, of shape (num_past + horizon,); None
+            to count steps from the start of the forecast.
     """
 
     title: str
@@ -46,19 +46,19 @@ class Forecast:
 
 
 def forecast_figure(forecasts: Sequence[Forecast], *, num_columns: int, interval: str, baseline: str) -> Figure:
-    """A panel for each forecast, row by row.
+    """Plots one panel per forecast, row by row.
 
-    The past and what came are black, the middle forecast and its interval blue, the baseline orange. At most two panels
-    stand beside each other and four below each other; further ones are left out.
+    Past and actual values are black, the forecast and its interval blue, the baseline orange. At most four rows of two
+    panels are drawn.
 
     Args:
         forecasts: at least one.
-        num_columns: panels beside each other, 1 or 2.
-        interval: what the interval is, for the legend, such as "80 % interval".
+        num_columns: panels per row, 1 or 2.
+        interval: the interval's label in the legend, such as "80 % interval".
         baseline: the name of the baseline.
 
     Raises:
-        DataError: if there is no forecast, or its parts differ in length.
+        DataError: if there is no forecast, or its arrays differ in length.
 
     Example:
         >>> wave = np.sin(np.arange(40.0))
@@ -76,8 +76,8 @@ def forecast_figure(forecasts: Sequence[Forecast], *, num_columns: int, interval
     if not drawn or wrong:
         shapes = [(one.future.shape, one.quantiles.shape, one.baseline.shape) for one in wrong]
         raise DataError(
-            "A picture needs a forecast; what came, three quantiles and the baseline must be of one length, and times "
-            f"that of past and future. Received: {shapes or 'none'}."
+            "A plot needs at least one forecast; `future`, three quantiles and the baseline must have the same length, "
+            f"and `times` must cover past and future. Received: {shapes or 'none'}."
         )
     num_rows = -(-len(drawn) // num_columns)
     figure = new_figure(520 * num_columns, 40 + 300 * num_rows)
@@ -94,7 +94,7 @@ save_forecast_picture = saved(forecast_figure)
 
 
 def _draw_panel(axes: Axes, forecast: Forecast, interval: str, baseline: str) -> None:
-    """One forecast. Every line begins at the last value of the past, so that none begins in the air."""
+    """Draws one forecast. Every line starts at the last past value, so that there are no gaps."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     past, horizon = forecast.past[-_PAST_SHOWN * len(forecast.future) :], len(forecast.future)
@@ -102,7 +102,7 @@ def _draw_panel(axes: Axes, forecast: Forecast, interval: str, baseline: str) ->
     times = steps if forecast.times is None else forecast.times[-len(steps) :]
     ahead, last = times[len(past) - 1 :], past[-1:]
     low, middle, high = (np.concatenate([last, values]) for values in forecast.quantiles.T)
-    axes.plot(times, np.concatenate([past, forecast.future]), color=BLACK, label="what came")
+    axes.plot(times, np.concatenate([past, forecast.future]), color=BLACK, label="actual")
     axes.plot(ahead, np.concatenate([last, forecast.baseline]), color=ORANGE, label=shown(baseline, 40))
     axes.fill_between(ahead, low, high, color=BLUE, alpha=0.25, linewidth=0, label=shown(interval, 40))
     axes.plot(ahead, middle, color=BLUE, label="forecast")
@@ -127,16 +127,16 @@ def save_forecasts(
     quantiles: np.ndarray,
     baseline: tuple[str, np.ndarray],
 ) -> None:
-    """Saves a picture of two test forecasts of each target, a third and two thirds into the test part.
+    """Saves a plot of two test forecasts per target, from one third and two thirds into the test split.
 
     Args:
-        path: of the PNG file.
-        series: what was forecast.
-        starts: the first row that each forecast is of.
+        path: the PNG file to write.
+        series: the series that was forecast.
+        starts: the first row of each forecast.
         past: values up to it, of shape (num_forecasts, window, num_columns).
-        future: what came, of shape (num_forecasts, horizon, num_targets).
-        quantiles: what was foretold, of shape (num_forecasts, horizon, num_targets, 3); an 80 % interval.
-        baseline: its name, and what it foretold, of the shape of `future`.
+        future: actual values, of shape (num_forecasts, horizon, num_targets).
+        quantiles: forecasts, of shape (num_forecasts, horizon, num_targets, 3); an 80 % interval.
+        baseline: name and forecasts of the baseline, shaped like `future`.
     """
     picked = (len(starts) // 3, 2 * len(starts) // 3) if len(starts) > 2 else (0,)
     window, horizon = past.shape[1], future.shape[1]

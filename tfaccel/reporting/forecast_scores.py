@@ -1,4 +1,4 @@
-"""Scores of forecasts beside baselines."""
+"""Scores of forecasts and baselines."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,13 +10,13 @@ from tfaccel.training.baseline_scores import BaselineScores
 def forecast_scores(
     future: np.ndarray, quantiles: np.ndarray, as_trained: np.ndarray, baselines: Mapping[str, np.ndarray]
 ) -> dict[str, dict[str, float]]:
-    """Mean absolute errors, each column in its own unit, and how much of what came lies in the intervals.
+    """Computes mean absolute errors, each column in its own unit, and the coverage of the intervals.
 
     Args:
-        future: what came, of shape (num_forecasts, horizon, num_columns).
+        future: actual values, of shape (num_forecasts, horizon, num_columns).
         quantiles: low, middle and high forecasts, of shape (num_forecasts, horizon, num_columns, 3).
         as_trained: the same before intervals were widened.
-        baselines: name -> forecasts of the shape of `future`.
+        baselines: name -> forecasts, shaped like `future`.
 
     Example:
         >>> future = np.array([[[1.0]], [[2.0]]])
@@ -36,12 +36,12 @@ def forecast_scores(
 def baselines_of(
     scores: Mapping[str, Mapping[str, float]], simple: Iterable[str], *, num_examples: int
 ) -> BaselineScores:
-    """The network's mean absolute error beside the others'.
+    """Compares the network's mean absolute error with the baselines'.
 
     Args:
-        scores: what `forecast_scores` returned.
-        simple: the baselines that repeat values of the past.
-        num_examples: forecasts.
+        scores: the result of `forecast_scores`.
+        simple: names of the baselines that repeat past values.
+        num_examples: number of forecasts.
     """
     errors = {name: values["mean absolute error"] for name, values in scores.items()}
     return BaselineScores(

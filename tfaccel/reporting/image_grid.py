@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TILE, GAP, LINE = 92, 8, 13  # pixels
-_MAX_CAPTION = 15  # characters that fit a tile as a rule
+_MAX_CAPTION = 15  # characters that usually fit a tile
 
 
 def image_grid_figure(images: np.ndarray, *, captions: list[str] | None = None, num_columns: int = 10) -> Figure:
-    """Images row by row.
+    """Plots images row by row.
 
     Args:
-        images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; the darkest and the
-            brightest of all become black and white.
-        captions: a text below each image, a long one on two lines; None for none.
-        num_columns: images in a row.
+        images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; they are rescaled so
+            that the darkest becomes black and the brightest white.
+        captions: a text below each image, wrapped to two lines if long; None for no captions.
+        num_columns: images per row.
 
     Raises:
-        DataError: if there are no images, or not one caption for each.
+        DataError: if there are no images, or the number of captions differs from theirs.
 
     Example:
         >>> figure = image_grid_figure(np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
@@ -37,7 +37,7 @@ def image_grid_figure(images: np.ndarray, *, captions: list[str] | None = None, 
     if len(images) == 0 or (captions is not None and len(captions) != len(images)):
         num_captions = "none" if captions is None else len(captions)
         raise DataError(
-            "A picture needs at least one image, and one caption for each or none at all. "
+            "A plot needs at least one image, and one caption for each or no captions. "
             f"Received: {len(images)} images, {num_captions} captions."
         )
     lines = [on_lines(caption) for caption in captions or []]
@@ -50,7 +50,7 @@ save_image_grid = saved(image_grid_figure)
 def framed_grid(
     pixels: np.ndarray, captions: list[list[str]], colors: list[str] | list[None], *, num_columns: int
 ) -> Figure:
-    """Images (uint8) row by row, each with lines of text below it, and a frame of its color where it has one."""
+    """Plots images (uint8) row by row, each with lines of text below and, if it has a color, a frame."""
     num_columns = min(num_columns, len(pixels))
     num_lines = max((len(lines) for lines in captions), default=0)
     width, height = TILE + GAP, TILE + GAP + LINE * num_lines
@@ -67,7 +67,7 @@ def framed_grid(
 
 
 def on_lines(caption: str) -> list[str]:
-    """A caption on one line, or on two where it is too long for one.
+    """Splits a caption into two lines if it is too long for one.
 
     Example:
         >>> on_lines("square: -17"), on_lines("a rather long name: -17")
@@ -80,11 +80,11 @@ def on_lines(caption: str) -> list[str]:
 
 
 def as_bytes(images: np.ndarray) -> np.ndarray:
-    """Pixel values from black (the darkest of all) to white (the brightest): uint8."""
+    """Rescales pixel values to uint8, from black (the darkest of all) to white (the brightest)."""
     low, high = float(images.min()), float(images.max())
     return np.round((images.astype(np.float64) - low) * (255 / (high - low or 1.0))).astype(np.uint8)
 
 
 def as_image(pixels: np.ndarray) -> Image.Image:
-    """One image of 1 or 3 channels (uint8) in colors."""
+    """Converts an image of 1 or 3 channels (uint8) to RGB."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).convert("RGB")

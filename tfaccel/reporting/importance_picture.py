@@ -1,4 +1,4 @@
-"""A picture of how much each hyperparameter decides the score of a search."""
+"""A plot of the importance of each hyperparameter in a search."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 def importance_figure(shares: Mapping[str, float], *, objective: str) -> Figure:
-    """A bar for each hyperparameter.
+    """Plots one bar per hyperparameter.
 
     Args:
-        shares: hyperparameter -> its share in what the score depends on, from 0 to 1, in the order of the bars.
-        objective: what the score is.
+        shares: hyperparameter -> its importance, from 0 to 1, in the order of the bars.
+        objective: name of the score.
 
     Raises:
-        DataError: if there is none.
+        DataError: if there are no hyperparameters.
 
     Example:
         >>> importance_figure({"learning_rate": 0.8, "units": 0.2}, objective="accuracy").axes[0].get_title()
         'What accuracy depends on'
     """
     if not shares:
-        raise DataError("A picture of importance needs at least one hyperparameter. Received none.")
+        raise DataError("An importance plot needs at least one hyperparameter. Received none.")
     figure = new_figure(640, 70 + 30 * len(shares))
     axes = figure.add_subplot()
     bars = axes.barh(range(len(shares)), list(shares.values()), color=BLUE)

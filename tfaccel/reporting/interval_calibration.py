@@ -1,21 +1,21 @@
-"""Prediction intervals made as wide as they have to be, by what came in a time that the model was not trained on."""
+"""Calibration of prediction intervals on data that the model was not trained on."""
 
 import numpy as np
 
 
 def interval_factors(future: np.ndarray, quantiles: np.ndarray, *, coverage: float = 0.8) -> np.ndarray:
-    """By how much the lower and the upper half of intervals are too narrow, for each column.
+    """Computes, per column, the factors by which the lower and upper halves of intervals must be scaled.
 
-    For each value, its distance from the middle is divided by that of the interval's edge on its side of the middle;
-    the factor is the quantile of these ratios that leaves (1 - coverage) / 2 of all values beyond the edge.
+    Each value's distance from the middle is divided by the distance of the interval's edge on that side; the factor is
+    the quantile of these ratios that leaves a fraction (1 - coverage) / 2 of all values beyond the edge.
 
     Args:
-        future: what came, of shape (num_forecasts, horizon, num_columns).
+        future: actual values, of shape (num_forecasts, horizon, num_columns).
         quantiles: low, middle and high forecasts, of shape (num_forecasts, horizon, num_columns, 3).
-        coverage: part of the values that are to lie in the interval.
+        coverage: fraction of the values that the interval should contain.
 
     Returns:
-        Factors of the lower and the upper half, of shape (num_columns, 2); ones where there is no forecast.
+        Factors of the lower and the upper half, of shape (num_columns, 2); ones if there are no forecasts.
 
     Source: Romano et al., Conformalized quantile regression, 2019, https://arxiv.org/abs/1905.03222, with factors.
 
@@ -37,7 +37,7 @@ def interval_factors(future: np.ndarray, quantiles: np.ndarray, *, coverage: flo
 
 
 def with_factors(quantiles: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Quantiles whose lower and upper halves are multiplied by factors, the middle kept.
+    """Scales the lower and upper halves of intervals by factors; the middle stays.
 
     Example:
         >>> with_factors(np.array([[[[1.0, 2.0, 3.0]]]]), np.array([[2.0, 0.5]])).ravel().tolist()

@@ -1,4 +1,4 @@
-"""A map of what a model finds alike: each example at its place in two dimensions."""
+"""A two-dimensional map of a model's latent vectors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE, _TILE = 880, 24  # pixels
-_MARGIN = 0.03  # of what the places span
+_MARGIN = 0.03  # fraction of the range of the points
 _MAX_IMAGES, _MAX_DOTS, _MAX_NAMES = 1000, 5000, 20
 
 
 def latent_figure(
     places: np.ndarray, *, labels: np.ndarray, class_names: tuple[str, ...], images: np.ndarray | None = None
 ) -> Figure:
-    """The examples at their places, a color for each class.
+    """Plots each example at its position, colored by class.
 
     Args:
-        places: of shape (num_examples, 2).
-        labels: the class of each example, a number from 0.
-        class_names: a name for each class.
-        images: of shape (num_examples, height, width, channels), to be drawn small; None for dots.
+        places: positions, of shape (num_examples, 2).
+        labels: the class index of each example.
+        class_names: the name of each class.
+        images: thumbnails to draw, of shape (num_examples, height, width, channels); None for dots.
 
     Raises:
-        DataError: if there are no examples, or a number of labels or images that does not fit.
+        DataError: if there are no examples, or the numbers of places, labels and images differ.
 
     Example:
         >>> figure = latent_figure(np.eye(2), labels=np.array([0, 1]), class_names=("cat", "dog"))
@@ -42,7 +42,7 @@ def latent_figure(
 
     if len(places) == 0 or len(places) != len(labels) or (images is not None and len(images) != len(places)):
         raise DataError(
-            f"A map needs a label, and an image or none, for each place. Received: {len(places)} places, "
+            f"A map needs one label, and one image or none, for each place. Received: {len(places)} places, "
             f"{len(labels)} labels, {'no' if images is None else len(images)} images."
         )
     figure = new_figure(_SIDE + 120, _SIDE)
@@ -74,7 +74,7 @@ save_latent_map = saved(latent_figure)
 def _paper(
     places: np.ndarray, images: np.ndarray, colors: list[str], bounds: tuple[np.ndarray, np.ndarray]
 ) -> Image.Image:
-    """Small images on transparent paper that spans the bounds, the bright parts in the color of the class."""
+    """Thumbnails on a transparent canvas that spans the bounds, their bright parts in the color of the class."""
     paper = Image.new("RGBA", (_SIDE, _SIDE))
     across = (places - bounds[0]) / (bounds[1] - bounds[0]) * _SIDE
     for (x, y), pixels, color in zip(across.tolist(), images, colors, strict=False):
@@ -86,7 +86,7 @@ def _paper(
 
 
 def two_main_directions(points: np.ndarray) -> np.ndarray:
-    """The points along the two directions in which they spread most: of shape (num_points, 2).
+    """Projects points to their first two principal components, of shape (num_points, 2).
 
     Example:
         >>> two_main_directions(np.array([[0.0, 5.0, 0.0], [0.0, -5.0, 0.0], [1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])).shape

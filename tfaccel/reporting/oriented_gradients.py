@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients: how strong the edges of each direction are in cells of an image.
+"""Histograms of oriented gradients (HOG): the edge strength per direction in each cell of an image.
 
 Source: Dalal and Triggs, Histograms of oriented gradients for human detection, 2005
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-CELL = 4  # pixels, height and width
+CELL = 4  # height and width of a cell in pixels
 NUM_BINS = 9  # directions, from 0 to 180 degrees
-_FAINT = 75.0  # the strength of edges, of pixels from 0 to 255, below which cells are not brought to one strength
+_FAINT = 75.0  # added in the normalization, so that faint edges (pixels from 0 to 255) are not amplified
 
 
 def oriented_gradients(images: np.ndarray) -> np.ndarray:
-    """The histograms of each cell, divided by the strength of all edges in the cells around it.
+    """Computes the histogram of each cell, normalized by the edge strength in the 3x3 cells around it.
 
     Args:
-        images: grey, float32, of shape (num_images, height, width).
+        images: grayscale, float32, of shape (num_images, height, width).
 
     Returns:
         float32, of shape (num_images, height // 4, width // 4, 9).
@@ -48,7 +48,7 @@ def oriented_gradients(images: np.ndarray) -> np.ndarray:
 
 
 def resized(images: np.ndarray, size: int) -> np.ndarray:
-    """Square images brought to another size by linear interpolation; averaged where they become smaller.
+    """Resizes square images by linear interpolation; downsizing averages pixels.
 
     Example:
         >>> resized(np.array([[[0.0, 4.0], [0.0, 4.0]]]), 4)[0, 0].tolist()

@@ -1,4 +1,4 @@
-"""A picture of all trials of a search: an axis for each hyperparameter, a line through them for each trial."""
+"""A parallel coordinates plot of a search: one axis per hyperparameter, one line per trial."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfaccel.reporting.picture_files import GREY, ORANGE, SMALL, new_figure, sav
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PITCH, _HEIGHT = 150, 430  # between axes, and of the picture, in pixels
-_PALEST = 0.25  # of the color map
-_CLOSE = 0.05  # labels would cover each other
-_FEW = 4  # values of a number, which then all stand beside the axis
+_PITCH, _HEIGHT = 150, 430  # distance between axes, and height of the plot, in pixels
+_PALEST = 0.25  # position of the palest line in the color map
+_CLOSE = 0.05  # closer labels would overlap
+_FEW = 4  # up to this many distinct numbers are all labeled
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One hyperparameter: places from 0 (below) to 1 (above), and what is written at some of them."""
+    """The axis of a hyperparameter: the position of each trial from 0 (bottom) to 1 (top), and its labels."""
 
     name: str
     places: tuple[float, ...]
@@ -37,20 +37,20 @@ def parallel_coordinates_figure(
     rising: bool,
     logarithmic: Collection[str] = (),
 ) -> Figure:
-    """A line for each trial through its hyperparameters to its score.
+    """Plots one line per trial through its hyperparameters to its score.
 
     The best trial is orange; the better a trial, the darker its line.
 
     Args:
-        values: for each trial its hyperparameters.
-        scores: one for each trial.
+        values: the hyperparameters of each trial.
+        scores: the score of each trial.
         names: the hyperparameters, in the order of the axes.
-        objective: what the score is.
+        objective: name of the score.
         rising: whether a higher score is better.
-        logarithmic: those whose axis is logarithmic.
+        logarithmic: hyperparameters with a logarithmic axis.
 
     Raises:
-        DataError: without trials, or with another number of scores.
+        DataError: if there are no trials, or the numbers of trials and scores differ.
 
     Example:
         >>> trials = [{"rate": 0.1, "model": "a"}, {"rate": 0.001, "model": "b"}]
@@ -63,7 +63,7 @@ def parallel_coordinates_figure(
 
     if not values or len(values) != len(scores):
         raise DataError(
-            f"A picture of trials needs a score for each. Received: {len(values)} trials, {len(scores)} scores."
+            f"A plot of trials needs one score per trial. Received: {len(values)} trials, {len(scores)} scores."
         )
     all_axes = [_axis(name, [trial.get(name) for trial in values], name in logarithmic) for name in names]
     all_axes.append(_axis(objective, list(scores), False))

@@ -1,4 +1,4 @@
-"""Pictures drawn with matplotlib: figures without global state, texts that fit, files whole or not at all."""
+"""Plots with matplotlib: figures without global state, labels that fit, and atomic file writes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ logger = logging.getLogger("tfaccel")
 
 
 def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str], P], None]:
-    """A function that writes what `draw` returns: `saved(draw)(path, ...)` writes `draw(...)` as PNG.
+    """Wraps `draw` so that `saved(draw)(path, ...)` writes the figure `draw(...)` as a PNG file.
 
-    The file appears whole or not at all. Where matplotlib is not installed, a warning says so and nothing is written.
+    The file is written atomically. Without matplotlib, a warning is logged and nothing is written.
 
     Example:
         >>> import tempfile
@@ -55,7 +55,7 @@ def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str]
     @functools.wraps(draw)
     def save(path: str | PathLike[str], *args: P.args, **kwargs: P.kwargs) -> None:
         if importlib.util.find_spec("matplotlib") is None:
-            logger.warning("%s is not drawn, because matplotlib is missing: pip install matplotlib", Path(path).name)
+            logger.warning("Skipping %s because matplotlib is not installed: pip install matplotlib", Path(path).name)
             return
         figure = draw(*args, **kwargs)
         with whole_file(Path(path)) as temporary:
@@ -65,7 +65,7 @@ def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str]
 
 
 def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
-    """An empty figure of a size in pixels, which no global state knows of.
+    """Creates an empty figure, sized in pixels, that is not registered in pyplot.
 
     Example:
         >>> new_figure(300, 200).bbox.size.tolist()
@@ -80,7 +80,7 @@ def new_figure(width: float, height: float, *, layout: Any = "constrained") -> F
 
 
 def image_axes(figure: Figure, left: float, top: float, side: float) -> Axes:
-    """Square axes for an image, without ticks, at a place in pixels from the upper left corner."""
+    """Adds square axes for an image, without ticks, at a position in pixels from the upper left corner."""
     width, height = figure.bbox.size
     axes = figure.add_axes((left / width, 1 - (top + side) / height, side / width, side / height))
     axes.set(xticks=[], yticks=[])
@@ -88,9 +88,9 @@ def image_axes(figure: Figure, left: float, top: float, side: float) -> Axes:
 
 
 def shown(text: str, num_characters: int) -> str:
-    """A text of at most so many characters, cut in its middle, that matplotlib draws as it is written.
+    """Shortens a text to `num_characters`, cut in the middle, and escapes it for matplotlib.
 
-    Characters that matplotlib's own font lacks become question marks, and dollars no formula.
+    Characters missing in matplotlib's font become question marks; dollar signs start no formula.
 
     Example:
         >>> shown("a rather long name: -17", 12)
@@ -105,7 +105,7 @@ def shown(text: str, num_characters: int) -> str:
 
 
 def fitted(figure: Figure, text: str, width: float, *, size: float = SMALL) -> str:
-    """A text cut in its middle to so many pixels.
+    """Shortens a text to a width in pixels, cut in the middle.
 
     Example:
         >>> fitted(new_figure(100, 100), "a rather long name", 60)
@@ -136,18 +136,18 @@ def place_labels(
     pad: float = 0.0,
     keep_all: bool = False,
 ) -> list[Annotation]:
-    """Writes a text beside each of a few boxes, inside the axes and not over another text.
+    """Places a label next to each box, inside the axes and without overlaps.
 
     Args:
-        axes: at their final place in the figure.
-        labels: (text, (left, bottom, right, top) of what it belongs to, in data, color), the most important first.
-        pad: pixels around each box.
-        keep_all: write a text even where there is no free place for it; False: leave it out.
+        axes: at their final position in the figure.
+        labels: (text, box as (left, bottom, right, top) in data coordinates, color), the most important first.
+        pad: margin around each box, in pixels.
+        keep_all: draw labels even if there is no free space; False leaves them out.
     """
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     room, written = axes.get_window_extent(renderer), []
     owned = [(text, _in_pixels(axes, box, pad), color) for text, box, color in labels]
-    taken = [owner for _, owner, _ in owned] if pad else []  # No text covers a dot.
+    taken = [owner for _, owner, _ in owned] if pad else []  # no label covers a dot
     for text, owner, color in owned:
         note = axes.annotate(
             text,
@@ -174,7 +174,7 @@ def place_labels(
 
 
 def _in_pixels(axes: Axes, box: tuple[float, float, float, float], pad: float) -> Bbox:
-    """Where a box in data is drawn, with a margin."""
+    """Converts a box from data coordinates to pixels, with a margin."""
     from matplotlib.transforms import Bbox
 
     corners = axes.transData.transform([box[:2], box[2:]])
@@ -182,7 +182,7 @@ def _in_pixels(axes: Axes, box: tuple[float, float, float, float], pad: float) -
 
 
 def _corners(box: Bbox, width: float, height: float) -> list[tuple[float, float]]:
-    """Places for the lower left corner of a text beside a box: above and below it first, then further away."""
+    """Candidate positions of a label's lower left corner: right above and below the box first, then further away."""
     line = height + 2
     near = [box.y1 + 1, box.y0 - height - 1]
     far = [y for number in (1, 2, 3) for y in (box.y1 + 1 + number * line, box.y0 - 1 - number * line - height)]

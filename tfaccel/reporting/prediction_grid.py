@@ -1,4 +1,4 @@
-"""A picture of test images with what a model takes them for."""
+"""Grids of test images with their predicted classes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _NUM_COLUMNS, _MAX_ROWS = 10, 6
 def prediction_figure(
     images: np.ndarray, *, labels: np.ndarray, predictions: np.ndarray, class_names: tuple[str, ...]
 ) -> Figure:
-    """A grid of images, each with its predicted class.
+    """Plots a grid of images, each with its predicted class.
 
-    Images that were predicted wrongly come first, framed in red, with the true class below the predicted one; up to
-    half of the grid is theirs. The others follow in their order, framed in green.
+    Misclassified images come first, framed in red, with the true class below the predicted one; they fill at most half
+    of the grid. The others follow in order, framed in green.
 
     Args:
-        images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; the darkest and the
-            brightest of all become black and white.
-        labels: the true class of each image, a number from 0; of shape (num_images,).
-        predictions: the predicted class of each image.
-        class_names: a name for each class.
+        images: pixel values, of shape (num_images, height, width, channels) with 1 or 3 channels; they are rescaled so
+            that the darkest becomes black and the brightest white.
+        labels: the true class index of each image, of shape (num_images,).
+        predictions: the predicted class index of each image.
+        class_names: the name of each class.
 
     Raises:
-        DataError: if there are no images, or not as many labels and predictions as images.
+        DataError: if there are no images, or the numbers of images, labels and predictions differ.
 
     Example:
         >>> images = np.random.default_rng(0).random((4, 8, 8, 1))
@@ -43,7 +43,7 @@ def prediction_figure(
     """
     if len(images) == 0 or not len(images) == len(labels) == len(predictions):
         raise DataError(
-            "A picture needs at least one image, and a label and a prediction for each. "
+            "A plot needs at least one image, and a label and a prediction for each. "
             f"Received: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions."
         )
     rows = shown_rows(labels, predictions)
@@ -56,7 +56,7 @@ save_prediction_grid = saved(prediction_figure)
 
 
 def shown_rows(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
-    """The rows to show: wrong ones first, up to half of the grid."""
+    """The indices of the images to show: misclassified ones first, up to half of the grid."""
     most = _NUM_COLUMNS * _MAX_ROWS
     wrong = np.flatnonzero(labels != predictions)[: most // 2]
     right = np.flatnonzero(labels == predictions)[: most - len(wrong)]
@@ -64,7 +64,7 @@ def shown_rows(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
 
 
 def caption_of(label: int, prediction: int, class_names: tuple[str, ...]) -> list[str]:
-    """The lines below an image: the predicted class, and the true one where that is another.
+    """The lines below an image: the predicted class, and the true one if they differ.
 
     Example:
         >>> caption_of(1, 0, ("cat", "dog"))

@@ -1,4 +1,4 @@
-"""How many generated images a classifier that has seen real ones alone takes for what they were drawn as."""
+"""The fraction of generated images that a classifier of real images assigns to the intended class."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def recognised_samples(
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
 ) -> dict[str, Any]:
-    """What a support vector machine, trained on real images, makes of samples; all results are parts from 0 to 1.
+    """Classifies samples with a support vector machine trained on real images; scores are fractions from 0 to 1.
 
     Args:
-        samples: standardised pixels, of shape (num_samples, height, width, channels).
-        labels: the class that each sample was drawn for, a number from 0.
-        class_names: a name for each class; each needs at least one sample.
-        train: real images, standardised in the same way, and their classes.
+        samples: standardized pixels, of shape (num_samples, height, width, channels).
+        labels: the class index that each sample was generated for.
+        class_names: the name of each class; each needs at least one sample.
+        train: real images, standardized in the same way, and their classes.
         test: other real images and their classes.
 
     Returns:
-        "recognised" and "recognised_by_class" of the samples, "real_test_accuracy" of the real test images, and
+        "recognised" and "recognised_by_class" for the samples, "real_test_accuracy" for the real test images, and
         "num_samples".
 
     Raises:
@@ -68,9 +68,9 @@ def recognised_beside_gaussians(
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
 ) -> dict[str, Any]:
-    """What `recognised_samples` returns, and "gaussian_recognised" of as many samples of a Gaussian of each class.
+    """Like `recognised_samples`, plus "gaussian_recognised" for as many samples from one Gaussian per class.
 
-    Arguments, errors: as there.
+    Arguments and errors: see `recognised_samples`.
 
     Example:
         >>> real = np.concatenate([np.zeros((5, 2, 2, 1)), np.ones((5, 2, 2, 1))]), np.repeat([0, 1], 5)

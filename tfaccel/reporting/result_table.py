@@ -1,10 +1,10 @@
-"""Tables for users at the end of a run."""
+"""Tables that are printed at the end of a run."""
 
 from collections.abc import Sequence
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Shows a table on standard output; all columns but the first are set to the right.
+    """Prints a table to standard output; all columns but the first are right-aligned.
 
     Example:
         >>> show_table("Test accuracy", ["model", "accuracy"], [["lstm", "0.50"]])
@@ -24,7 +24,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def show_text(text: str) -> None:
-    """Shows a text on standard output, whatever stands there now."""
+    """Prints a text to the current standard output, even if it was redirected."""
     import sys
 
     sys.stdout.write(f"{text}\n")

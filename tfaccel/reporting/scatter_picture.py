@@ -1,4 +1,4 @@
-"""A picture of predicted numbers over true ones, one square for each model."""
+"""Scatter plots of predicted over true values, one panel per model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MAX_POINTS = 2000
 
 
 def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *, name: str) -> Figure:
-    """A dot for each row, the true number across and the predicted one up; the diagonal is where both are equal.
+    """Plots one dot per row, with the true value on the x axis and the predicted one on the y axis.
 
     Args:
-        targets: the true numbers, of shape (num_rows,); of more than 2,000, every n-th is drawn.
-        predictions: model -> numbers of the same shape.
-        name: what is predicted.
+        targets: the true values, of shape (num_rows,); of more than 2,000, every n-th is drawn.
+        predictions: model -> predicted values of the same shape.
+        name: name of the predicted quantity.
 
     Raises:
-        DataError: if there are no rows, or not as many predictions.
+        DataError: if there are no rows, or predictions have another shape than targets.
 
     Example:
         >>> figure = scatter_figure(np.arange(9.0), {"network": np.arange(9.0)}, name="price")
@@ -34,7 +34,7 @@ def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *
     """
     if len(targets) == 0 or not predictions or any(values.shape != targets.shape for values in predictions.values()):
         shapes = {model: values.shape for model, values in predictions.items()}
-        raise DataError(f"A picture needs a prediction for each of {targets.shape} numbers. Received: {shapes}.")
+        raise DataError(f"A plot needs a prediction for each of {targets.shape} numbers. Received: {shapes}.")
     every = -(-len(targets) // _MAX_POINTS)
     figure = new_figure(60 + 420 * len(predictions), 470)
     all_axes = figure.subplots(1, len(predictions), squeeze=False, sharex=True, sharey=True)[0]

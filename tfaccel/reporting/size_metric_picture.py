@@ -1,4 +1,4 @@
-"""A picture of forms of a model: how large each is, and how good."""
+"""A plot of a model's variants: size and metric."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _STATES = {
     "float": (BLACK, "as trained"),
     "winner": (ORANGE, "smallest within the limit"),
     "passes": (BLUE, "within the limit"),
-    "fails": (GREY, "not within the limit"),
+    "fails": (GREY, "outside the limit"),
 }
 
 
 @dataclass(frozen=True)
 class SizedForm:
-    """A dot of the picture.
+    """One variant in the plot.
 
     Attributes:
-        name: of the form.
-        size_bytes: across.
-        metric: up.
+        name: name of the variant.
+        size_bytes: size of its file, the x axis.
+        metric: its metric, the y axis.
         state: "float", "winner", "passes" or "fails".
     """
 
@@ -39,15 +39,15 @@ class SizedForm:
 
 
 def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float) -> Figure:
-    """A dot for each form, its size across and its metric up, and a line at the limit.
+    """Plots the metric of each variant over its size, and a line at the limit.
 
     Args:
-        forms: those whose metric is a number are drawn.
-        metric: what the metric is.
-        limit: how bad the metric may be.
+        forms: the variants; those without a finite metric are left out.
+        metric: name of the metric.
+        limit: the worst acceptable value of the metric.
 
     Raises:
-        DataError: if no form can be drawn.
+        DataError: if no variant has a finite metric.
 
     Example:
         >>> forms = [SizedForm("float32", 4000, 0.98, "float"), SizedForm("int8", 1000, 0.97, "winner")]
@@ -56,7 +56,7 @@ def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float)
     """
     drawn = [form for form in forms if math.isfinite(form.metric)]
     if not drawn:
-        raise DataError("A picture of sizes and metrics needs at least one form with both. Received none.")
+        raise DataError("A plot of sizes and metrics needs at least one variant with both. Received none.")
     figure = new_figure(800, 500)
     axes = figure.add_subplot()
     for state, (color, text) in _STATES.items():
@@ -70,7 +70,7 @@ def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float)
     axes.margins(y=0.12)
     axes.grid(color=LIGHT)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    figure.draw_without_rendering()  # now the axes are at their place
+    figure.draw_without_rendering()  # moves the axes to their final position
     labels = [
         (shown(form.name, 30), (form.size_bytes / 1000, form.metric) * 2, _STATES[form.state][0]) for form in drawn
     ]

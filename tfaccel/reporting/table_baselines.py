@@ -1,4 +1,4 @@
-"""What predictors without a network make of the test rows of a table."""
+"""Baselines for tables, without a neural network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUM_FOLDS = 4
 
 
 def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
-    """What gradient boosting with its defaults, and logistic regression, say of the test rows.
+    """Class probabilities of the test rows by gradient boosting (default settings) and logistic regression.
 
     The penalty of logistic regression is chosen by cross-validation on the training rows.
 
@@ -46,12 +46,12 @@ def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
 
 
 def predicted_numbers(table: TabularSet) -> dict[str, np.ndarray]:
-    """What ridge regression and gradient boosting with its defaults say of the test rows, and the mean of the others.
+    """Predictions for the test rows by ridge regression, gradient boosting (default settings) and the training mean.
 
     The penalty of ridge regression is chosen by cross-validation on the training rows.
 
     Returns:
-        Name -> numbers, of shape (num_test_rows,).
+        Name -> predictions, of shape (num_test_rows,).
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
@@ -76,19 +76,19 @@ def _scaled(model: Any) -> Any:
 
 
 def _codes(inputs: Any) -> np.ndarray:
-    """Categories as codes, then numbers."""
+    """Categorical columns as codes, then numeric ones."""
     return np.concatenate([np.asarray(inputs[name], np.float64) for name in sorted(inputs)], axis=1)
 
 
 def _is_category(table: TabularSet) -> np.ndarray:
     is_category = np.arange(_codes(table.train.inputs).shape[1]) < len(table.encoding.categorical)
-    few = [column.num_codes <= 255 for column in table.encoding.categorical]  # the most that it takes as categories
+    few = [column.num_codes <= 255 for column in table.encoding.categorical]  # max categories of gradient boosting
     is_category[: len(few)] = few
     return is_category
 
 
 def _numbers(table: TabularSet, inputs: Any) -> np.ndarray:
-    """Numbers, then categories as zeros and ones."""
+    """Numeric columns, then one-hot encoded categories."""
     parts = [np.asarray(inputs["numbers"], np.float64)] if "numbers" in inputs else []
     for number, column in enumerate(table.encoding.categorical):
         parts.append(np.eye(column.num_codes)[inputs["categories"][:, number]])

@@ -1,4 +1,4 @@
-"""Simple predictors of text that a trained model has to beat: n-grams, a compressor, linear classifiers, sentences."""
+"""Baselines for text: n-grams, a compressor, linear classifiers and central sentences."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 
 MAX_GRAM_CHARACTERS = 6
-MAX_CHARACTERS = 2_000_000  # of training text that baselines read, its last ones
+MAX_CHARACTERS = 2_000_000  # baselines use the last ones of the training text
 _PENALTIES = (0.1, 0.3, 1.0, 3.0)
-_LOGISTIC_C = 3.0  # by cross-validation over the topics of Python's documentation
+_LOGISTIC_C = 3.0  # chosen by cross-validation over the topics of Python's documentation
 _NUM_FOLDS = 4
 
 
 def text_bits(train_text: str, test_text: str) -> dict[str, float]:
-    r"""Bits per character of a test text by what knows the training text: n-grams, a compressor, and frequencies.
+    r"""Computes bits per character of a test text for an n-gram model, a compressor and character frequencies.
 
-    With $n(h)$ the times that a context $h$ was seen, $t(h)$ the different characters behind it, and $h'$ the context
-    without its first character, the n-gram model has $p(c | h) = (n(hc) + t(h) p(c | h')) / (n(h) + t(h))$. How long
-    contexts are is what does best on the last tenth of the training text. LZMA (xz) compresses the training text alone,
-    and with the test text behind it. Frequencies are those of single characters.
+    With $n(h)$ the count of a context $h$, $t(h)$ the number of distinct characters that follow it, and $h'$ the
+    context without its first character, the n-gram model is $p(c | h) = (n(hc) + t(h) p(c | h')) / (n(h) + t(h))$. The
+    context length is chosen on the last tenth of the training text. LZMA (xz) is the growth in compressed size when
+    the test text is appended to the training text. Frequencies are those of single characters in the test text.
 
     Args:
-        train_text: what models are counted on, at most its last two million characters.
-        test_text: what they predict; characters that the training text lacks share one symbol.
+        train_text: the training text; at most its last two million characters are used.
+        test_text: the text to predict; characters missing in the training text share one symbol.
 
     Source: Witten and Bell, The zero-frequency problem, 1991.
 
@@ -52,7 +52,7 @@ def text_bits(train_text: str, test_text: str) -> dict[str, float]:
 
 
 def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> list[float]:
-    """Bits per character of unigrams, bigrams and so on, each interpolated with those before it."""
+    """Bits per character of unigrams, bigrams and so on, each interpolated with the shorter ones."""
     known = set(train_text)
     test_text = "".join(c if c in known else "\0" for c in test_text)
     p = np.full(len(test_text), 1 / (len(known) + 1))
@@ -76,12 +76,12 @@ def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> lis
 def text_class_accuracies(
     train: tuple[Sequence[str], Sequence[int]], test: tuple[Sequence[str], Sequence[int]]
 ) -> dict[str, float]:
-    """Test accuracy of linear classifiers of TF-IDF (words and pairs of words), and of the most frequent class.
+    """Test accuracy of linear classifiers on TF-IDF features (unigrams and bigrams) and of the most frequent class.
 
     The penalty of the SVM is chosen by cross-validation on the training texts.
 
     Args:
-        train: texts and their classes, numbers from 0.
+        train: texts and their class indices.
         test: other texts and their classes.
 
     Example:
@@ -110,7 +110,7 @@ def text_class_accuracies(
 
 
 def central_sentence(text: str) -> str:
-    """The sentence of a text that is most like all others: TextRank, by words in common.
+    """The sentence most similar to all others: TextRank, by words in common.
 
     Source: Mihalcea and Tarau, TextRank: bringing order into texts, 2004, https://aclanthology.org/W04-3252
 

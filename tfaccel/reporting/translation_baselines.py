@@ -1,4 +1,4 @@
-"""Translations without a network: by the most similar training text, and dates by a parser."""
+"""Translation baselines without a neural network: the most similar training text, and a date parser."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfaccel.data.texts.dates import DAYS, MONTHS
 def exact_matches(
     train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]], *, are_dates: bool
 ) -> dict[str, float]:
-    """How many test texts simple rules translate exactly, from 0 to 1.
+    """The fraction of test texts that each baseline translates exactly.
 
     Args:
-        train: texts and their translations.
-        test: other ones.
-        are_dates: a date parser is tried as well, where `dateutil` is installed.
+        train: training texts and their translations.
+        test: test texts and their translations.
+        are_dates: also try a date parser, if `dateutil` is installed.
 
     Example:
         >>> exact_matches([("2 May 1999", "1999-05-02")], [("3 May 1999", "1999-05-03")], are_dates=True)
@@ -31,11 +31,11 @@ def exact_matches(
 
 
 def nearest_translations(pairs: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """The translation of the training text that shares most characters, pairs and triples of them, with each text.
+    """Translates each text as its most similar training text, by TF-IDF of character 1- to 3-grams.
 
     Args:
         pairs: training texts and their translations.
-        texts: to be translated.
+        texts: the texts to translate.
 
     Example:
         >>> nearest_translations([("2 May 1999", "1999-05-02"), ("3 June 2001", "2001-06-03")], ["2 May 1998"])
@@ -50,8 +50,8 @@ def nearest_translations(pairs: Sequence[tuple[str, str]], texts: Sequence[str])
 
 
 def parsed_dates(texts: Sequence[str]) -> list[str]:
-    """Dates as ISO 8601 writes them, by a rule: `dateutil`'s parser, told the names of months and days in English,
-    German and French, and that the day comes first where points stand between numbers; "" where it finds no date.
+    """Converts dates to ISO 8601 with `dateutil`'s parser, extended by the names of months and days in English, German
+    and French; the day comes first in dates with periods. "" if it finds no date.
 
     Example:
         >>> parsed_dates(["May 2, 1999", "le 2 mai 1999", "2.5.1999", "le lendemain"])

@@ -1,1 +1,1 @@
-"""Whether a train step can run on a TPU, said before there is one."""
+"""Checks, without a TPU, whether a train step can run on one."""

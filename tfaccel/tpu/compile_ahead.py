@@ -1,4 +1,4 @@
-"""Compiles a train step with the real TPU compiler, ahead of time: does it fit, and what does it cost?"""
+"""Ahead-of-time compilation of a train step with the real TPU compiler: does it fit, and what does it cost?"""
 
 import re
 import tempfile
@@ -14,19 +14,19 @@ from tfaccel.tpu.generations import GIBIBYTE, TpuGeneration, TpuTarget
 from tfaccel.tpu.largest_batch import Trial, largest_batch, memory_part
 
 COMPILER_PROGRAM = "tfaccel.tpu.compile_probes"
-# What the extra `tpu-aot` pins.
+# The versions that the extra `tpu-aot` pins.
 JAX_VERSION, LIBTPU_VERSIONS = "0.10.2", "0.0.42"
-# libtpu must neither look for a TPU nor ask Google Cloud's metadata server about one.
+# Keeps libtpu from looking for a TPU and from querying Google Cloud's metadata server.
 _ENVIRON = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is taken, so there is nothing to keep others from
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is used, so no lock is needed
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-_INSTALL = "pip install 'tfaccel[tpu-aot]' has the step compiled by the real TPU compiler"
-# The TPU compiler may take so many times longer than other probes of the doctor.
+_INSTALL = "pip install 'tfaccel[tpu-aot]' to compile the step with the real TPU compiler"
+# Multiplies the doctor's time limit for compilations.
 _PATIENCE = 5.0
 MAX_ROWS = 65536
 
@@ -34,7 +34,7 @@ WriteProgram = Callable[[int, Path], ProbeResult]
 
 
 def compiler_refusal(machine: Machine) -> str | None:
-    """Why the TPU compiler cannot be used here, by the installed versions; None where they are right."""
+    """Why the installed versions cannot run the TPU compiler; None if they can."""
     jax, libtpu = machine.package_version("jax"), machine.package_version("libtpu")
     missing = [name for name, version in (("jax", jax), ("libtpu", libtpu)) if version is None]
     if missing:
@@ -49,10 +49,10 @@ class AheadOfTime:
     """One step compiled for several generations and batch sizes.
 
     Args:
-        examination: the machine, the time limit, and whom to tell of progress.
-        write_program: writes the XLA program of the step with that many rows to a file.
+        examination: the machine, the time limit and the progress callback.
+        write_program: `write_program(rows, path)` writes the XLA program of the step for a batch size to a file.
         compiler: the child process with the TPU compiler.
-        folder: where the programs are written.
+        folder: the folder to write programs to.
     """
 
     examination: Examination
@@ -62,18 +62,18 @@ class AheadOfTime:
     _programs: dict[int, ProbeResult] = field(default_factory=dict)
 
     def compile(self, generation: TpuGeneration, rows: int) -> ProbeResult:
-        """What the compiler says to that many rows on one core."""
+        """Compiles the step for this number of rows on one core."""
         path = self.folder / f"{rows}.hlo"
         if rows not in self._programs:
             self._programs[rows] = self.write_program(rows, path)
         if not self._programs[rows].ok:
             return self._programs[rows]
-        self.examination.on_progress(f"the TPU compiler for {generation.name}, {rows} rows a core")
+        self.examination.on_progress(f"the TPU compiler for {generation.name}, {rows} rows per core")
         limit = self.examination.time_limit_seconds * _PATIENCE
         return self.compiler.run(["compile", str(path), generation.topology], time_limit_seconds=limit)
 
     def largest(self, generation: TpuGeneration, *, known: int, highest: int) -> tuple[int, str]:
-        """The most rows that fit on one core, and why the search ended before its end, or ""."""
+        """The max rows that fit on one core, and why the search stopped early, or ""."""
         unanswered = ""
 
         def try_batch(rows: int) -> Trial | None:
@@ -96,14 +96,14 @@ def check_ahead_of_time(
     replica_batch_size: int,
     num_train_examples: int | None,
 ) -> Iterator[Check]:
-    """Checks of the compiled step: memory for each generation; for a single one the largest batch as well.
+    """Checks the compiled step: memory for each generation; the largest batch too, if there is only one generation.
 
     Args:
-        examination: the machine, the time limit, and whom to tell of progress.
-        write_program: writes the XLA program of the step with that many rows to a file.
+        examination: the machine, the time limit and the progress callback.
+        write_program: `write_program(rows, path)` writes the XLA program of the step for a batch size to a file.
         target: the TPUs to compile for.
-        replica_batch_size: rows on each core.
-        num_train_examples: the most rows that a batch can have; None if unknown.
+        replica_batch_size: rows per core.
+        num_train_examples: max rows of a batch; None if unknown.
     """
     reason = compiler_refusal(examination.machine)
     if reason:
@@ -119,7 +119,7 @@ def check_ahead_of_time(
             yield Check(name="TPU compiler", status="skip", detail=explain(loaded))
             return
         libtpu = examination.machine.package_version("libtpu")
-        yield Check(name="TPU compiler", status="ok", detail=f"libtpu {libtpu}, reached through jax {JAX_VERSION}")
+        yield Check(name="TPU compiler", status="ok", detail=f"libtpu {libtpu}, called through jax {JAX_VERSION}")
         ahead = AheadOfTime(examination, write_program, compiler, Path(folder))
         for generation in target.generations:
             compiled = ahead.compile(generation, replica_batch_size)
@@ -131,23 +131,23 @@ def check_ahead_of_time(
 
 
 def memory_check(generation: TpuGeneration, rows: int, result: ProbeResult) -> Check:
-    """The check of one compilation: does the step fit, and what does it cost?"""
+    """Checks one compilation: does the step fit, and what does it cost?"""
     name = f"{generation.name} memory"
     there = f"{generation.memory_bytes / GIBIBYTE:.2f} GiB"
     if not result.ok:
         return Check(name=name, status="skip", detail=f"the compiler did not answer: {explain(result)}")
     if "out_of_memory" in result.data:
-        remedy = "a smaller --global_batch_size, more --accumulation_steps, or rematerialisation (remat=True)"
-        detail = f"{rows} rows a core do not fit into {there}: {result.data['out_of_memory']}"
+        remedy = "a smaller --global_batch_size, more --accumulation_steps, or rematerialization (remat=True)"
+        detail = f"{rows} rows per core do not fit into {there}: {result.data['out_of_memory']}"
         return Check(name=name, status="fail", detail=detail, remedy=remedy)
     if "refusal" in result.data:
-        remedy = "replace what the message names, or do it in train_data"
-        return Check(name=name, status="fail", detail=f"the compiler refuses: {result.data['refusal']}", remedy=remedy)
+        remedy = "replace the operation that the message names, or move it to train_data"
+        return Check(name=name, status="fail", detail=f"the compiler failed: {result.data['refusal']}", remedy=remedy)
     costs = result.data
     detail = (
-        f"{rows} rows a core need {_bytes(costs['peak_bytes'])} of {there}; a step does "
-        f"{costs['flops'] / 1e9:.3g} GFLOP, moves {_bytes(costs['bytes_accessed'])}; "
-        f"{costs['padding_waste']:.0%} of what it writes is padding"
+        f"{rows} rows per core need {_bytes(costs['peak_bytes'])} of {there}; a step computes "
+        f"{costs['flops'] / 1e9:.3g} GFLOP and moves {_bytes(costs['bytes_accessed'])}; "
+        f"{costs['padding_waste']:.0%} of the bytes it writes are padding"
     )
     return Check(name=name, status="ok", detail=detail)
 
@@ -155,25 +155,25 @@ def memory_check(generation: TpuGeneration, rows: int, result: ProbeResult) -> C
 def largest_batch_check(
     ahead: AheadOfTime, generation: TpuGeneration, *, known: int, num_train_examples: int | None
 ) -> Check:
-    """The check that tells the most rows a core can take."""
+    """Finds the max rows per core that fit."""
     name = f"{generation.name} largest batch"
     highest = min(num_train_examples or MAX_ROWS, MAX_ROWS) // 8 * 8
     if not known:
         smallest = ahead.compile(generation, 8)
         if not smallest.ok or smallest.data.keys() & {"out_of_memory", "refusal"}:
-            remedy = "a smaller model, or one divided over several cores, which tfaccel does not do"
-            return Check(name=name, status="fail", detail="not even 8 rows a core fit", remedy=remedy)
+            remedy = "a smaller model, or model parallelism, which tfaccel does not support"
+            return Check(name=name, status="fail", detail="not even 8 rows per core fit", remedy=remedy)
         known = 8
     found, unanswered = ahead.largest(generation, known=known, highest=highest)
     if unanswered:
-        why = f"more could not be told; {unanswered}"
+        why = f"larger sizes could not be compiled; {unanswered}"
     elif num_train_examples is not None and found == highest < MAX_ROWS:
         why = "all training examples fit"
     elif found >= MAX_ROWS:
-        why = "no more were tried"
+        why = "no larger size was tried"
     else:
-        why = "to within a tenth"
-    return Check(name=name, status="ok", detail=f"{found} rows a core ({why})")
+        why = "to within 10 %"
+    return Check(name=name, status="ok", detail=f"{found} rows per core ({why})")
 
 
 def _bytes(number: float) -> str:

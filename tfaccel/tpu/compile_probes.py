@@ -1,6 +1,6 @@
-"""The program of a child process that compiles XLA programs with the real TPU compiler; no TPU is needed.
+"""The child process that compiles XLA programs with the real TPU compiler; it needs no TPU.
 
-`compile_ahead` starts it where the extra `tpu-aot` is installed. libtpu holds the compiler, JAX reaches it.
+`compile_ahead` starts it if the extra `tpu-aot` is installed. libtpu contains the compiler; JAX calls it.
 """
 
 import sys
@@ -13,7 +13,7 @@ from tfaccel.tpu.private_jax import compile_program
 
 
 def probe_compiler() -> dict[str, Any]:
-    """Whether the compiler can be loaded."""
+    """Loads the compiler."""
     return {"generation": _device("v5e:2x2").device_kind}
 
 
@@ -21,8 +21,8 @@ def probe_compile(path: str, topology: str) -> dict[str, Any]:
     """Compiles the program in a file for one core of a TPU.
 
     Returns:
-        A dict with "peak_bytes", "argument_bytes", "code_bytes", "flops", "bytes_accessed" and "padding_waste"; or,
-        where it cannot be compiled, with the compiler's words as "out_of_memory" or "refusal".
+        A dict with "peak_bytes", "argument_bytes", "code_bytes", "flops", "bytes_accessed" and "padding_waste"; or, if
+        compilation fails, with the compiler's error as "out_of_memory" or "refusal".
     """
     compiled, message = compile_program(path, _device(topology))
     if compiled is None:
@@ -41,7 +41,7 @@ def probe_compile(path: str, topology: str) -> dict[str, Any]:
 
 @cache
 def _device(topology: str) -> Any:
-    """One core of a TPU that is described, not there."""
+    """One core of a TPU topology, without the hardware."""
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]

@@ -1,4 +1,4 @@
-"""What was found in a train step that a TPU cannot do, or not well."""
+"""Findings: parts of a train step that a TPU cannot run, or runs badly."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,12 +20,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing in a train step.
+    """One problem in a train step.
 
     Args:
         kind: one of `KINDS`.
-        what: the operation, number format or class, such as "CropAndResize".
-        where: the layer that it is in, or the part of the step, such as "layer 'crop'".
+        what: the operation, dtype or class, such as "CropAndResize".
+        where: its layer, or its part of the step, such as "layer 'crop'".
 
     Example:
         >>> str(Finding("operation", "CropAndResize", "layer 'crop'"))

@@ -1,4 +1,4 @@
-"""The generations of TPUs: what a core of each has, and how the TPU compiler calls it."""
+"""The TPU generations: memory per core, and the topology name for the TPU compiler."""
 
 import re
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class TpuGeneration:
 
     Args:
         name: "v5e" and so on.
-        topology: the smallest machine that the compiler knows, such as "v5e:2x2".
-        memory_bytes: memory of one core that a program may use: what the compiler of libtpu 0.0.42 says in its
-            out-of-memory errors. Of a v4 chip it is one of two cores.
+        topology: the smallest topology that the compiler supports, such as "v5e:2x2".
+        memory_bytes: memory of one core that a program may use, as stated in out-of-memory errors of libtpu 0.0.42's
+            compiler. A v4 chip has two cores.
     """
 
     name: str
@@ -41,11 +41,11 @@ GENERATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TpuTarget:
-    """The TPUs that a step is meant for.
+    """The TPUs to check a step for.
 
     Args:
-        generations: one, or all where none was named.
-        num_cores: cores that share the global batch.
+        generations: the selected generation, or all if none was selected.
+        num_cores: number of cores that share the global batch.
     """
 
     generations: tuple[TpuGeneration, ...] = GENERATIONS
@@ -53,13 +53,13 @@ class TpuTarget:
 
 
 def parse_tpu(text: str | None) -> TpuTarget:
-    """The target that `--tpu` names: a generation ("v5e"), or one with its number of cores ("v5e-8").
+    """Parses the value of `--tpu`: a generation ("v5e"), or a generation with a number of cores ("v5e-8").
 
     Args:
         text: the flag's value; None for one core of any generation.
 
     Raises:
-        HardwareError: if it is neither; the message names the generations.
+        HardwareError: if it is neither; the message lists the generations.
 
     Example:
         >>> parse_tpu("v5e-8").num_cores
@@ -73,7 +73,8 @@ def parse_tpu(text: str | None) -> TpuTarget:
     if match is None or not found:
         hint = did_you_mean(text, names)
         raise HardwareError(
-            f"A TPU is written as a generation, or with its number of cores: v5e, v5e-8. Received: {text!r}.{hint} "
+            f"A TPU is written as a generation, optionally with a number of cores: v5e, v5e-8. "
+            f"Received: {text!r}.{hint} "
             f"Generations: {', '.join(names)}."
         )
     return TpuTarget(generations=tuple(found), num_cores=int(match[2] or 1))

@@ -1,4 +1,4 @@
-"""What the graph of a train step holds that a TPU cannot do, or not well: found by operation and number format."""
+"""Finds operations and dtypes in the graph of a train step that a TPU cannot run, or runs badly."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from tfaccel.tpu.finding import Finding
 
-# They call back into Python or print: the device would have to stop and ask its host.
+# They call Python or print: the device would have to stop and wait for the host.
 HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2", "StringFormat", "InfeedDequeueTuple")
-# Operations on strings that say so neither by their name nor by a number format.
+# String operations that neither their name nor a dtype reveals.
 _STRING_OPERATIONS = ("AsString", "ReduceJoin", "Substr", "RegexReplace", "StaticRegexReplace", "UnicodeTranscode")
-# XLA drops assertions with their texts, and these two are how a graph begins and ends.
+# XLA drops assertions and their messages; the others do no work.
 _NO_WORK = ("Assert", "Const", "NoOp", "Placeholder", "_Arg", "_Retval")
 _NUMBER_FORMATS = {"float64": "float64", "complex128": "complex128", "half": "float16", "float16": "float16"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a graph: its name ("model/dense/MatMul"), its type ("MatMul"), and its number formats."""
+    """One operation of a graph: its name ("model/dense/MatMul"), its type ("MatMul") and its dtypes."""
 
     name: str
     operation: str
@@ -30,12 +30,12 @@ class Node:
 def find_in_nodes(
     nodes: Sequence[Node], place_of: Callable[[str], str], *, compilable: Collection[str] | None = None
 ) -> list[Finding]:
-    """Findings of the kinds "operation", "host call", "string", "ragged" and the number formats, each place once.
+    """Findings of the kinds "operation", "host call", "string", "ragged" and the dtypes, each place once.
 
     Args:
         nodes: the operations of the step.
-        place_of: says where an operation is, by its name.
-        compilable: the operations that XLA can compile; None where all of these are known to be.
+        place_of: returns the place of an operation, given its name.
+        compilable: the operations that XLA can compile; None if XLA is known to compile them all.
 
     Example:
         >>> node = Node("model/crop/CropAndResize", "CropAndResize")
@@ -65,9 +65,9 @@ def _findings_of(node: Node, place: str, compilable: Collection[str] | None) -> 
 
 
 def place_finder(layer_names: Collection[str]) -> Callable[[str], str]:
-    """A function that says where an operation is: in which layer of these, else in which part of the step.
+    """Returns a function that locates an operation: its layer among these, otherwise its part of the step.
 
-    Keras puts a layer's operations under its name, with "_1" and so on behind it; the innermost layer counts.
+    Keras prefixes a layer's operations with its name, plus a suffix such as "_1"; the innermost layer counts.
 
     Example:
         >>> place = place_finder(["crop", "classifier"])
@@ -88,7 +88,7 @@ def place_finder(layer_names: Collection[str]) -> Callable[[str], str]:
 
 
 def nodes_of(graph: Any) -> list[Node]:
-    """The operations of a traced `tf.function` that its results and its effects need, those of its functions too."""
+    """The operations that results and side effects of a traced `tf.function` need, including nested functions."""
     import tensorflow as tf
 
     from tfaccel.measuring.graph_operations import needed_operations

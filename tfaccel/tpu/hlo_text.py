@@ -1,4 +1,4 @@
-"""Reads XLA programs in text form: dynamic dimensions, custom calls, and what tiling pads."""
+"""Parses XLA programs in text form: dynamic dimensions, custom calls and padding by tiling."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tfaccel.tpu.finding import Finding
 
-# The TPU compiler has code of its own for these, which TensorFlow's linear algebra calls.
+# The TPU compiler implements these; TensorFlow's linear algebra calls them.
 KNOWN_CUSTOM_CALLS = ("Qr", "ProductOfElementaryHouseholderReflectors", "Eigh", "TopK", "ApproxTopK", "PartialReduce")
 
 _DYNAMIC = re.compile(r"= \(?\w+\[(?:[\d, ]|<=)*<=")
@@ -22,8 +22,8 @@ def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
     """Findings of the kinds "dynamic dimension" and "custom call" in an XLA program, each place once.
 
     Args:
-        text: the program as `experimental_get_compiler_ir(...)(stage="hlo")` gives it.
-        place_of: says where a TensorFlow operation is, by its name.
+        text: the program from `experimental_get_compiler_ir(...)(stage="hlo")`.
+        place_of: returns the place of a TensorFlow operation, given its name.
 
     Example:
         >>> line = '%w = s64[<=8,1] set-dimension-size(), metadata={op_type="Where" op_name="model/mask/Where"}'
@@ -35,7 +35,7 @@ def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
     for line in text.splitlines():
         metadata = dict(_METADATA.findall(line))
         operation, place = metadata.get("type", "an operation"), place_of(metadata.get("name", ""))
-        # What follows from a dynamic dimension has one too; where it begins is enough.
+        # Dynamic dimensions propagate; only their origin is reported.
         if _DYNAMIC.search(line) and "set-dimension-size(" in line and place not in dynamic_places:
             dynamic_places.add(place)
             found[Finding("dynamic dimension", operation, place)] = None
@@ -46,12 +46,12 @@ def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
 
 
 def padding_waste(text: str) -> float:
-    """Which part of the bytes that a compiled program writes is padding, from 0 to below 1.
+    """The fraction of the bytes written by a compiled program that is padding, from 0 to below 1.
 
-    A TPU stores arrays in tiles, most often of 8 times 128 numbers; a dimension that is no multiple is filled up.
+    A TPU stores arrays in tiles, usually of 8x128 numbers; other dimensions are padded to a multiple.
 
     Args:
-        text: the compiled program, its shapes with layouts and tiles.
+        text: the compiled program; its shapes have layouts and tiles.
 
     Example:
         >>> padding_waste("ENTRY %main () -> f32[] {\\n  %a = f32[8,32]{1,0:T(8,128)} add()\\n}")
@@ -70,7 +70,7 @@ def padding_waste(text: str) -> float:
 
 
 def _filled_up(sizes: list[int], minor_to_major: list[int], tile: list[int]) -> list[int]:
-    """The sizes in the order of storage, the last of them rounded up to whole tiles."""
+    """The sizes in storage order, the last ones rounded up to whole tiles."""
     stored = [sizes[dimension] for dimension in reversed(minor_to_major)]
     num_tiled = min(len(stored), len(tile))
     untiled, tiled = stored[: len(stored) - num_tiled], stored[len(stored) - num_tiled :]

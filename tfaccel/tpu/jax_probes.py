@@ -1,6 +1,6 @@
-"""The program of a child process that looks whether JAX can use the TPU here.
+"""The child process that checks whether JAX can use the TPU here.
 
-`preflight` starts it: a TPU library that does not fit ends the process or hangs.
+`preflight` starts it, since an incompatible TPU library kills the process or hangs.
 """
 
 import sys
@@ -17,7 +17,7 @@ def probe_matmul() -> dict[str, Any]:
     ones = jax.device_put(jax.numpy.ones((128, 128), "bfloat16"), core)
     total = float((ones @ ones).sum().astype("float32"))
     if total != 128.0**3:
-        raise ArithmeticError(f"a product of matrices of ones has the sum {total:g}, not {128**3}")
+        raise ArithmeticError(f"a product of all-ones matrices sums to {total:g}, not {128**3}")
     return {"kind": core.device_kind, "num_devices": jax.device_count("tpu")}
 
 

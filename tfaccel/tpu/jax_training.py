@@ -1,6 +1,6 @@
-"""Training on Keras's JAX backend, for TPUs that no TensorFlow can drive: `Model.fit` on a workload's model and data.
+"""Training with Keras's JAX backend, for TPUs without a working TensorFlow: `Model.fit` on a workload.
 
-What tfaccel's engine adds is not there: one device, no checkpoints. The data still comes through `tf.data`.
+It does not use tfaccel's engine: one device, no checkpoints. The data still comes through `tf.data`.
 """
 
 import os
@@ -28,22 +28,22 @@ def train_on_jax(
     resume: str = "never",
     verbose: int = 1,
 ) -> TrainResult:
-    """Trains a workload by `Model.fit` on Keras's JAX backend, on one device.
+    """Trains a workload with `Model.fit` on Keras's JAX backend, on one device.
 
-    Leaves a run directory as `tfaccel.train` does, but without checkpoints: a run that was stopped begins anew.
+    Writes a run directory like `tfaccel.train`, but without checkpoints: an interrupted run starts over.
 
     Args:
-        workload: what to train.
-        plan: its `global_batch_size` and `dtype_policy` are used.
-        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
-        epochs: epochs in all; None for as many as the workload recommends.
-        seed: decides initial weights, dropout and the order of the data.
-        resume: "never", or "auto": a run that is complete is left as it is.
-        verbose: as for `Model.fit`.
+        workload: the workload to train.
+        plan: only its `global_batch_size` and `dtype_policy` are used.
+        run_dir: a new or empty directory, or with `resume="auto"` one that holds the same run.
+        epochs: total number of epochs; None for the workload's recommendation.
+        seed: seed of the initial weights, dropout and the order of the data.
+        resume: "never", or "auto" to return the result of a run that is already complete.
+        verbose: see `Model.fit`.
 
     Raises:
-        PlanError: if Keras has another backend.
-        RunDirError: if the run directory holds another run.
+        PlanError: if Keras uses another backend.
+        RunDirError: if the run directory holds a different run.
     """
     started = time.perf_counter()
     epochs = run_epochs_of(workload, epochs)
@@ -78,14 +78,14 @@ def train_on_jax(
 def _trained(
     workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
 ) -> dict[str, Any]:
-    """Trains, evaluates and saves; returns the fields of the result that tell of it."""
+    """Trains, evaluates and saves; returns fields of the result."""
     from tfaccel.training.train_callbacks import MetricLines, StepTimes
 
     size = plan.global_batch_size
     model = workload.build_model()
     epoch = workload.train_data(size, seed=seed, epoch=0)
     length = int(epoch.cardinality())
-    num_steps = length if length >= 0 else sum(1 for _ in epoch)  # counts where the data set cannot tell
+    num_steps = length if length >= 0 else sum(1 for _ in epoch)  # counts if the cardinality is unknown
     model.compile(**compile_arguments(workload, num_steps=epochs * num_steps))
     validation = workload.validation_data(size) if workload.validation_data is not None else None
     directory.start(plan.to_json())
@@ -115,6 +115,6 @@ def _trained(
 
 
 def _batches(workload: Workload, global_batch_size: int, *, seed: int, epochs: int) -> Iterator[Any]:
-    """The batches of all epochs, as numpy arrays."""
+    """The batches of all epochs, as NumPy arrays."""
     for epoch in range(epochs):
         yield from workload.train_data(global_batch_size, seed=seed, epoch=epoch).as_numpy_iterator()

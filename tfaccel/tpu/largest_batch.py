@@ -1,4 +1,4 @@
-"""The largest batch that fits into a TPU's memory, found with few compilations."""
+"""Finds the largest batch that fits into a TPU's memory, with few compilations."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 ROWS_OF_A_TILE = 8
 MAX_TRIALS = 8
 MAX_UNANSWERED = 2
-_NEAR = 1.1  # The answer is at most this much too small.
+_NEAR = 1.1  # the true maximum is at most this many times the answer
 _NEEDED = re.compile(r"\((\d+(?:\.\d+)?)([KMGT])\) exceeds available \w+ \((\d+(?:\.\d+)?)([KMGT])\)")
 _USED = re.compile(r"[Uu]sed (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -16,19 +16,19 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Trial:
-    """How one batch size went: whether it fits, and how many times the memory there is it needs, where known."""
+    """The result for one batch size: whether it fits, and its needed memory relative to the available, if known."""
 
     fits: bool
     memory_part: float | None = None
 
 
 def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highest: int) -> int:
-    """The largest multiple of 8 between a size that fits and a limit that fits too, to within a tenth.
+    """The largest multiple of 8 that fits, between `known` and `highest`, to within 10 %.
 
     Args:
-        try_batch: compiles for that many rows; None where it could not be told, which ends the search the second time.
+        try_batch: compiles for a number of rows; returns None without an answer, which ends the search the second time.
         known: a number of rows that fits.
-        highest: the most rows to try.
+        highest: max rows to try.
 
     Example:
         >>> largest_batch(lambda rows: Trial(rows <= 3000), known=64, highest=100_000)
@@ -44,14 +44,14 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
             num_unanswered += 1
             if num_unanswered == MAX_UNANSWERED:
                 break
-            trial = Trial(fits=False)  # fewer rows may get an answer
+            trial = Trial(fits=False)  # a smaller size may get an answer
         low, high = (candidate, high) if trial.fits else (low, candidate)
         if low >= high or high - low <= ROWS_OF_A_TILE or high / low <= _NEAR:
             break
         guess = math.sqrt(low * high)
-        if trial.memory_part is not None:  # memory grows about as the batch does
+        if trial.memory_part is not None:  # memory grows roughly in proportion to the batch
             guess = 0.95 * candidate / trial.memory_part
-        elif trial.fits and foretold:  # one step further should fail and end the search
+        elif trial.fits and foretold:  # the next size should fail and end the search
             guess = low * _NEAR
         foretold = trial.memory_part is not None
         candidate = _between(low, guess, high)
@@ -59,7 +59,7 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
 
 
 def memory_part(message: str) -> float | None:
-    """How many times the memory there is a program needs, by the compiler's out-of-memory error; None if unsaid.
+    """Needed relative to available memory, from the compiler's out-of-memory error; None if it does not say.
 
     Example:
         >>> memory_part("the total memory required for HLO temporaries (31.50G) exceeds available HBM (15.75G).")

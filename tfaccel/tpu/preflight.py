@@ -1,10 +1,10 @@
-"""Makes a notebook's runtime ready: is this a TPU, a GPU or a CPU, what is missing, and does what is there work?
+"""Prepares a notebook runtime: detects TPU, GPU or CPU, finds missing packages, and checks that the device works.
 
-Colab's and Kaggle's machines come with other packages from month to month; Colab's TPU runtimes come without
-TensorFlow. Nothing here imports TensorFlow or JAX: they are tried in a child process, since a TPU library that does not
-fit ends the process or hangs.
+The packages on Colab and Kaggle change from month to month; Colab's TPU runtimes have no TensorFlow. This module never
+imports TensorFlow or JAX but tries them in a child process, since an incompatible TPU library kills the process or
+hangs.
 
-Where no TensorFlow can drive a TPU, Keras's JAX backend may: the same workload is then trained by plain `Model.fit`.
+If TensorFlow cannot drive the TPU, Keras's JAX backend may: plain `Model.fit` then trains the same workload.
 """
 
 import re
@@ -35,13 +35,13 @@ _PIP_SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class NotebookRuntime:
-    """What training runs on.
+    """The device that training runs on.
 
     Args:
         kind: "TPU", "GPU" or "CPU".
-        reason: what was found, and why training is on the CPU where there is a TPU.
-        plan_fields: fields for `tfaccel.default_plan` that this takes.
-        environ: what has to stand in the environment before Keras is imported.
+        reason: what was found, and why training is on the CPU despite a TPU.
+        plan_fields: the fields to pass to `tfaccel.default_plan`.
+        environ: environment variables to set before importing Keras.
     """
 
     kind: str
@@ -53,10 +53,10 @@ class NotebookRuntime:
         return f"{self.kind} runtime: {self.reason}"
 
     def train(self, workload: "Workload", plan: "Plan", **options: Any) -> "TrainResult":
-        """`tfaccel.train`, or plain `Model.fit` on Keras's JAX backend where that drives the TPU.
+        """Calls `tfaccel.train`, or plain `Model.fit` if Keras's JAX backend drives the TPU.
 
         Args:
-            workload, plan, **options: as for `tfaccel.train`.
+            workload, plan, **options: see `tfaccel.train`.
         """
         if self.environ.get("KERAS_BACKEND") == "jax":
             from tfaccel.tpu.jax_training import train_on_jax
@@ -74,16 +74,16 @@ def prepare_runtime(
     say: Callable[[str], None] = lambda text: None,
     run_pip: Callable[..., str | None] | None = None,
 ) -> NotebookRuntime:
-    """Finds out what this runtime can train on; with `install`, installs what is missing. Never imports TensorFlow.
+    """Detects the device to train on; optionally installs missing packages. Never imports TensorFlow.
 
     Args:
         machine: the machine; None for this one.
-        install: let pip install missing packages.
-        say: called with a line before each thing that takes long.
-        run_pip: `run_pip(*requirements)` installs them and returns None, or why it could not.
+        install: whether to install missing packages with pip.
+        say: called with a message before each slow step.
+        run_pip: `run_pip(*requirements)` installs packages and returns None, or an error message.
 
     Raises:
-        RuntimeError: if packages are missing, or could not be installed, without which nothing trains.
+        RuntimeError: if required packages are missing or could not be installed.
 
     Example:
         >>> prepare_runtime().kind in ("CPU", "GPU", "TPU")
@@ -100,7 +100,7 @@ def prepare_runtime(
         _prepare_others(machine, pip if install else None, say)
         jax_refusal = _prepare_jax(machine, pip if install else None, say)
         if jax_refusal is None:
-            reason = f"{found}, one core of it driven by Keras's JAX backend with plain Model.fit, since {refusal}."
+            reason = f"{found}, one core used by Keras's JAX backend with plain Model.fit, since {refusal}."
             return NotebookRuntime(kind="TPU", reason=reason, plan_fields=_BY_JAX, environ={"KERAS_BACKEND": "jax"})
         reason = f"{found} found, but training is on the CPU: {refusal}; {jax_refusal}."
         return NotebookRuntime(kind="CPU", reason=reason, plan_fields=_ON_CPU)
@@ -112,7 +112,7 @@ def prepare_runtime(
 
 
 def missing_packages(machine: Machine, *, on_tpu: bool = False) -> tuple[str, ...]:
-    """What tfaccel needs and is not installed, as pip's requirements; on a TPU without TensorFlow, which differs there.
+    """The missing dependencies of tfaccel, as pip requirements; on a TPU without TensorFlow, which differs there.
 
     Example:
         >>> missing_packages(Machine.here())
@@ -126,7 +126,7 @@ def missing_packages(machine: Machine, *, on_tpu: bool = False) -> tuple[str, ..
 
 
 def _prepare_tpu(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> str | None:
-    """Why the TPU cannot be used; None where it can."""
+    """Why TensorFlow cannot use the TPU; None if it can."""
     if tpu_wheel_version(machine) is None:
         others = [name for name in TENSORFLOW_PACKAGES if machine.package_version(name)]
         wanted = [f"{name}{bound}" for name, bound in TPU_PACKAGES.items()]
@@ -145,14 +145,14 @@ def _prepare_tpu(machine: Machine, pip: Callable[..., str | None] | None, say: C
 
 
 def _prepare_jax(machine: Machine, pip: Callable[..., str | None] | None, say: Callable[[str], None]) -> str | None:
-    """Why Keras's JAX backend cannot use the TPU; None where it can."""
+    """Why Keras's JAX backend cannot use the TPU; None if it can."""
     if machine.package_version("jax") is None:
         if pip is None:
-            return "JAX, which could, is not installed: pip install 'jax[tpu]'"
+            return "JAX is not installed: pip install 'jax[tpu]'"
         say("Installing jax[tpu] ...")
         failure = pip("jax[tpu]")
         if failure:
-            return f"JAX, which could, cannot be installed: {failure}"
+            return f"JAX cannot be installed: {failure}"
     say("Starting the TPU from JAX in a child process ...")
     with ProbeProcess(machine, program=_JAX_PROGRAM) as process:
         result = process.run(["matmul"], time_limit_seconds=_TPU_SECONDS)
@@ -163,7 +163,7 @@ def _prepare_others(machine: Machine, pip: Callable[..., str | None] | None, say
     missing = missing_packages(machine)
     if not missing:
         return
-    failure: str | None = "installing was not asked for"
+    failure: str | None = "install=False"
     if pip is not None:
         say(f"Installing {', '.join(missing)} ...")
         failure = pip(*missing)
@@ -172,7 +172,7 @@ def _prepare_others(machine: Machine, pip: Callable[..., str | None] | None, say
 
 
 def _run_pip(machine: Machine, *requirements: str) -> str | None:
-    """Installs packages; returns pip's error where it failed."""
+    """Installs packages; returns pip's error if it failed."""
     command = [machine.python, "-m", "pip", "install", "--quiet", *requirements]
     try:
         run_program(command, time_limit_seconds=_PIP_SECONDS)

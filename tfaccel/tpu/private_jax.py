@@ -1,7 +1,7 @@
-"""What tfaccel needs of the private parts of JAX: its compiler for a program that TensorFlow has written.
+"""Private JAX API: its compiler, for programs that TensorFlow has written.
 
-JAX's public API compiles what JAX has traced. In a child process only; the extra `tpu-aot` pins the versions, and the
-caller takes every failure for a missing answer.
+JAX's public API compiles only what JAX has traced. Used in a child process only; the extra `tpu-aot` pins the versions,
+and the caller treats every failure as a missing answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def compile_program(path: str, device: Any) -> tuple[Any, str]:
     """Compiles the program in a file for a device.
 
     Returns:
-        The executable; or None, and why the compiler refuses the program.
+        The executable, or None, and the compiler's error.
     """
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client
@@ -30,7 +30,7 @@ def compile_program(path: str, device: Any) -> tuple[Any, str]:
 
 
 def _stable_hlo(path: str) -> str:
-    """The program as JAX's compiler takes it: TensorFlow marks returned variables by a copy that is unknown there."""
+    """The program as StableHLO: TensorFlow marks returned variables with a copy operation that JAX does not know."""
     from jax._src.lib import _jax, xla_client
 
     computation = xla_client.XlaComputation(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""`tfaccel doctor --tpu_ready`: can a workload's train step run on a TPU? Said on a machine that has none."""
+"""`tfaccel doctor --tpu_ready`: can a workload's train step run on a TPU? Needs no TPU."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ STEP_PROGRAM = "tfaccel.tpu.step_probes"
 
 @dataclass(frozen=True, kw_only=True)
 class StepSource:
-    """Where a train step comes from, so that a child process can make it too.
+    """The source of a train step, from which a child process can rebuild it.
 
     Args:
         kind: "recipe" or "workload".
         name: the recipe's name, or the workload's import path.
-        folder: the folder that modules are imported from besides the installed ones.
+        folder: an additional folder to import modules from.
         global_batch_size: rows of a batch over all cores.
-        num_train_examples: examples in one epoch; None if it is not known.
+        num_train_examples: examples in one epoch; None if unknown.
     """
 
     kind: str
@@ -35,16 +35,16 @@ class StepSource:
 
 
 def check_tpu_readiness(examination: Examination, source: StepSource, target: TpuTarget) -> Iterator[Check]:
-    """Checks a train step for TPUs; a "fail" among them means that it cannot run there.
+    """Checks a train step for TPUs; any "fail" means that it cannot run there.
 
     Args:
-        examination: the machine, the time limit of a probe, and whom to tell of progress.
+        examination: the machine, the time limit of a probe and the progress callback.
         source: the workload.
         target: the TPUs.
 
     Yields:
-        First what the step's graph and XLA program tell; then, where the extra `tpu-aot` is installed and nothing
-        failed so far, what the TPU compiler says.
+        Checks of the step's graph and XLA program; then, if none failed and the extra `tpu-aot` is installed, checks
+        with the TPU compiler.
     """
     replica_batch = replica_batch_check(source.global_batch_size, target.num_cores)
     yield replica_batch
@@ -62,7 +62,7 @@ def check_tpu_readiness(examination: Examination, source: StepSource, target: Tp
             checks.append(check)
             yield check
         if any(check.status == "fail" for check in checks):
-            detail = "not asked, since the step cannot run as it is"
+            detail = "not run, since a check above failed"
             yield Check(name="TPU compiler", status="skip", detail=detail)
             return
 
@@ -82,22 +82,22 @@ def step_checks(name: str, probe: Callable[..., ProbeResult]) -> Iterator[Check]
     """The checks of model, batches and graph.
 
     Args:
-        name: the workload's, for the words of progress.
-        probe: `probe(words, name)` runs a probe of `step_probes` with the workload.
+        name: the workload's name, for progress messages.
+        probe: `probe(message, name)` runs a probe of `step_probes` on the workload.
     """
     batches = probe(f"the model and batches of {name}", "batches")
     if not batches.ok:
-        remedy = "have it train on the CPU first: tfaccel train --devices=CPU:0 --dtype_policy=mixed_bfloat16"
+        remedy = "train it on the CPU first: tfaccel train --devices=CPU:0 --dtype_policy=mixed_bfloat16"
         yield Check(name="model and batches", status="fail", detail=explain(batches), remedy=remedy)
         return
     detail = f"{batches.data['num_parameters']:,} trainable parameters, in mixed_bfloat16"
     yield Check(name="model and batches", status="ok", detail=detail)
     yield from batch_checks(batches.data)
     if batches.data["composite"] or batches.data["strings"]:
-        return  # Such a step cannot even be asked for.
+        return  # such a step cannot be traced
     step = probe(f"the train step of {name}", "step")
     if step.ok:
         yield from lint_checks(step.data)
         return
-    remedy = "write the step with TensorFlow's operations alone: no .numpy(), no Python numbers from tensors"
-    yield Check(name="train step", status="fail", detail=f"cannot be traced: {explain(step)}", remedy=remedy)
+    remedy = "use only TensorFlow operations in the step: no .numpy(), no Python numbers from tensors"
+    yield Check(name="train step", status="fail", detail=f"cannot trace it: {explain(step)}", remedy=remedy)

@@ -1,8 +1,8 @@
-"""The program of a child process that traces a workload's train step for a TPU, on the CPU.
+"""The child process that traces a workload's train step for a TPU, on the CPU.
 
-`readiness` starts it. The step is the whole of Keras's `train_step`, or the model's own: forward, backward, optimizer
-and metrics, in mixed_bfloat16, as one replica runs it. What several replicas add, the sum of the gradients, is the
-engine's and does not depend on the model.
+`readiness` starts it. The step is all of Keras's `train_step`, or of the model's own: forward pass, backward pass,
+optimizer and metrics, in mixed_bfloat16, on one replica. With several replicas the engine also sums gradients, which
+does not depend on the model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tfaccel.tpu.hlo_text import find_in_program
 from tfaccel.training.runtime import Runtime
 
 DTYPE_POLICY = "mixed_bfloat16"
-# How long batches are read to see whether their shapes differ.
+# Max time to read batches and compare their shapes.
 READING_SECONDS = 20.0
 _REFUSED = re.compile(r"(\w+) \(No registered '\w+' OpKernel .*?\{\{node ([^}]+)\}\}\)")
 
 
 @dataclass
 class TracedStep:
-    """A workload's model, built and compiled as `train` does it, and its train step for batches of any size."""
+    """A workload's model, built and compiled as in `train`, and its train step for batches of any size."""
 
     workload: Workload
     replica_batch_size: int
@@ -51,12 +51,12 @@ class TracedStep:
         arguments = {**compile_arguments(self.workload, num_steps=num_steps), "jit_compile": False}
         self.runs_eagerly = bool(arguments.pop("run_eagerly", False))
         self.model.compile(**arguments)
-        with contextlib.suppress(PlanError):  # a step that cannot be traced is a finding of its own
+        with contextlib.suppress(PlanError):  # a step that cannot be traced is reported later
             private_models.build_model(self.model, self.dataset.element_spec)
 
     @cached_property
     def batch_specs(self) -> list[Any]:
-        """The specs of a batch's tensors; of the first batch, where the data set leaves dimensions open."""
+        """The specs of a batch's tensors; taken from the first batch if the dataset has unknown dimensions."""
         import tensorflow as tf
 
         specs = tf.nest.flatten(self.dataset.element_spec, expand_composites=True)
@@ -78,7 +78,7 @@ class TracedStep:
         return tf.function(step, jit_compile=True, autograph=False)
 
     def specs(self, replica_batch_size: int) -> list[Any]:
-        """The specs of a batch's tensors, with that many rows where the batch has one for each example."""
+        """The specs of a batch's tensors, with this number of rows in all tensors that have a batch dimension."""
         import tensorflow as tf
 
         def resized(spec: Any) -> Any:
@@ -90,7 +90,7 @@ class TracedStep:
         return [resized(spec) for spec in self.batch_specs]
 
     def program(self, replica_batch_size: int, stage: str) -> Any:
-        """The XLA program of the step, in one of TensorFlow's stages ("hlo", "hlo_serialized")."""
+        """The XLA program of the step, at a stage of TensorFlow's compiler IR ("hlo", "hlo_serialized")."""
         return self.function.experimental_get_compiler_ir(*self.specs(replica_batch_size))(stage=stage)
 
 
@@ -98,7 +98,7 @@ _steps: dict[tuple[str, str], TracedStep] = {}
 
 
 def traced_step(kind: str, name: str, folder: str, replica_batch_size: int) -> TracedStep:
-    """The step of a recipe or workload; the model is built once in this process."""
+    """The step of a recipe or workload; the model is built once per process."""
     if (kind, name) not in _steps:
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -108,7 +108,7 @@ def traced_step(kind: str, name: str, folder: str, replica_batch_size: int) -> T
 
 
 def probe_batches(*source: Any) -> dict[str, Any]:
-    """Builds the model and looks at its batches: the dict has "shapes" (all that differ), "types" and "num_seen"."""
+    """Builds the model and inspects its batches; returns their distinct "shapes", "num_seen", and other facts."""
     import tensorflow as tf
 
     step = traced_step(*source)
@@ -134,7 +134,7 @@ def probe_batches(*source: Any) -> dict[str, Any]:
 
 
 def probe_step(*source: Any) -> dict[str, Any]:
-    """Traces the step: the dict has "findings", "num_operations" and "refusal" (why XLA does not compile it, or "")."""
+    """Traces the step; returns "findings", "num_operations" and "refusal" (why XLA cannot compile it, or "")."""
     from tfaccel.training import private_api
     from tfaccel.training.private_tensorflow import operations_of_xla
 
@@ -163,14 +163,14 @@ def probe_step(*source: Any) -> dict[str, Any]:
 
 
 def probe_program(replica_batch_size: int, path: str, *source: Any) -> dict[str, Any]:
-    """Writes the XLA program of the step with that many rows to a file, for the TPU compiler."""
+    """Writes the XLA program of the step for this batch size to a file, for the TPU compiler."""
     program = traced_step(*source).program(replica_batch_size, "hlo_serialized")
     Path(path).write_bytes(program)
     return {"num_bytes": len(program)}
 
 
 def _settings(step: TracedStep) -> list[Finding]:
-    """What stands in the model's settings and not in its graph."""
+    """Findings in the model's settings, which its graph does not show."""
     import keras
 
     from tfaccel.training import private_api
@@ -188,7 +188,7 @@ def _settings(step: TracedStep) -> list[Finding]:
 
 
 def _in_words(tensors: list[Any]) -> str:
-    """Number formats and shapes, such as "float32 64x8x8x1, int32 64"."""
+    """Dtypes and shapes, such as "float32 64x8x8x1, int32 64"."""
     return ", ".join(f"{t.dtype.name} {'x'.join(map(str, t.shape.as_list())) or 'scalar'}" for t in tensors)
 
 
@@ -199,7 +199,7 @@ def _trainable(model: Any) -> list[Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Runs probes as TensorFlow is set up for one device in mixed_bfloat16."""
+    """Runs the probes with TensorFlow set up for one device in mixed_bfloat16."""
     plan = Plan(strategy="none", devices=("CPU:0",), dtype_policy=DTYPE_POLICY, global_batch_size=1)
     with Runtime(plan, seed=0):
         serve_probes(argv, {"batches": probe_batches, "step": probe_step, "program": probe_program})
