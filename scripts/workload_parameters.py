@@ -15,6 +15,7 @@ from absl import flags
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.option_checks import max_count
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.scripts.model_flags import quiet_import
 from tfaccel.scripts.plan_flags import AUTO
 
 NUMBER, COUNT, TEXT = "a number", "a whole number of at least 1", "a text"
@@ -125,7 +126,8 @@ def _function(recipe: str | None, import_path: str | None) -> Callable[..., Any]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(import_module(module), function)
+        with quiet_import():
+            found = getattr(import_module(module), function)
         inspect.signature(found)
     except Exception:
         return None

@@ -109,6 +109,7 @@ def test_compile_arguments_are_fresh():
     ("changed", "message"),
     [
         ({"optimiser": "adam"}, "There is no argument 'optimiser'. Did you mean 'optimizer'"),
+        ({"steps_per_epoch": 3}, r"There is no argument 'steps_per_epoch'\. An epoch is all of the data: give"),
         ({"jit_compile": True}, "The plan decides jit_compile: leave it out, or set it in the plan"),
         ({"steps_per_execution": 4}, "The plan decides steps_per_execution"),
         ({"build_model": 3}, "build_model must be a Keras model, or a function that returns one.*Received: 3"),

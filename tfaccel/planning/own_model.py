@@ -23,6 +23,15 @@ COMPILE_ARGUMENTS = (
     "auto_scale_loss",
 )
 _OF_THE_PLAN = ("jit_compile", "steps_per_execution")
+# Arguments of `Model.fit` that have another place here.
+_OF_FIT = {
+    "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
+    "initial_epoch": 'A run goes on by itself: tfaccel.train(..., resume="auto").',
+    "validation_steps": "Validation uses all of its data: give `dataset.take(n)`.",
+    "validation_batch_size": "Validation uses the batch size of training, or that of its own dataset.",
+    "validation_freq": "Validation comes after each epoch.",
+    "verbose": "It is an argument of tfaccel.train.",
+}
 
 
 class CompiledByModel:
@@ -66,6 +75,9 @@ class FreshArguments:
                 raise WorkloadError(
                     f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
                 )
+        for name in arguments:
+            if name in _OF_FIT:
+                raise WorkloadError(f"There is no argument {name!r}. {_OF_FIT[name]}")
         check_names(arguments, COMPILE_ARGUMENTS, WorkloadError, "There is no argument {!r}.")
         self._arguments = dict(arguments)
 
