@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.errors import DataError
 
 
@@ -148,7 +149,7 @@ class AugmentedBatches(IteratorBatches):
         return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
 
 
-def augmented_by_replicas(batches: Any) -> tuple[Any, Callable[[Any], Any]]:
+def augmented_by_replicas(batches: GraphBatches) -> tuple[GraphBatches, Callable[[Any], Any]]:
     """Batches before augmentation, and the function that a replica first applies to its rows.
 
     For steps whose batches are split on the host. If augmentation needs more than a replica's rows, it happens there.

@@ -6,11 +6,11 @@ import logging
 import statistics
 import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.feeds import Feed
 from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_fields import AUGMENTATION_PLACES
@@ -147,7 +147,7 @@ class _Trial:
         finally:
             self._source.close()
 
-    def _run(self, feed: Any, num_steps: int) -> Any:
+    def _run(self, feed: Feed, num_steps: int) -> Feed:
         """Runs steps to their end, through several epochs if need be; returns the feed of the last one."""
         while num_steps > 0:
             if feed.exhausted:

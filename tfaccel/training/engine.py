@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.training import private_api
@@ -115,7 +116,7 @@ class Engine:
             sum_duplicate_indices=options.sum_duplicate_indices,
         )
 
-    def run(self, kind: str, feed: Any, num_steps: int, *, loop: bool = True) -> WindowResult:
+    def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:
         """Runs steps on the next batches of `feed` in one graph call.
 
         Args:
@@ -126,15 +127,14 @@ class Engine:
         """
         self._check_same_data(feed)
         made = self._kind(kind)
-        if kind == "test" and isinstance(made.steps, WholeStep):
-            feed = with_fixed_shapes(feed)
+        call_feed = with_fixed_shapes(feed) if kind == "test" and isinstance(made.steps, WholeStep) else feed
         num_graphs = len(made.functions)
-        arguments, count = feed.arguments(num_steps if loop else 1)
+        arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
         with self._clear_errors():
-            done, state, own_logs, results, finite = made.function(feed, loop, given)(*given)
+            done, state, own_logs, results, finite = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
-        feed.finished(num_done, state)
+        call_feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
@@ -149,7 +149,7 @@ class Engine:
         finally:
             self.looks_at_rows = before
 
-    def check_rows(self, kind: str, feed: Any) -> None:
+    def check_rows(self, kind: str, feed: Feed) -> None:
         """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""
         if not self.looks_at_rows or self.replicas.num_replicas == 1 or self._on_tpu:
             return
@@ -158,15 +158,14 @@ class Engine:
             own = has_own_train_step(self.model) or has_own_test_step(self.model)
             self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
 
-    def predict(self, feed: Any) -> Any:
+    def predict(self, feed: Feed) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
         made = self._kind("predict")
-        if isinstance(made.steps, WholeStep):
-            feed = with_fixed_shapes(feed)
-        arguments, _ = feed.arguments(1)
+        call_feed = with_fixed_shapes(feed) if isinstance(made.steps, WholeStep) else feed
+        arguments, _ = call_feed.arguments(1)
         with self._clear_errors():
-            outputs, state = made.function(feed, False, (arguments,))(arguments)
-        feed.finished(1, state)
+            outputs, state = made.function(call_feed, False, (arguments,))(arguments)
+        call_feed.finished(1, state)
         return outputs
 
     @contextlib.contextmanager
@@ -182,7 +181,7 @@ class Engine:
                 error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees its own rows of a batch only.")
             raise
 
-    def longest_window(self, kind: str, feed: Any) -> int | None:
+    def longest_window(self, kind: str, feed: Feed) -> int | None:
         """The most steps that one graph call may run; None: any number.
 
         Across workers `IndexedSlices` travel by a gather that keeps the shape of its first step for a whole call.
@@ -191,7 +190,7 @@ class Engine:
         several_workers = self.replicas.num_workers > 1
         return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
 
-    def _check_same_data(self, feed: Any) -> None:
+    def _check_same_data(self, feed: Feed) -> None:
         """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
         fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
         if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):

@@ -12,10 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import CallFeed
 from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_optionals
 
 
-def with_fixed_shapes(feed: Any) -> Any:
+def with_fixed_shapes(feed: CallFeed) -> CallFeed:
     """The feed of an epoch, so that all shapes of a graph call are known before it.
 
     Args:
@@ -42,7 +43,7 @@ class FixedShapeFeed:
         batches: what the graph call takes them for.
     """
 
-    def __init__(self, feed: Any, batches: ArrayBatches | FixedShapeBatches) -> None:
+    def __init__(self, feed: CallFeed, batches: ArrayBatches | FixedShapeBatches) -> None:
         self._feed = feed
         self.batches = batches
 
@@ -62,8 +63,7 @@ class FixedShapeFeed:
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the graph call and how many steps it may run."""
-        arguments: tuple[Any, int] = self._feed.arguments(num_steps)
-        return arguments
+        return self._feed.arguments(num_steps)
 
     def finished(self, num_steps: int, state: Any) -> None:
         """Takes note of the steps that the graph call ran, and of the loop state that it ended with."""
@@ -106,6 +106,10 @@ class FixedShapeBatches:
     def num_rows(self, batch: Any) -> int | tf.Tensor:
         """Rows of the global batch."""
         return self.batches.num_rows(batch)
+
+    def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
+        """The batch, after checking that its components have equally many rows."""
+        return self.batches.with_checked_rows(batch, num_replicas)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
         """Rows `start` to `stop` of the global batch; without them all rows."""

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.training import private_api
 from tfaccel.training.gradient_update import build_optimizer
 from tfaccel.training.gradients import densify
@@ -37,17 +38,17 @@ class OneReplica:
 
     has_sparse_gradients = False  # nothing travels
 
-    def train(self, batches: Any, batch: Any) -> Any:
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
         with tf.device(self._replicas.devices[0] or None):  # where batches are augmented, if the plan says so
             data = batches.rows(batch)
         return self._train(data)
 
-    def test(self, batches: Any, batch: Any) -> Any:
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
         """One evaluation step; returns what `test_step` returns."""
         return self._test(batches.rows(batch))
 
-    def predict(self, batches: Any, batch: Any) -> Any:
+    def predict(self, batches: GraphBatches, batch: Any) -> Any:
         """Predictions of one batch."""
         return self._predict(batches.rows(batch))
 

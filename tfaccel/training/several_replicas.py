@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.training import private_api
 from tfaccel.training.batch_statistics import replica_statistics
 from tfaccel.training.global_batch import (
@@ -99,15 +100,15 @@ class SeveralReplicas:
         """Whether a traced step had `IndexedSlices` among its gradients."""
         return any(update.saw_sparse_gradients for update in self._updates.values())
 
-    def train(self, batches: Any, batch: Any) -> Any:
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
         return self._with_every_replica(self._train_all, batches, batch)
 
-    def test(self, batches: Any, batch: Any) -> Any:
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         return self._with_every_replica(self._test_all, batches, batch)
 
-    def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: Any, batch: Any) -> Any:
+    def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: GraphBatches, batch: Any) -> Any:
         """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
         metrics = metrics_in(self._model)
         batch = self._rows.checked(batches, batch)
@@ -124,7 +125,7 @@ class SeveralReplicas:
                 self._make_functions(jit_compile=False)
                 return step(batches, batch)
 
-    def _train_all(self, batches: Any, batch: Any) -> Any:
+    def _train_all(self, batches: GraphBatches, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
@@ -152,7 +153,7 @@ class SeveralReplicas:
             )
             return self._replicas.mean_of_weighted(logs)
 
-    def _test_all(self, batches: Any, batch: Any) -> Any:
+    def _test_all(self, batches: GraphBatches, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
             if has_own_test_step(self._model):
                 return self._replicas.mean_of_weighted(
@@ -164,7 +165,7 @@ class SeveralReplicas:
                 self._rows.run(batches, batch, self._test, denominators, if_empty=if_empty)
             )
 
-    def predict(self, batches: Any, batch: Any) -> list[Any]:
+    def predict(self, batches: GraphBatches, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         batch = self._rows.checked(batches, batch)
         with self._replicas.strategy.scope():
@@ -234,7 +235,7 @@ class SeveralReplicas:
 
         return apply
 
-    def _denominators(self, batches: Any, batch: Any, *, training: bool) -> Any:
+    def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a pass that changes nothing.
 
         TensorFlow keeps of that pass only what the denominators need: usually the masks alone.

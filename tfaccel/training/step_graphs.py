@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import CallFeed, GraphBatches
 from tfaccel.training import private_api
 from tfaccel.training.merged_metrics import metrics_in, own_results
 from tfaccel.training.model_parts import has_own_logs
@@ -59,7 +60,7 @@ class StepGraphs:
         self._watch_loss = watch_loss
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
 
-    def function(self, feed: Any, loop: bool, arguments: Any) -> Callable[..., Any]:
+    def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
         """The traced graph for batches of this kind, made when first asked for.
 
         Operations of `tf.random` keep their state in the graph. A step that has one therefore gets one graph for
@@ -80,7 +81,7 @@ class StepGraphs:
             self.functions[key] = function
         return self.functions[key]
 
-    def _traced(self, feed: Any, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
+    def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
         predicts = self._kind == "predict"
         graph = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
         if self.run_eagerly:
@@ -96,7 +97,7 @@ class StepGraphs:
         function.get_concrete_function(*arguments)
         return function
 
-    def _window_graph(self, batches: Any, loop: bool) -> Callable[..., Any]:
+    def _window_graph(self, batches: GraphBatches, loop: bool) -> Callable[..., Any]:
         steps = self.steps
         step_fn = steps.train if self._kind == "train" else steps.test
         keep_logs = has_own_logs(self._model, self._kind)
@@ -129,7 +130,7 @@ class StepGraphs:
 
         return window
 
-    def _predict_graph(self, batches: Any) -> Callable[..., Any]:
+    def _predict_graph(self, batches: GraphBatches) -> Callable[..., Any]:
 
         def predict(arguments: Any) -> Any:
             batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.errors import PlanError
 from tfaccel.training import private_api
 from tfaccel.training.batch_statistics import layers_alike
@@ -38,7 +39,7 @@ class StepOnRows:
 
     def run(
         self,
-        batches: Any,
+        batches: GraphBatches,
         batch: Any,
         step: Callable[..., Any],
         denominators: Any = None,
@@ -87,7 +88,7 @@ class StepOnRows:
         finally:
             self.inside_branch = False
 
-    def checked(self, batches: Any, batch: Any) -> Any:
+    def checked(self, batches: GraphBatches, batch: Any) -> Any:
         """The batch. One whose rows cannot be split is refused, and a model built for other numbers of rows."""
         num_replicas = self._replicas.num_replicas
         batch = batches.with_checked_rows(batch, num_replicas)

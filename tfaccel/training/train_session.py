@@ -17,7 +17,7 @@ from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.chief import only_chief_writes
 from tfaccel.training.compiled_model import compiled_model, engine_options
-from tfaccel.training.engine import engine_of
+from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.memory_check import check_memory, within_memory
@@ -149,7 +149,7 @@ class TrainSession:
         return model
 
     def _callbacks(
-        self, callbacks: list[keras.callbacks.Callback], engine: Any, times: StepTimes, verbose: int
+        self, callbacks: list[keras.callbacks.Callback], engine: Engine, times: StepTimes, verbose: int
     ) -> keras.callbacks.CallbackList:
         steps = self._source.num_batches
         every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
@@ -176,7 +176,7 @@ class TrainSession:
         )
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
 
-    def _final_metrics(self, engine: Any, validation: Validation | None) -> dict[str, float]:
+    def _final_metrics(self, engine: Engine, validation: Validation | None) -> dict[str, float]:
         if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
             return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.data.graph_batches import augmented_by_replicas
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training import private_api
@@ -73,7 +74,7 @@ class WholeStep:
                     "needs no loss scale. Compile with the optimizer itself, and use dtype_policy='mixed_bfloat16'."
                 )
 
-    def train(self, batches: Any, batch: Any) -> Any:
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
         own = has_own_train_step(self._model)
         batches, augment = augmented_by_replicas(batches)
@@ -91,7 +92,7 @@ class WholeStep:
                 self._run(batches, batch, lambda data: self._logs(self._model.train_step(augment(data)), "train"))
             )
 
-    def test(self, batches: Any, batch: Any) -> Any:
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
         """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
         kind = "test"
         noting = self.noted_results.while_tracing(metrics_in(self._model))
@@ -100,7 +101,7 @@ class WholeStep:
                 self._run(batches, batch, lambda data: self._logs(self._model.test_step(data), kind), borrows=True)
             )
 
-    def predict(self, batches: Any, batch: Any) -> list[Any]:
+    def predict(self, batches: GraphBatches, batch: Any) -> list[Any]:
         """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
         with self._replicas.strategy.scope():
             results = self._replicas.local_results(self._run(batches, batch, self._model.predict_step, borrows=True))
@@ -110,7 +111,7 @@ class WholeStep:
                 if stop > start
             ]
 
-    def _shares(self, batches: Any, batch: Any) -> list[tuple[int, int]]:
+    def _shares(self, batches: GraphBatches, batch: Any) -> list[tuple[int, int]]:
         """First and last-plus-one row of each replica."""
         num_replicas = self._replicas.num_replicas
         return [split_rows(batches.num_rows(batch), replica, num_replicas) for replica in range(num_replicas)]
@@ -120,7 +121,7 @@ class WholeStep:
         self.noted_results.look_at(logs if own else None)
         return weighted_by_rows(logs) if own or has_own_logs(self._model, kind) else {}
 
-    def _run(self, batches: Any, batch: Any, step: Step, *, borrows: bool = False) -> Any:
+    def _run(self, batches: GraphBatches, batch: Any, step: Step, *, borrows: bool = False) -> Any:
         """Runs `step` on every replica with its rows of the global batch.
 
         With `borrows` there may be fewer rows than replicas: a replica without rows runs on a borrowed row of weight 0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfaccel.data.feeds import Feed
 from tfaccel.training.engine import Engine, WindowResult
 from tfaccel.training.private_api import traces_batches
 
@@ -114,7 +115,7 @@ class WindowLength:
 
 
 def epoch_windows(
-    engine: Engine, kind: str, feed: Any, *, length: WindowLength, limit: int | None, begin: Any
+    engine: Engine, kind: str, feed: Feed, *, length: WindowLength, limit: int | None, begin: Any
 ) -> Iterator[tuple[int, WindowResult]]:
     """Runs one epoch window by window; yields the number of steps run so far and the window's result.
 
