@@ -26,7 +26,7 @@ def test_columns_are_standardised_and_gaps_filled(tmp_path):
 @pytest.mark.parametrize(
     ("header", "row", "num_rows", "message"),
     [
-        ("a,b", "{i},{i}", 9, "has 9 rows; ten are the least"),
+        ("a,b", "{i},{i}", 9, "has 9 rows; it needs at least ten"),
         ("a,b", "{i},x{k}", 20, "at least two columns of different numbers. Received: a; left out: b."),
         ("a,b", "1,{k}", 20, "at least two columns of different numbers. Received: b; left out: a."),
     ],

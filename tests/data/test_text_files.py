@@ -54,8 +54,8 @@ def test_columns_are_read_by_name(tmp_path):
         ("text,label\na,b\none, two,c\n", "line 3: there are more values than the 2 columns. Put texts that hold"),
         ("text,label\na,b\n,c\n", "line 3: column 'text' is empty. Fill or remove it."),
         ("text,label\na,b\nc\n", "line 3: column 'label' is empty."),
-        ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Mend the row."),
-        ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Mend the row."),
+        ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Fix the row."),
+        ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Fix the row."),
         ("text,label\n", "has no row below the names of its columns."),
     ],
 )

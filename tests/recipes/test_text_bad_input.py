@@ -16,7 +16,7 @@ CASES = (
     (CLASSIFY, "nowhere", "There is no folder or file nowhere"),
     (WRITE, "latin.csv", "has an unknown encoding: line 2"),
     (WRITE, "empty.txt", "empty.txt holds no text."),
-    (WRITE, "short.txt", "has 5 characters; 2580 are the least"),
+    (WRITE, "short.txt", "has 5 characters; it needs at least 2580"),
     (WRITE, "small.txt", "A batch takes 32 examples, but there are 18 to train on."),
     (WRITE, "empty_class", "A text file is wanted. Received the folder empty_class."),
     (WRITE, "nowhere", "There is no file nowhere."),

@@ -209,10 +209,10 @@ def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict,
     [
         (
             "kind,age\ncat,old\n",
-            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Mend the row; "
+            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Fix the row; "
             "the model was trained on numbers there.",
         ),
-        ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Mend the row"),
+        ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Fix the row"),
         ("kind,age\ncat,1\ncat,1e60\n", "has 1e+60 in row 2 below the header, which float32 cannot hold."),
         ("kind,ago\ncat,1\n", "rows.csv has no column 'age'. Did you mean 'ago'?"),
         ("a,b\n1,2\n", "has no column 'age'. The model takes these too, which are not there: 'kind'. Columns: a, b."),
