@@ -50,7 +50,7 @@ def test_columns_are_read_by_name(tmp_path):
         ("txt,label\na,b\n", "has no column 'text'. Did you mean 'txt'?"),
         ("words,label\na,b\n", "has no column 'text'. Columns: 'words', 'label'; they are separated by commas."),
         ("text;label\na;b\n", "has no column 'text'. Columns: 'text;label'; they are separated by commas."),
-        ("text,label,text\na,b,c\n", "has 2 columns 'text'. Give each a name of its own."),
+        ("text,label,text\na,b,c\n", "has 2 columns 'text'. Give each a different name."),
         ("text,label\na,b\none, two,c\n", "line 3: there are more values than the 2 columns. Put texts that hold"),
         ("text,label\na,b\n,c\n", "line 3: column 'text' is empty. Fill or remove it."),
         ("text,label\na,b\nc\n", "line 3: column 'label' is empty."),

@@ -109,7 +109,7 @@ _KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)")
 
 def _computation_remedy(device: str, result: ProbeResult) -> str:
     if device.startswith("CPU"):
-        return "install TensorFlow anew in a new virtual environment; if it stays, report it with `tfaccel env`"
+        return "reinstall TensorFlow in a new virtual environment; if it persists, report it with `tfaccel env`"
     if result.has_hung:
         return f"look whether another program blocks {device}; give more time with --time_limit_seconds"
     # If the process was killed, only its output shows whether the device ran out of memory.

@@ -245,12 +245,12 @@ def _accelerators(devices: Any) -> tuple[Device, ...]:
     check_known(
         [device.kind for device in devices],
         ("GPU", "TPU"),
-        "Hardware.devices lists accelerators only (the CPU has fields of its own)",
+        "Hardware.devices lists accelerators only (the CPU has its own fields)",
     )
     names = [device.name for device in devices]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise HardwareError(f"Each device needs an index of its own. Received more than once: {', '.join(twice)}.")
+        raise HardwareError(f"Each device needs a different index. Received more than once: {', '.join(twice)}.")
     return tuple(devices)
 
 

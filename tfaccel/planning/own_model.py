@@ -91,15 +91,15 @@ def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
             return type(value).from_config(value.get_config())
         except Exception as error:  # whatever the user's class raises
             raise WorkloadError(
-                f"{name}: each use needs a {type(value).__name__} of its own, and it cannot be made anew from its "
-                f"config ({type(error).__name__}: {error}). Give a function that makes one: {name}=lambda: ..."
+                f"{name}: each use needs a new {type(value).__name__}, and it cannot be recreated from its config "
+                f"({type(error).__name__}: {error}). Pass a function that makes one: {name}=lambda: ..."
             ) from error
     makes = None if not callable(value) or hasattr(value, "get_config") else _arguments_of_maker(value, num_steps)
     if makes is None:
         return value
     if None in makes.values():
         raise WorkloadError(
-            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the data set a length "
+            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the dataset a length "
             "(`tf.data.experimental.assert_cardinality`)."
         )
     return value(**makes)
@@ -172,7 +172,7 @@ class RebuiltModel:
                 raise ValueError("its layers are built when it is called")
         except Exception as error:  # whatever the user's class raises
             raise WorkloadError(
-                f"The model ({kind.__name__}) cannot be made anew from its config ({type(error).__name__}: "
+                f"The model ({kind.__name__}) cannot be recreated from its config ({type(error).__name__}: "
                 f"{' '.join(str(error).split()):.120}). "
                 "Give the function that builds it in place of the model."
             ) from error

@@ -69,7 +69,7 @@ def compile_arguments(workload: Workload, *, num_steps: int | None) -> dict[str,
         if num_steps is None and needed:
             raise WorkloadError(
                 f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the workload "
-                "num_train_examples, or its data set a length (`tf.data.experimental.assert_cardinality`)."
+                "num_train_examples, or its dataset a length (`tf.data.experimental.assert_cardinality`)."
             )
         named = {} if num_steps is None else {"num_steps": num_steps}
     arguments = call_own(name, workload.compile_args, **named)

@@ -37,8 +37,8 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
     if missing:
         remedy = "Give one that `tfaccel train` left."
         if "config.json" not in missing:
-            remedy = "Go on with that run (--resume=auto) until it is finished."
-        raise RunDirError(f"{path} is no directory of a finished run: it has no {', '.join(missing)}. {remedy}")
+            remedy = "Resume that run (--resume=auto) until it is finished."
+        raise RunDirError(f"{path} is not the directory of a finished run: it has no {', '.join(missing)}. {remedy}")
     return path
 
 
@@ -65,7 +65,7 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
     known = [recipe.name for recipe in list_recipes()]
     if workload is None and name not in known:
         raise WorkloadError(
-            f"The run in {path} trained {name!r}, which is no recipe. Name its workload: "
+            f"The run in {path} trained {name!r}, which is not a recipe. Name its workload: "
             "--workload=package.module:function."
         )
     import_path = workload or f"{RECIPES_PACKAGE}.{name}:workload"

@@ -131,7 +131,7 @@ def _inspect_column(
         numbers, wrong = numbers_of(column)
         if len(wrong):
             row = int(wrong.min())
-            text = f"{len(wrong)} values are no numbers, first {column.values[row]!r} in row {row + 1}"
+            text = f"{len(wrong)} values are not numbers, first {column.values[row]!r} in row {row + 1}"
             advice = f"Fix them, or say --column_kinds={column.name}=categorical."
             findings.append(Finding("text among numbers", column.name, text, advice))
         present = numbers[np.isfinite(numbers)]

@@ -113,7 +113,7 @@ def _header(names: list[str], path: Path) -> list[str]:
     names = [name or f"column_{number}" for number, name in enumerate(names, 1)]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a name of its own.")
+        raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a different name.")
     return names
 
 

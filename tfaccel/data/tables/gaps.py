@@ -33,8 +33,8 @@ class TableGaps:
         """Row -> what in it the model was not trained on."""
         found: dict[int, list[str]] = {}
         for rows_of, text in (
-            (self.missing, "misses {!r}, which no training row does"),
-            (self.unseen, "has a {!r} that no training row has"),
+            (self.missing, "lacks {!r} (no training row does)"),
+            (self.unseen, "has an unseen {!r}"),
         ):
             for name, rows in rows_of.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
@@ -50,13 +50,15 @@ class TableGaps:
             are_filled: whether these rows are predicted anyway.
         """
         found = []
-        for rows_of, text in ((self.missing, "is missing in"), (self.unseen, "has a category of its own in")):
+        for rows_of, text in (
+            (self.missing, "is missing in {} of {} rows, but in no training row"),
+            (self.unseen, "has an unseen category in {} of {} rows"),
+        ):
             for name, count in self._counts(rows_of).items():
-                becomes = f"{self.fill[name]} stands for it" if are_filled else "these rows are not predicted"
-                found.append(f"{name!r} {text} {count} of {len(self.empty)} rows, and in no training row; {becomes}")
+                becomes = f"{self.fill[name]} replaces it" if are_filled else "these rows are not predicted"
+                found.append(f"{name!r} {text.format(count, len(self.empty))}; {becomes}")
         for name, count in self._counts(self.rare).items():
-            text = f"{name!r} has a category in {count} of {len(self.empty)} rows that no training row has"
-            found.append(f"{text}; it counts as the rare ones")
+            found.append(f"{name!r} has an unseen category in {count} of {len(self.empty)} rows; it counts as rare")
         return found
 
     def _counts(self, rows_of: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -118,7 +118,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
 
 def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -> None:
     if names.count(column) > 1:
-        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a name of its own.")
+        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a different name.")
     if column not in names:
         hint = did_you_mean(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
         raise DataError(f"{path} has no column {column!r}.{hint}")
