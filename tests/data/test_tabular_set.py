@@ -63,9 +63,9 @@ def test_report_says_what_was_done():
     text = "\n".join(data.report.lines())
     for words in (
         "'legs' is not used: all its",
-        "'weight' misses values in 6 rows; they count as the median,",
+        "'weight' has missing values in 6 rows; they become the median,",
         "'color': ",
-        "a row of each counts: cat 0.6, dog 3.",
+        "class weights: cat 0.6, dog 3.",
     ):
         assert words in text
 

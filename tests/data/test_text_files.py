@@ -34,7 +34,7 @@ def test_text_that_cannot_be_read_is_refused(tmp_path, content, message):
 
 
 def test_folder_is_no_text_file(tmp_path):
-    with pytest.raises(DataError, match=re.escape(f"A text file is wanted. Received the folder {tmp_path}.")):
+    with pytest.raises(DataError, match=re.escape(f"Expected a text file. Received the folder {tmp_path}.")):
         read_text(tmp_path)
 
 

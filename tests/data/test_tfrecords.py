@@ -88,7 +88,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (path,) = write_tfrecords([{"number": 1}], tmp_path)
     content = path.read_bytes()
-    with pytest.raises(DataError, match=r"There is a file .*examples-00000-of-00001\.tfrecord already\. Remove it"):
+    with pytest.raises(DataError, match=r"The file .*examples-00000-of-00001\.tfrecord exists already\. Remove it"):
         write_tfrecords([{"number": 2}], tmp_path)
     assert path.read_bytes() == content
 

@@ -18,7 +18,7 @@ CASES = (
     (WRITE, "empty.txt", "empty.txt holds no text."),
     (WRITE, "short.txt", "has 5 characters; it needs at least 2580"),
     (WRITE, "small.txt", "A batch takes 32 examples, but there are 18 to train on."),
-    (WRITE, "empty_class", "A text file is wanted. Received the folder empty_class."),
+    (WRITE, "empty_class", "Expected a text file. Received the folder empty_class."),
     (WRITE, "nowhere", "There is no file nowhere."),
     (TRANSLATE, "shorter", "are not aligned: line 3 of shorter/source.txt has no line in shorter/target.txt"),
     (TRANSLATE, "hole", "are not aligned: line 2 of hole/source.txt is empty, but that of hole/target.txt is not."),

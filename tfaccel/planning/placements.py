@@ -75,7 +75,7 @@ def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int) -
     if len(device_set.devices) > 1:
         return Choice("mirrored", f"A replica on each of {len(device_set.devices)} devices of one process.")
     num_idle = len(hardware.devices) - sum(device.name in device_set.devices for device in hardware.devices)
-    idle = f" Why {num_idle} more {'is' if num_idle == 1 else 'are'} idle stands at `devices`." if num_idle else ""
+    idle = f" See `devices` for why {num_idle} more {'is' if num_idle == 1 else 'are'} idle." if num_idle else ""
     if first_index > 0:
         reason = f"Pins the model to {device_set.devices[0]}, which is not the first of its kind.{idle}"
         return Choice("one_device", reason)

@@ -74,8 +74,8 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
     if len(columns) < 2:
         raise DataError(
             f"{table.source} must have at least two columns of different numbers. "
-            f"Received: {', '.join(columns) or 'none'}; left out: {', '.join(left_out)}."
+            f"Received: {', '.join(columns) or 'none'}; dropped: {', '.join(left_out)}."
         )
     if left_out:
-        logger.info("Columns without numbers, or with one number only, are left out: %s", ", ".join(left_out))
+        logger.info("Dropped columns that are constant or not numeric: %s", ", ".join(left_out))
     return NumberRows(tuple(columns), np.stack(list(columns.values()), axis=1).astype(np.float32), train, test)

@@ -52,18 +52,18 @@ class TableReport:
         rows = f"{self.num_train_rows} rows to train on, {self.num_test_rows} to test with"
         lines = [f"{self.source}: {rows}, {num_columns}."]
         if self.rows_without_target:
-            lines.append(f"Left out {self.rows_without_target} rows without a value of {self.target!r}.")
+            lines.append(f"Dropped {self.rows_without_target} rows without a value of {self.target!r}.")
         lines += [f"Column {name!r} is not used: {reason}." for name, reason in self.ignored.items()]
         lines += [
-            f"Column {name!r} misses values in {done['num_rows']} rows; they count as {done['value']}."
+            f"Column {name!r} has missing values in {done['num_rows']} rows; they become {done['value']}."
             for name, done in self.imputed.items()
         ]
         lines += [
-            f"Column {name!r}: {len(rare)} rare categories are taken together ({', '.join(rare[:5])}"
+            f"Column {name!r}: {len(rare)} rare categories are merged ({', '.join(rare[:5])}"
             f"{' ...' if len(rare) > 5 else ''})."
             for name, rare in self.rare.items()
         ]
         if self.class_weights:
             weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())
-            lines.append(f"The classes are of unequal size; a row of each counts: {weights}.")
+            lines.append(f"The classes are imbalanced; class weights: {weights}.")
         return lines

@@ -28,7 +28,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        raise DataError(f"A text file is wanted. Received the folder {path}.")
+        raise DataError(f"Expected a text file. Received the folder {path}.")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
