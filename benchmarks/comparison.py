@@ -1,4 +1,4 @@
-"""Figures derived from measurements whose windows ran by turns."""
+"""Figures derived from measurements with interleaved windows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.measuring.measurement import Measurement, Window
 
-# Part of a call -> its wall seconds. The tail of an epoch is in the whole call, but not in the steps.
+# Part of a call -> its wall seconds. The whole call includes the tails of epochs, the steps do not.
 PARTS: dict[str, Callable[[Window], float]] = {
     "whole call": lambda window: window.wall_seconds,
     "steps alone": lambda window: window.steps_seconds,
@@ -20,15 +20,15 @@ LOSS_TOLERANCE = 1e-3
 def step_time_ratio(
     name: str, *, of: Measurement, to: Measurement, part: str = "whole call", at_most: float | None = None
 ) -> Figure:
-    """Seconds of a step of one program / seconds of a step of another, repetition by repetition.
+    """Step time of one program / step time of another, for each repetition.
 
-    Windows of one repetition ran one after the other, so a machine that grows slower slows both.
+    The windows of a repetition ran one after the other, so a machine that slows down slows both.
 
     Args:
         name: name of the figure.
         of, to: the two programs, with equally many windows.
-        part: "whole call", or "steps alone": without what a call does before, between and after its epochs.
-        at_most: the bound of the median.
+        part: "whole call", or "steps alone": without the time before, between and after epochs.
+        at_most: the upper bound of the median.
     """
     values = _ratios(of, to, PARTS[part])
     quantity = f"step time {of.name} / {to.name}, {part}"
@@ -63,13 +63,13 @@ def throughput_ratio(
 def tail_share(
     name: str, *, of: Measurement, beside: Measurement | None = None, at_most: float | None = None
 ) -> Figure:
-    """The part of the epochs' time that goes by after their last batches, repetition by repetition.
+    """The fraction of the epochs' time after their last batches, for each repetition.
 
     Args:
         name: name of the figure.
         of: the program.
-        beside: another program that has to learn the same from the same batches.
-        at_most: the bound of the median.
+        beside: another program that must learn the same from the same batches.
+        at_most: the upper bound of the median.
     """
     mean_epoch_seconds = sum(sum(w.epoch_seconds) / len(w.epoch_seconds) for w in of.windows) / len(of.windows)
     quantity = f"time after the last batch / epoch of {mean_epoch_seconds:.2g} s, {of.name}"
@@ -92,7 +92,7 @@ def _ratios(over: Measurement, under: Measurement, seconds: Callable[[Window], f
 
 
 def _cpu_ratios(over: Measurement, under: Measurement, part: str) -> tuple[float, ...]:
-    """Processor time is known of whole calls only."""
+    """Ratios of CPU time, which is known only for whole calls."""
     return _ratios(over, under, lambda window: window.cpu_seconds) if part == "whole call" else ()
 
 

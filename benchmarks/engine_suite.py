@@ -1,4 +1,4 @@
-"""The engine's benchmark: what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`."""
+"""The engine's benchmark: `tfaccel.fit` compared with a hand-written loop and with `Model.fit`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, Tr
 from tfaccel.measuring.interleaved import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 
-# Epochs whose end is measured last about this long.
+# Approximate length of the epochs whose end is measured.
 EPOCH_SECONDS = (0.7, 2.2)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Raw times of one comparison, and what was derived from them."""
+    """Raw times of one comparison, and the figures derived from them."""
 
     measurements: dict[str, tuple[Measurement, ...]]
     figures: tuple[Figure, ...]
@@ -38,7 +38,7 @@ def run_engine_suite(figures: Iterable[str], options: SuiteOptions) -> Report:
 
 
 def mlp_loop(name: str, options: SuiteOptions) -> Findings:
-    """`tfaccel.fit` beside a loop written by hand, on the same batches in the same order."""
+    """`tfaccel.fit` and a hand-written loop, on the same batches in the same order."""
     task = engine_tasks.mlp(steps_per_epoch=2000, num_epochs=2).shortened(options.scale)
     starts = _equal_starts(task)
     programs: list[Program] = [
@@ -52,7 +52,7 @@ def mlp_loop(name: str, options: SuiteOptions) -> Findings:
 
 
 def mlp_fit(name: str, options: SuiteOptions) -> Findings:
-    """`tfaccel.fit` beside `Model.fit` with defaults, silent and with the progress bar going nowhere."""
+    """`tfaccel.fit` and `Model.fit` with defaults, silent and with a discarded progress bar."""
     task = engine_tasks.mlp(steps_per_epoch=1500).shortened(options.scale)
     starts = _equal_starts(task)
     programs: list[Program] = [
@@ -70,7 +70,7 @@ def mlp_fit(name: str, options: SuiteOptions) -> Findings:
 
 
 def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
-    """`tfaccel.fit` beside `Model.fit` with defaults, for a model that has much to compute."""
+    """`tfaccel.fit` and `Model.fit` with defaults, for a compute-heavy model."""
 
     def measure(name: str, options: SuiteOptions) -> Findings:
         shortened = task.shortened(options.scale)
@@ -87,7 +87,7 @@ def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
 
 
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
-    """What goes by after the last batch of an epoch; `Model.fit` stands beside it for information."""
+    """The time after the last batch of an epoch, with that of `Model.fit` for information."""
     step_seconds = _wide_mlp_step_seconds(options)
     measurements, figures = {}, []
     for seconds in EPOCH_SECONDS:
@@ -108,7 +108,7 @@ def epoch_end(name: str, options: SuiteOptions) -> Findings:
 
 
 def one_replica_xla(name: str, options: SuiteOptions) -> Findings:
-    """XLA on under a `MirroredStrategy` of one replica, beside XLA on without a strategy."""
+    """XLA under a `MirroredStrategy` of one replica, and XLA without a strategy."""
     task = engine_tasks.mlp(steps_per_epoch=6000, jit_compile=True).shortened(options.scale)
     plain = next(_equal_starts(task))
     mirrored = TrainedModel(task, plain.weights, tf.distribute.MirroredStrategy(["CPU:0"]))
@@ -133,7 +133,7 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
 
 
 def _equal_starts(task: Task) -> Iterator[TrainedModel]:
-    """Models without end, all of the same weights."""
+    """An endless stream of models with equal weights."""
     first = TrainedModel(task)
     yield first
     while True:
@@ -147,7 +147,7 @@ def _measure(name: str, programs: list[Program], options: SuiteOptions) -> tuple
 
 
 def _wide_mlp_step_seconds(options: SuiteOptions) -> float:
-    """How long a step of the wide MLP takes here, so that epochs can be made to last a given time."""
+    """The step time of the wide MLP on this machine, to choose the length of epochs."""
     task = engine_tasks.wide_mlp(steps_per_epoch=400).shortened(options.scale)
     program = FitProgram("tfaccel.fit", task, TrainedModel(task), is_tfaccel=True)
     program.warm_up()

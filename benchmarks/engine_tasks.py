@@ -1,4 +1,4 @@
-"""What the engine's benchmark trains: small models on made-up data that they can learn."""
+"""The tasks of the engine's benchmark: small models on synthetic data that they can learn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NUM_CLASSES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, and how long it trains in one window.
+    """A model, its data, and the length of one window.
 
     Attributes:
-        name: of the model.
+        name: the name of the model.
         build_model: returns an uncompiled classifier with `NUM_CLASSES` logits.
         input_shape: of one example.
-        num_tokens: the examples hold whole numbers below this; 0: they hold float32 numbers.
-        global_batch_size, steps_per_epoch, num_epochs: of one window.
+        num_tokens: the examples hold token ids below this; 0: they hold float32 values.
+        global_batch_size, steps_per_epoch, num_epochs: those of one window.
         jit_compile: as in `compile`.
     """
 
@@ -41,7 +41,7 @@ class Task:
         return self.steps_per_epoch * self.num_epochs
 
     def shortened(self, scale: float) -> Task:
-        """The task with fewer steps an epoch."""
+        """The task with fewer steps per epoch."""
         return replace(self, steps_per_epoch=max(2, round(self.steps_per_epoch * scale)))
 
     def compiled_model(self) -> keras.Model:
@@ -52,7 +52,7 @@ class Task:
         return model
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Examples and labels of one epoch, the same in every call; the labels follow from the examples."""
+        """Examples and labels of one epoch, the same at every call; the labels are a function of the examples."""
         generator = np.random.default_rng(7)
         shape = (self.steps_per_epoch * self.global_batch_size, *self.input_shape)
         if self.num_tokens:
@@ -69,7 +69,7 @@ class Task:
         )
 
     def mapped_dataset(self) -> tf.data.Dataset:
-        """The same batches through `tf.data` with a parallel map, whose number of threads tf.data tunes."""
+        """The same batches through `tf.data` with a parallel map, whose number of threads is autotuned."""
 
         def scaled(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.cast(x, tf.float32) * 1.0, y
@@ -79,7 +79,7 @@ class Task:
 
 
 def mlp(**fields: Any) -> Task:
-    """Two layers, 32 wide, batch 32: almost nothing to compute, so what stands between two steps shows."""
+    """Two layers, 32 wide, batch 32: almost no computation, so the overhead between steps shows."""
 
     def build() -> keras.Model:
         dense = keras.layers.Dense
@@ -90,7 +90,7 @@ def mlp(**fields: Any) -> Task:
 
 
 def wide_mlp(**fields: Any) -> Task:
-    """Three layers, 256 wide, batch 128: some milliseconds a step."""
+    """Three layers, 256 wide, batch 128: some milliseconds per step."""
 
     def build() -> keras.Model:
         hidden = [keras.layers.Dense(256, activation="relu") for _ in range(3)]

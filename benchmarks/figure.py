@@ -1,4 +1,4 @@
-"""The noun `Figure`: one derived number with its spread and the bound it has to meet."""
+"""`Figure`: one derived number with its spread and its bound."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Figure:
     """A number derived from timed windows, once for each repetition.
 
     Attributes:
-        name: which comparison, such as "cnn".
+        name: the comparison, such as "cnn".
         quantity: what is compared, such as "throughput of tfaccel.fit(numpy) / Model.fit(numpy), steps alone".
         values: one for each repetition.
-        cpu_values: the same from processor time; empty where that means nothing.
-        at_most: the bound, where the median must not exceed it.
-        at_least: the bound, where the median must reach it. Without a bound the figure only informs.
+        cpu_values: the same from CPU time; empty if that is meaningless.
+        at_most: the upper bound of the median.
+        at_least: the lower bound of the median. A figure without a bound is informational.
         loss_difference: absolute difference of the two programs' losses after the same batches; None for one program.
-        loss_tolerance: how large that may be; a figure whose programs learned different things is not met.
+        loss_tolerance: its maximum; a figure whose programs learned different things is not met.
 
     Raises:
         ValueError: without values, or with two bounds.
@@ -60,7 +60,7 @@ class Figure:
 
     @property
     def cpu_median(self) -> float | None:
-        """The median from processor time."""
+        """The median from CPU time."""
         return statistics.median(self.cpu_values) if self.cpu_values else None
 
     @property
@@ -70,7 +70,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the bound and the losses agree; None for a figure that only informs."""
+        """Whether the median meets the bound and the losses agree; None for a figure without a bound."""
         if self.at_most is not None:
             return self.median <= self.at_most and self.losses_agree
         if self.at_least is not None:
@@ -78,11 +78,11 @@ class Figure:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and what is derived from them, as JSON values."""
+        """The fields and derived values as JSON values."""
         derived = {name: getattr(self, name) for name in ("median", "minimum", "maximum", "cpu_median", "met")}
         return {**asdict(self), **derived}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Figure:
-        """The figure that `to_json` gave; derived values are derived anew."""
+        """The figure from its `to_json` data; derived values are recomputed."""
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Clients of an HTTP server, without threads: as many as are wanted, each with one connection that stays open."""
+"""Any number of HTTP clients without threads, each with one persistent connection."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LENGTH = b"content-length:"
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw.
+    """The results of a load test, as seen by the clients.
 
     Attributes:
-        seconds: from the first request to the last answer.
+        seconds: from the first request to the last response.
         latencies: seconds of each answered request.
-        statuses: HTTP status -> requests; 0 for those whose connection broke.
+        statuses: HTTP status -> requests; 0 for those whose connection was lost.
     """
 
     seconds: float
@@ -31,21 +31,21 @@ class Load:
 
     @property
     def per_second(self) -> float:
-        """Requests with status 200 in a second."""
+        """Requests with status 200 per second."""
         return self.statuses.get(200, 0) / self.seconds
 
     @property
     def num_failed(self) -> int:
-        """Requests with another status than 200, or none."""
+        """Requests with a status other than 200, or none."""
         return sum(count for status, count in self.statuses.items() if status != 200)
 
     def percentile(self, percent: float) -> float:
-        """The latency in seconds that so many percent of the requests stay below."""
+        """A percentile of the latency, in seconds."""
         return float(np.percentile(self.latencies, percent))
 
 
 def post(path: str, body: bytes, *, host: str = "127.0.0.1") -> bytes:
-    """A POST request as it goes over the wire."""
+    """The bytes of a POST request."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -61,34 +61,34 @@ def closed_loop(
     warm_up_seconds: float = 0.0,
     at_half: Callable[[], None] | None = None,
 ) -> Load:
-    """Clients that each send a request as soon as the last one is answered.
+    """Runs clients that each send a request as soon as the previous one is answered.
 
     Args:
-        port: of a server on this machine.
-        requests: sent in turns.
-        num_clients: at the same time.
-        seconds: how long requests are begun, after warming up.
-        warm_up_seconds: how long they are not counted before.
-        at_half: called in the middle, in a thread.
+        port: the port of a server on this machine.
+        requests: sent in turn.
+        num_clients: number of concurrent clients.
+        seconds: length of the measurement, in which requests are started.
+        warm_up_seconds: length of the warm-up before it, which is not counted.
+        at_half: called halfway through, in a thread.
     """
     return asyncio.run(_closed_loop(port, requests, num_clients, (warm_up_seconds, seconds), at_half))
 
 
 def open_loop(port: int, requests: Sequence[bytes], *, per_second: float, num_clients: int, seconds: float) -> Load:
-    """Requests that come at a rate, whether earlier ones are answered or not; latencies count from when one is due.
+    """Sends requests at a given rate, whether or not earlier ones are answered; latency starts when a request is due.
 
     Args:
-        port: of a server on this machine.
-        requests: sent in turns.
-        per_second: the mean rate; times between requests are random (exponential), the same at every call.
-        num_clients: connections; a request that finds none free waits for one.
-        seconds: how long requests are begun.
+        port: the port of a server on this machine.
+        requests: sent in turn.
+        per_second: the mean rate; times between requests are random (exponential), but the same at every call.
+        num_clients: number of connections; a request waits for a free one.
+        seconds: length of the measurement, in which requests are started.
     """
     return asyncio.run(_open_loop(port, requests, per_second, num_clients, seconds))
 
 
 class _Client(asyncio.Protocol):
-    """One connection; a request at a time."""
+    """One connection with one request at a time."""
 
     def __init__(self, answered: Callable[[_Client, int], None]) -> None:
         self._answered = answered

@@ -1,12 +1,12 @@
-"""A model that int8 after training costs a few points, for the benchmark of quantization-aware training.
+"""A model that loses a few points of accuracy with post-training int8, for the quantization-aware training benchmark.
 
 A depthwise network without normalization learns the digits. Then the channels of each layer are spread: the output of
-channel c is multiplied by a factor and what the next layer does with it is divided by the same factor, which changes
-nothing in float32, since a ReLU keeps positive factors. Such spread ranges are what trained mobile networks are found
-to have, and why int8 costs them accuracy: all channels of a layer share one scale.
+channel c is multiplied by a factor, and the next layer's weights for it are divided by the same factor. This changes
+nothing in float32, since a ReLU commutes with positive factors. Trained mobile networks have such spread ranges, which
+is why they lose accuracy with int8: all channels of a layer share one scale.
 
 Source: Nagel et al., Data-free quantization through weight equalization and bias correction, 2019,
-    https://arxiv.org/abs/1906.04721 (which goes the other way, from spread channels to even ones)
+    https://arxiv.org/abs/1906.04721 (which does the reverse: it equalizes spread channels)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPOCHS = 30
 GLOBAL_BATCH_SIZE = 64
 FILTERS = (24, 32, 32)
 SPREAD = 1.6  # standard deviation of the factors' natural logarithms
-# How the spread network is trained on while it imitates int8.
+# How the spread network is fine-tuned with simulated int8.
 QAT_OPTIONS = {"epochs": 12, "learning_rate": 3e-3}
 _LEARNING_RATE = 3e-3
 
@@ -51,7 +51,7 @@ def build_model() -> keras.Model:
 
 
 def workload() -> Workload:
-    """What the network learns: the digits, moved about a little."""
+    """The workload of the network: the digits with slight augmentation."""
     images = digits()
     batches = ImageBatches(images, ImageMoves(rotation=0.2, zoom=0.1, shift=0.1))
 
@@ -76,12 +76,12 @@ def workload() -> Workload:
 
 
 def spread_channels(model: keras.Model, *, spread: float = SPREAD, seed: int = 0) -> None:
-    """Gives the channels of the network's layers different ranges, in place; what it calculates stays the same.
+    """Gives the channels of the network's layers different ranges, in place; its outputs stay the same.
 
     Args:
         model: from `build_model`.
         spread: standard deviation of the natural logarithms of the factors.
-        seed: of the factors.
+        seed: the seed of the factors.
 
     Example:
         >>> model = build_model()

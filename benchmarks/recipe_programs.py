@@ -1,4 +1,4 @@
-"""The programs that the recipes' benchmark times: `tfaccel.train` by the rules' plan, and `Model.fit` in two ways."""
+"""The programs of the recipes' benchmark: `tfaccel.train` with the rules' plan, and `Model.fit` in two ways."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DEFAULT_BATCH_SIZE = 32  # of `Model.fit`
 
 
 class RecipeTraining(abc.ABC):
-    """A recipe trained until it reaches what it states, each run with another seed.
+    """Trains a recipe until it reaches its stated result, with a different seed in each run.
 
     Args:
-        name: of the program.
-        workload: the recipe's.
-        epochs: passes over the data at most.
-        target: what the recipe states to reach; None: trained for all epochs.
+        name: the name of the program.
+        workload: the recipe's workload.
+        epochs: maximum number of epochs.
+        target: the recipe's stated result; None to train for all epochs.
 
     Attributes:
-        reached: for each run, the warm-up's first, whether the target was reached.
-        epochs_done: for each run, after how many epochs, or all.
-        results: for each run the last validation metrics (or those of training, where there is no validation).
+        reached: for each run, whether the target was reached.
+        epochs_done: for each run, the number of epochs trained.
+        results: for each run, the last validation metrics (or training metrics if there is no validation).
     """
 
     def __init__(self, name: str, workload: Workload, epochs: int, target: StatedResult | None) -> None:
@@ -58,7 +58,7 @@ class RecipeTraining(abc.ABC):
         return clock.metrics["loss"]
 
     def run(self) -> Window:
-        """Trains and times it: building, tracing and compiling are part of what a user waits for."""
+        """Trains, timed: including building, tracing and compiling, which a user waits for too."""
         clock = ResultClock(self.target)
         cpu_seconds = time.process_time()
         self._train(clock, seed=len(self.results), epochs=self.epochs)
@@ -77,11 +77,11 @@ class RecipeTraining(abc.ABC):
 
     @abc.abstractmethod
     def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
-        """Starts the clock, and trains with it among the callbacks."""
+        """Starts the clock, and trains with it as a callback."""
 
 
 class ResultClock(keras.callbacks.Callback):
-    """Stops training when the stated result is reached, and the time that it took from `start`."""
+    """Stops training when the stated result is reached, and records the time since `start`."""
 
     def __init__(self, target: StatedResult | None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class ResultClock(keras.callbacks.Callback):
         self._started = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Takes the time."""
+        """Records the time and the metrics."""
         self.seconds, self.epochs = time.perf_counter() - self._started, epoch + 1
         values = {name: float(value) for name, value in (logs or {}).items()}
         held_out = {name.removeprefix("val_"): value for name, value in values.items() if name.startswith("val_")}
@@ -108,7 +108,7 @@ class ResultClock(keras.callbacks.Callback):
 
 
 class PlannedTraining(RecipeTraining):
-    """`tfaccel.train` by the first plan of the rules, with its run directory and checkpoints."""
+    """`tfaccel.train` with the rules' first plan, including its run directory and checkpoints."""
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -125,7 +125,7 @@ class PlannedTraining(RecipeTraining):
 class PlainTraining(RecipeTraining):
     """`Model.fit` on the same model and data, with the recipe's own batches, optimizer and schedule.
 
-    Its input pipelines of all epochs are made before the clock starts.
+    The input pipelines of all epochs are created before the clock starts.
     """
 
     def _train(self, clock: ResultClock, *, seed: int, epochs: int) -> None:
@@ -160,9 +160,9 @@ class PlainTraining(RecipeTraining):
 
 
 class DefaultTraining(PlainTraining):
-    """`Model.fit` on the same model and data with Keras's defaults: batches of 32 and Adam at its own learning rate.
+    """`Model.fit` on the same model and data with Keras's defaults: batches of 32 and Adam's default learning rate.
 
-    A model with a `train_step` of its own keeps its optimizers, which have no defaults.
+    A model with a custom `train_step` keeps its optimizers, which have no defaults.
     """
 
     def _global_batch_size(self) -> int:

@@ -1,4 +1,4 @@
-"""The settings that `tfaccel benchmark settings` tries for each recipe: those that it has, and their neighbours."""
+"""The settings that `tfaccel benchmark settings` tries for each recipe: its current ones, and their neighbors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Setting = dict[str, Any]  # arguments of a recipe's `workload`
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings:
-    """What is tried for one recipe.
+    """The settings to try for one recipe.
 
     Attributes:
         present: the defaults of the recipe's `workload`, for each argument that is varied.
         neighbours: argument -> other values; one argument is changed at a time.
-        metric: the validation metric that is compared; None for the score that the recipe's `show_result` returns.
+        metric: the validation metric to compare; None for the score that the recipe's `show_result` returns.
         higher_is_better: whether a higher value of the metric is better.
 
     Example:
@@ -31,7 +31,7 @@ class RecipeSettings:
 
     @property
     def candidates(self) -> list[Setting]:
-        """The settings, the present ones first."""
+        """The settings, the current ones first."""
         changed = [{name: value} for name, values in self.neighbours.items() for value in values]
         return [dict(self.present), *({**self.present, **change} for change in changed)]
 
@@ -40,7 +40,7 @@ def _epochs(present: int, *others: int, metric: str | None = None) -> RecipeSett
     return RecipeSettings(present={"epochs": present}, neighbours={"epochs": others}, metric=metric)
 
 
-# Epochs are halved and doubled. Where a setting is derived, its value for the recipe's data stands here.
+# Epochs are halved and doubled. For derived settings, these are the values for the recipe's data.
 RECIPE_SETTINGS = {
     "autoencoder": _epochs(120, 30, 60, 240, metric="loss"),
     "gan": _epochs(30, 15, 60),

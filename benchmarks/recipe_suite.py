@@ -1,4 +1,4 @@
-"""The recipes' benchmark: each trained to its stated result by `tfaccel.train` and, by turns, by `Model.fit`."""
+"""The recipes' benchmark: each trained to its stated result, alternately by `tfaccel.train` and `Model.fit`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tfaccel.planning.run_length import run_epochs_of
 
 MAX_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
 MAX_INPUT_WAIT = 0.05
-_MORE_EPOCHS = 2  # times the recipe's, after which Keras's defaults count as done without the result
+_MORE_EPOCHS = 2  # multiple of the recipe's epochs after which Keras's defaults have missed the result
 
 
 def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     """Measures the named recipes, one after the other, and reports them.
 
     Args:
-        names: recipes.
+        names: the recipes.
         options: `scale` multiplies the epochs.
     """
     figures: list[Figure] = []
@@ -41,7 +41,7 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
         times = measure_interleaved(
             programs,
             repetitions=options.repetitions,
-            num_discarded=0,  # Each run builds and traces everything anew, so that nothing is left to warm up.
+            num_discarded=0,  # Each run builds and traces everything again, so there is nothing to warm up.
             progress=lambda text, name=name: options.progress(f"{name}: {text}"),  # type: ignore[misc]
         )
         measurements[name] = times
@@ -77,7 +77,7 @@ def _ratios(ours: Measurement, other: Measurement) -> tuple[float, ...]:
 
 
 def _of_program(name: str, program: RecipeTraining, measurement: Measurement) -> list[Figure]:
-    """Its time, examples per second, what its models had then, and how many of them reached the stated result."""
+    """The program's time, examples per second, final metric, and fraction of runs that reached the stated result."""
     seconds = tuple(window.wall_seconds for window in measurement.windows)
     results = program.results[-len(seconds) :]
     metric = program.target.metric if program.target else "loss"
@@ -89,7 +89,7 @@ def _of_program(name: str, program: RecipeTraining, measurement: Measurement) ->
     }
     if program.target:
         reached = sum(program.reached[-len(seconds) :]) / len(seconds)
-        quantities[f"part of the runs that reached {program.target}"] = (reached,)
+        quantities[f"fraction of the runs that reached {program.target}"] = (reached,)
     return [
         Figure(name=name, quantity=f"{quantity}, {program.name}", values=values)
         for quantity, values in quantities.items()

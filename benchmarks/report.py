@@ -1,4 +1,4 @@
-"""The noun `Report`: raw windows first, derived figures second, and what makes them doubtful."""
+"""`Report`: raw windows, derived figures, and warnings about them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.measuring.measurement import Measurement
 
-# A program whose windows differ by more than this (interquartile range / median) was disturbed.
+# A program whose windows vary by more than this (interquartile range / median) was disturbed.
 NOISY_SPREAD = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a suite of measurements found.
+    """The results of a suite of measurements.
 
     Attributes:
         suite: name of the suite, such as "engine".
-        machine: what it ran on: cores, versions, settings.
+        machine: the machine it ran on: cores, versions, settings.
         measurements: name of a comparison -> its raw times, one entry for each program.
-        figures: what was derived from them.
+        figures: the figures derived from them.
 
     Example:
         >>> Report(suite="engine", machine={}, measurements={}, figures=()).met
@@ -39,16 +39,16 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes figures doubtful: programs that differ from themselves, and from each other in what they learn."""
+        """Reasons to doubt the figures: noisy programs, and programs whose losses differ."""
         noisy = [
-            f"{name}: {measurement.name} differs from itself by {measurement.spread:.0%}: is the machine busy?"
+            f"{name}: {measurement.name} varies by {measurement.spread:.0%}: is the machine busy?"
             for name, measurements in self.measurements.items()
             for measurement in measurements
             if measurement.spread > NOISY_SPREAD
         ]
         unlike = [
             f"{figure.name}: {figure.quantity}: the losses after the same batches differ by "
-            f"{figure.loss_difference:.2g}, allowed are {figure.loss_tolerance:.2g}."
+            f"{figure.loss_difference:.2g}; the tolerance is {figure.loss_tolerance:.2g}."
             for figure in self.figures
             if not figure.losses_agree
         ]
@@ -67,7 +67,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        """The report that `to_json` gave."""
+        """The report from its `to_json` data."""
         measurements = {
             name: tuple(Measurement.from_json(measurement) for measurement in found)
             for name, found in data["measurements"].items()

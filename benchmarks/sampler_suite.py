@@ -1,4 +1,4 @@
-"""The benchmark of what chooses trials: Optuna alone and `tfaccel.search` on the same space, with the same seeds."""
+"""The benchmark of samplers: Optuna alone and `tfaccel.search` on the same space, with the same seeds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfaccel.processes.child import ProcessError, run_program
 SAMPLER_FIGURES = ("tpe", "bayesian")
 NUM_TRIALS, EPOCHS = 30, 5
 ALONE = "Optuna alone"
-MAX_LOSS = 1.01  # of Optuna's own loop: the same trials, with sums that are rounded differently
+MAX_LOSS = 1.01  # relative to Optuna's loop: the same trials, up to rounding
 _PROGRAM = "tfaccel.benchmarks.sampler_program"
 
 
 def run_sampler_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Measures searches of the digits MLP, one for each seed from 1 on.
+    """Measures searches of the digits MLP, one for each seed starting at 1.
 
     Args:
         names: algorithms of `tfaccel.search`.
@@ -34,7 +34,7 @@ def run_sampler_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     num_trials = max(1, round(NUM_TRIALS * options.scale))
     programs = {ALONE: ("optuna", "tpe"), **{name: ("search", name) for name in names}}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
-    for seed in range(1, options.repetitions + 1):  # by turns, so that a busy machine is so for all
+    for seed in range(1, options.repetitions + 1):  # interleaved, so that a busy machine affects all
         for name, (program, algorithm) in programs.items():
             options.progress(f"{name}, seed {seed} of {options.repetitions}")
             found[name].append(run_sampler(program, algorithm, seed=seed, num_trials=num_trials))
@@ -43,7 +43,7 @@ def run_sampler_suite(names: Sequence[str], options: SuiteOptions) -> Report:
 
 
 def sampler_figures(found: Mapping[str, Sequence[dict[str, Any]]], num_trials: int) -> tuple[Figure, ...]:
-    """The figures of some searches: program -> what it found with each seed."""
+    """The figures of searches: program -> its result with each seed."""
     alone = found[ALONE]
     losses, seconds = [best_loss(result) for result in alone], [_median_seconds(result) for result in alone]
     figures = [Figure(name=ALONE, quantity="processor seconds of a suggestion", values=tuple(seconds))]
@@ -72,7 +72,7 @@ def sampler_figures(found: Mapping[str, Sequence[dict[str, Any]]], num_trials: i
 
 
 def best_loss(result: dict[str, Any]) -> float:
-    """The lowest loss of a search; trials that failed have none.
+    """The lowest loss of a search, ignoring failed trials.
 
     Example:
         >>> best_loss({"losses": [0.5, None, 0.25]})
@@ -86,10 +86,10 @@ def _median_seconds(result: dict[str, Any]) -> float:
 
 
 def run_sampler(program: str, algorithm: str, *, seed: int, num_trials: int) -> dict[str, Any]:
-    """What `tfaccel.benchmarks.sampler_program` found.
+    """The result of `tfaccel.benchmarks.sampler_program`.
 
     Raises:
-        TfaccelError: if it failed.
+        TfaccelError: if it fails.
     """
     task = {"program": program, "algorithm": algorithm, "seed": seed, "max_trials": num_trials, "epochs": EPOCHS}
     command = [sys.executable, "-m", _PROGRAM, json.dumps(task)]

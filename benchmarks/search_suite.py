@@ -1,4 +1,4 @@
-"""The benchmark of searches: `tfaccel tune` with two workers and, by turns, plain Keras Tuner, on the same trials."""
+"""The benchmark of searches: `tfaccel tune` with two workers, interleaved with plain Keras Tuner on the same trials."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tfaccel.errors import TfaccelError
 from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.processes.child import ProcessError, run_program
 
-# Recipe -> epochs of a trial, which then take about ten seconds on one core; the metric; and how far the best scores
-# may be apart: a few of the test images, since sums are rounded differently.
+# Recipe -> epochs of a trial, which take about ten seconds on one core; the metric; and the tolerance of the best
+# scores: a few of the test images, since rounding differs.
 SEARCHES = {"image_classification": (32, "val_accuracy", 0.01)}
-# The architecture is the same in all trials: a few that take ten times as long as others would make the time of two
-# workers a matter of which trial happens to come last.
+# The architecture is the same in all trials: if a few took ten times as long as others, the time of two workers would
+# depend on which trial happens to come last.
 FIXED = {"image_classification": {"width": 32, "num_blocks": 1}}
 NUM_TRIALS, PARALLEL = 16, 2
-MAX_TIME = 0.6  # of plain Keras Tuner's
-MAX_OVERHEAD = 0.15  # of the time that the epochs alone take
+MAX_TIME = 0.6  # relative to plain Keras Tuner
+MAX_OVERHEAD = 0.15  # relative to the time of the epochs alone
 _SEED = 1
 
 
@@ -34,11 +34,11 @@ def run_search_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     """Measures searches of the named recipes.
 
     Args:
-        names: recipes.
+        names: the recipes.
         options: `scale` multiplies the epochs of a trial.
 
     Raises:
-        TfaccelError: if a search fails, or the two had other trials.
+        TfaccelError: if a search fails, or the trials of the two differ.
     """
     figures: list[Figure] = []
     measurements: dict[str, tuple[Measurement, ...]] = {}
@@ -83,7 +83,7 @@ def _figures(
             loss_difference=apart,
             loss_tolerance=tolerance,
         ),
-        Figure(name=name, quantity="a trial beside its epochs / its epochs", values=overheads, at_most=MAX_OVERHEAD),
+        Figure(name=name, quantity="overhead of a trial / its epochs", values=overheads, at_most=MAX_OVERHEAD),
         Figure(name=name, quantity="the same with the processes' start, shared by all trials", values=whole),
         Figure(name=name, quantity="seconds of a trial's epochs", values=trial_seconds),
         Figure(name=name, quantity="best score, Keras Tuner", values=tuple(plain["best"] for plain, _ in found)),
@@ -94,7 +94,7 @@ def _figures(
 
 
 def trial_overhead(rows: Sequence[dict[str, Any]]) -> float:
-    """What trials took beside their epochs, as a part of what the epochs took without tracing.
+    """The time of trials outside of their epochs, as a fraction of the epochs' time without tracing.
 
     Example:
         >>> trial_overhead([{"seconds": 11.0, "train_seconds": 10.0}, {"seconds": 12.0, "train_seconds": 10.0}])
@@ -154,7 +154,7 @@ def _window(wall_seconds: float, cpu_seconds: float, best: float) -> Window:
 
 
 def _timed(arguments: Sequence[str]) -> tuple[str, float, float]:
-    """What a Python program wrote, its wall time, and the processor time of it and all that it started."""
+    """The output of a Python program, its wall time, and its CPU time, including that of its children."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     try:
         written = run_program([sys.executable, *arguments])

@@ -1,4 +1,4 @@
-"""The server's benchmark: what batching gains, how long answers take, and that a hot reload drops no request."""
+"""The server's benchmark: the gain from batching, the latency, and whether a hot reload drops requests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tfaccel.processes.child import ProcessError, run_program
 
 NUM_CLIENTS = 32
 MIN_GAIN = 3.0  # throughput with batching / without
-NUM_ROWS, NUM_ROW_CLIENTS = 32, 64  # of requests with several rows
-MIN_SHARE = 0.8  # rows a second of such requests / of the model itself in batches of as many
+NUM_ROWS, NUM_ROW_CLIENTS = 32, 64  # for requests with several rows
+MIN_SHARE = 0.8  # rows per second of such requests / of the model itself with the same batch size
 WINDOW_SECONDS, WARM_UP_SECONDS = 6.0, 1.0
 SOAK_SECONDS, NUM_SOAK_CLIENTS = 60.0, 8
-_VERSION_SECONDS = 30.0  # that the next version may take to be served
-_NUM_BODIES = 64  # different requests
-# What is served: a recipe, and the flags with which it is trained for a moment.
+_VERSION_SECONDS = 30.0  # time limit until the next version is served
+_NUM_BODIES = 64  # distinct requests
+# The served models: a recipe, and the flags to train it briefly.
 _RECIPES = {
     "image_classification": ("--epochs=1",),
     "text_classification": ("--epochs=1", "--model=lstm"),
@@ -39,7 +39,7 @@ SERVE_FIGURES = (*_RECIPES, "soak")
 
 
 def run_serve_suite(figures: Sequence[str], options: SuiteOptions) -> Report:
-    """Measures the named figures: throughput and latency of a recipe's model, or the soak, and reports them.
+    """Measures the named figures: throughput and latency of a recipe's model, or the soak test.
 
     Args:
         figures: names in `SERVE_FIGURES`.
@@ -55,7 +55,7 @@ def run_serve_suite(figures: Sequence[str], options: SuiteOptions) -> Report:
 
 
 def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
-    """Requests a second with and without batching, by turns; then the latency at half of the highest load."""
+    """Requests per second with and without batching, interleaved; then the latency at half of the highest load."""
     seconds = WINDOW_SECONDS * options.scale
     rates: dict[str, list[float]] = {"with": [], "without": []}
     batched, alone = ServedModel(model / "saved_model"), ServedModel(model / "saved_model", "--max_batch_size=1")
@@ -90,18 +90,20 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         )
     ]
     figures += [
-        Figure(name=name, quantity=f"requests a second, {way} batching", values=tuple(values))
+        Figure(name=name, quantity=f"requests per second, {way} batching", values=tuple(values))
         for way, values in rates.items()
     ]
     for percent in (50, 99):
         values = tuple(1000 * load.percentile(percent) for load in loads)
-        figures.append(Figure(name=name, quantity=f"p{percent} in ms at {half:,.0f} requests a second", values=values))
+        figures.append(
+            Figure(name=name, quantity=f"p{percent} in ms at {half:,.0f} requests per second", values=values)
+        )
     failed = tuple(float(load.num_failed) for load in loads)
     return [*figures, Figure(name=name, quantity="failed requests at that load", values=failed, at_most=0), *shares]
 
 
 def _share_of_the_model(name: str, model: Path, server: ServedModel, options: SuiteOptions) -> list[Figure]:
-    """Rows a second of requests with several rows, and of the model called with as many, by turns."""
+    """Rows per second of requests with several rows, and of the model called directly, interleaved."""
     import tensorflow as tf
 
     seconds = WINDOW_SECONDS * options.scale
@@ -112,7 +114,7 @@ def _share_of_the_model(name: str, model: Path, server: ServedModel, options: Su
     rows = np.random.default_rng(0).integers(0, 256, (NUM_ROWS, *shape)).astype(spec.dtype.as_numpy_dtype)
     served, alone = [], []
     for repetition in range(options.repetitions):
-        options.progress(f"{name}: {NUM_ROWS} rows a request, {repetition + 1} of {options.repetitions}")
+        options.progress(f"{name}: {NUM_ROWS} rows per request, {repetition + 1} of {options.repetitions}")
         load = closed_loop(
             server.port,
             requests,
@@ -127,12 +129,12 @@ def _share_of_the_model(name: str, model: Path, server: ServedModel, options: Su
     return [
         Figure(
             name=name,
-            quantity=f"{NUM_ROWS} rows a request: rows a second, served / the model itself",
+            quantity=f"{NUM_ROWS} rows per request: rows per second, served / the model itself",
             values=shares,
             at_least=MIN_SHARE,
         ),
-        Figure(name=name, quantity=f"{NUM_ROWS} rows a request: rows a second, served", values=tuple(served)),
-        Figure(name=name, quantity=f"batches of {NUM_ROWS}: rows a second, the model itself", values=tuple(alone)),
+        Figure(name=name, quantity=f"{NUM_ROWS} rows per request: rows per second, served", values=tuple(served)),
+        Figure(name=name, quantity=f"batches of {NUM_ROWS}: rows per second, the model itself", values=tuple(alone)),
     ]
 
 
@@ -146,7 +148,7 @@ def _calls_a_second(call: Callable[[], object], seconds: float) -> float:
 
 
 def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
-    """Clients that never pause, while the next version comes in the middle."""
+    """Clients that never pause, while a new version is deployed halfway through."""
     versions = model / "soak"
     versions.mkdir()
     shutil.copytree(model / "saved_model" / "1", versions / "1")
@@ -175,7 +177,7 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
 
 
 def _num_versions(server: ServedModel, *, at_least: int) -> int:
-    """How many versions are served; waits a while for so many, which trials are too short for."""
+    """The number of served versions; waits for `at_least`, since short runs end before."""
     import urllib.request
 
     deadline = time.monotonic() + _VERSION_SECONDS
@@ -192,13 +194,13 @@ def _requests(model: Path, name: str, *, num_rows: int = 1) -> list[bytes]:
     """Requests in row format."""
     rng = np.random.default_rng(0)
     shape = json.loads((model / "input.json").read_text())
-    values = rng.integers(0, 256, (_NUM_BODIES, num_rows, *shape))  # pixels, or numbers of common words
+    values = rng.integers(0, 256, (_NUM_BODIES, num_rows, *shape))  # pixels, or token ids of common words
     bodies = [json.dumps({"instances": rows}, separators=(",", ":")).encode() for rows in values.tolist()]
     return [post(f"/v1/models/{name}:predict", body) for body in bodies]
 
 
 def _exported(recipe: str, folder: Path, progress: Callable[[str], None]) -> Path:
-    """A recipe's model, trained for a moment and exported, in a process of its own; once for each folder."""
+    """A recipe's model, briefly trained and exported in child processes; once for each folder."""
     if folder.exists():
         return folder
     progress(f"{recipe}: training and exporting a model")

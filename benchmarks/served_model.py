@@ -1,4 +1,4 @@
-"""A server of tfaccel in a process of its own, to be measured."""
+"""A tfaccel server in a child process, for measurements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _STOP_SECONDS = 60.0
 
 
 class ServedModel:
-    """A context in which `tfaccel serve` runs in a process of its own.
+    """A context in which `tfaccel serve` runs in a child process.
 
     Args:
-        folder: what is served: a folder of versions.
-        flags: more flags of the command.
+        folder: a folder of versions to serve.
+        flags: further flags of the command.
 
     Attributes:
-        name: of the model in addresses.
-        port: that it listens on.
+        name: the name of the model in URLs.
+        port: the port of the server.
 
     Raises:
-        ServeError: when entered, if the server does not start.
+        ServeError: on entry, if the server does not start.
     """
 
     name: str

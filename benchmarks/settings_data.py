@@ -1,6 +1,6 @@
-"""Data to choose a recipe's settings by: its training data alone, a fraction of which is kept aside in place of tests.
+"""Data for tuning a recipe's settings: only its training data, of which a fraction is held out for validation.
 
-They are written as data of a user's own (`data_dir`), which the recipe reads and splits itself. No test data is used.
+They are written as user data (`data_dir`), which the recipe reads and splits itself. No test data are used.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from tfaccel.data.texts.pairs import TEST_PART, TextPairs, dates_in_words, summa
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 
-NUM_FOLDS = 5  # Each seed keeps aside another fifth, where rows may be in any order.
+NUM_FOLDS = 5  # Each seed holds out a different fifth, if the order of rows does not matter.
 
 
 def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes a recipe's training data, split once more in the way that the recipe splits its data.
+    """Writes a recipe's training data, split again in the way that the recipe splits its data.
 
-    Digits and tables: the seed's fifth of five, stratified. Series: the last fifth. Documentation: topics with the
-    seed's fifth of the text, of which as much is used as the recipe tests with (a tenth). Dates: a tenth, by the seed.
-    Scenes and the few digits: always the same fifth, or all training images that are left over.
+    Held out are, for digits and tables, one of five stratified folds, chosen by the seed; for series, the last fifth;
+    for documentation, topics with a fifth of the text, chosen by the seed, of which as much is used as the recipe tests
+    with (a tenth); for dates, a random tenth; for scenes, always the same fifth; for the few digits, all unused
+    training images.
 
     Args:
         recipe: its name.
         folder: an empty folder.
-        seed: decides what is kept aside.
+        seed: determines what is held out.
 
     Returns:
-        The arguments of the recipe's `workload` that make it read these data, and those of the workload by which its
-        `show_result` judges.
+        The arguments of the recipe's `workload` to read these data, and those of the workload that `show_result` uses
+        for scoring.
 
     Raises:
-        TfaccelError: for a recipe for which nothing can be kept aside.
+        TfaccelError: for a recipe without data to hold out.
     """
     if recipe not in _WRITERS:
         raise TfaccelError(f"There is no recipe {recipe!r} with settings to choose.{did_you_mean(recipe, _WRITERS)}")
     arguments = _WRITERS[recipe](folder, seed)
     if recipe != "gan":
         return arguments, arguments
-    # Samples are judged by a classifier of the images to train on: here it sees those that the GAN has not seen.
+    # Samples are scored by a classifier of the training images; here it is trained on those that the GAN has not seen.
     with np.load(arguments["data_dir"]) as arrays:
         train, kept = ((arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
     (folder / "judge").mkdir()
@@ -59,7 +60,7 @@ def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str,
 
 
 def fold_of(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train on and those kept aside: one of five stratified folds, by the seed.
+    """The training rows and the held-out rows: one of five stratified folds, chosen by the seed.
 
     Example:
         >>> [len(rows) for rows in fold_of(np.repeat([0, 1], 10), seed=1)]
@@ -73,7 +74,7 @@ def fold_of(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def topics_of(seed: int) -> tuple[list[Topic], list[Topic]]:
-    """Training topics of the documentation, and those with a fifth of their text: the longest are dealt out first."""
+    """Training topics of the documentation, and held-out ones with a fifth of the text (longest assigned first)."""
     topics = [topic for topic in documentation_topics() if not topic.is_held_out]
     lengths = [len(joined_text([topic])) for topic in topics]
     sizes, folds = np.zeros(NUM_FOLDS, int), np.zeros(len(topics), int)
@@ -148,7 +149,7 @@ def _summaries(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _placed(train: list[tuple[str, str]], kept: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs in the order in which `TextPairs.cut` keeps some of `kept` for testing, and all of `train` to train on."""
+    """Pairs in an order in which `TextPairs.cut` holds out some of `kept` for testing, and uses all of `train`."""
     num_kept = next(n for n in range(1, len(kept) + 1) if len(_places(len(train) + n)) == n)
     places = _places(len(train) + num_kept)
     rest, others = iter(train), iter(kept)
@@ -156,7 +157,7 @@ def _placed(train: list[tuple[str, str]], kept: list[tuple[str, str]]) -> list[t
 
 
 def _places(num_pairs: int) -> set[int]:
-    """The rows that `TextPairs.cut` keeps for testing."""
+    """The rows that `TextPairs.cut` holds out for testing."""
     return {int(row) for row, _ in TextPairs.cut([(str(row), "") for row in range(num_pairs)], "rows").test}
 
 

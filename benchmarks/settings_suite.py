@@ -1,4 +1,4 @@
-"""The benchmark of settings: each recipe's own and their neighbours, on training data kept aside."""
+"""The benchmark of settings: each recipe's current ones and their neighbors, on held-out training data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SettingTrial:
     Attributes:
         recipe: its name.
         setting: arguments of its `workload`.
-        seed: of the run; decides what is kept aside too.
-        score: on the data kept aside; None if the loss became NaN or infinite.
-        metric: what the score is.
+        seed: the seed of the run, which also determines the held-out data.
+        score: the score on the held-out data; None if the loss became NaN or infinite.
+        metric: the name of the score.
         higher_is_better: whether a higher score is better.
-        seconds: of the run.
+        seconds: the time of the run.
     """
 
     recipe: str
@@ -45,12 +45,12 @@ class SettingTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingScores:
-    """The scores of one setting of a recipe, beside those of the recipe's own setting with the same seeds.
+    """The scores of one setting of a recipe, compared with the recipe's current setting with the same seeds.
 
     Attributes:
         recipe, setting, metric: as in `SettingTrial`.
         scores: one for each seed.
-        gains: by how much each is better than that of the present setting; empty for the present setting itself.
+        gains: the improvement of each over the current setting; empty for the current setting itself.
 
     Example:
         >>> SettingScores(recipe="gan", setting={}, metric="loss", scores=(0.7, 0.8), gains=(0.1, 0.1)).is_better
@@ -69,7 +69,7 @@ class SettingScores:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds; None with a single one."""
+        """The standard deviation over the seeds; None if there is only one."""
         return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
     @property
@@ -83,12 +83,12 @@ class SettingScores:
 
     @property
     def is_better(self) -> bool:
-        """Whether it is better than the present setting by more than the spread of what it gains."""
+        """Whether its mean gain over the current setting exceeds the spread of the gains."""
         gain, spread = self.mean_gain, self.gain_spread
         return gain is not None and spread is not None and gain > max(spread, 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and what is derived from them."""
+        """The fields and the values derived from them."""
         derived = ("mean", "spread", "mean_gain", "gain_spread", "is_better")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
@@ -101,14 +101,14 @@ def run_settings_suite(
     save: Callable[[list[SettingTrial]], None],
     progress: Callable[[str], None],
 ) -> list[SettingTrial]:
-    """Trains every setting of the recipes with the seeds from 0 on, but for those that are done.
+    """Trains every setting of the recipes with seeds starting at 0, except those that are done.
 
     Args:
         recipes: their names.
-        num_seeds: how many.
+        num_seeds: number of seeds.
         done: trials of earlier calls.
-        save: called with all trials after each.
-        progress: called with a line before each.
+        save: called with all trials after each one.
+        progress: called with a line before each one.
 
     Raises:
         TfaccelError: for a recipe without settings.
@@ -127,7 +127,7 @@ def run_settings_suite(
 
 
 def settings_of(recipe: str) -> list[Setting]:
-    """The settings to try, the present ones first.
+    """The settings to try, the current ones first.
 
     Raises:
         TfaccelError: for a recipe without settings.
@@ -138,7 +138,7 @@ def settings_of(recipe: str) -> list[Setting]:
 
 
 def run_trial(recipe: str, setting: Setting, *, seed: int) -> SettingTrial:
-    """Trains a recipe with a setting, on its training data less what is kept aside, and scores it by that."""
+    """Trains a recipe with a setting, on its training data without the held-out part, and scores it on that part."""
     import keras
 
     from tfaccel.training.train import train
@@ -169,7 +169,7 @@ def run_trial(recipe: str, setting: Setting, *, seed: int) -> SettingTrial:
 
 
 def _score(recipe: str, result: TrainResult, show_result: Callable[[], Any]) -> tuple[float, str, bool]:
-    """The score, what it is, and whether a higher one is better."""
+    """The score, its name, and whether higher is better."""
     of_recipe = RECIPE_SETTINGS[recipe]
     if of_recipe.metric is not None:
         return result.final[of_recipe.metric], of_recipe.metric, of_recipe.higher_is_better
@@ -180,7 +180,7 @@ def _score(recipe: str, result: TrainResult, show_result: Callable[[], Any]) -> 
 
 
 def setting_scores(trials: Sequence[SettingTrial]) -> list[SettingScores]:
-    """The scores of each setting, in the order in which settings are tried; failed runs and old settings are left out.
+    """The scores of each setting, in the order in which settings are tried, without failed runs and old settings.
 
     Example:
         >>> trial = SettingTrial(recipe="gan", setting={"epochs": 30}, seed=0, score=0.9, metric="recognised samples",

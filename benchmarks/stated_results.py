@@ -1,4 +1,4 @@
-"""What each recipe states to reach, as a validation metric that can be watched while it trains."""
+"""The stated result of each recipe, as a validation metric that can be monitored in training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class StatedResult:
 
     Attributes:
         metric: its name in the logs, without `val_`.
-        at_least: reached from here upwards; None for a metric that falls.
-        at_most: reached from here downwards.
+        at_least: the lower bound, for a metric that should increase; else None.
+        at_most: the upper bound, for a metric that should decrease; else None.
 
     Raises:
-        ValueError: without a bound, or with two.
+        ValueError: unless there is exactly one bound.
 
     Example:
         >>> StatedResult(metric="accuracy", at_least=0.97).is_reached(0.98)
@@ -39,8 +39,8 @@ class StatedResult:
         return f"{self.metric} {sign} {bound:g}"
 
 
-# The least of a recipe's five seeds, so that each run can reach it. Where its own result is not a metric of training
-# (exact matches, mAP, ROUGE-L), a validation metric stands for it. The GAN has no validation: all its epochs are timed.
+# The worst of a recipe's five seeds, so that each run can reach it. If its own result is not a training metric (exact
+# matches, mAP, ROUGE-L), a validation metric replaces it. The GAN has no validation: all its epochs are timed.
 STATED_RESULTS = {
     "tabular_classification": StatedResult(metric="accuracy", at_least=0.97),
     "tabular_regression": StatedResult(metric="r2", at_least=0.48),

@@ -1,4 +1,4 @@
-"""The noun `SuiteOptions`: how a suite of measurements is run."""
+"""`SuiteOptions`: how to run a suite of measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tfaccel.training.result import installed_versions
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """How a suite is run.
+    """How to run a suite.
 
     Attributes:
-        repetitions: windows that are kept of each program.
-        scale: the steps (or epochs) of each window are multiplied by this; below 1 for trials, whose figures mean
-            little.
+        repetitions: number of windows of each program.
+        scale: factor of the steps (or epochs) of each window; below 1 for trial runs, whose figures mean little.
         progress: called with a line before each run.
     """
 
@@ -26,7 +25,7 @@ class SuiteOptions:
     progress: Callable[[str], None]
 
     def machine(self) -> dict[str, Any]:
-        """What the suite runs on, and how, for its report."""
+        """The machine and the settings of the suite, for its report."""
         hardware = detect_hardware()
         return {
             "cpu_model": hardware.cpu_model,

@@ -1,4 +1,4 @@
-"""The programs that the engine's benchmark times: `tfaccel.fit`, `Model.fit`, and a loop written by hand."""
+"""The programs of the engine's benchmark: `tfaccel.fit`, `Model.fit`, and a hand-written loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tfaccel.training.fit import fit
 
 
 class TrainedModel:
-    """A compiled model that can be put back to its start, so that every run trains the same.
+    """A compiled model that can be reset, so that every run trains the same.
 
     Args:
-        task: what it trains.
-        weights: where it starts; by default, where its initializers put it.
-        strategy: in whose scope it is built.
+        task: the task.
+        weights: the initial weights; by default those of its initializers.
+        strategy: the strategy in whose scope it is built.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TrainedModel:
         return self._strategy.scope() if self._strategy is not None else contextlib.nullcontext()
 
     def reset(self) -> None:
-        """Puts weights, optimizer and metrics back to the start."""
+        """Resets weights, optimizer and metrics to the initial state."""
         with self.scope():
             self.model.set_weights(self.weights)
             for variable, value in zip(self.model.optimizer.variables, self._optimizer_values, strict=True):
@@ -49,7 +49,7 @@ class TrainedModel:
             self.model.reset_metrics()
 
     def check_steps(self, expected: int) -> None:
-        """Raises RuntimeError unless exactly the expected steps were made since the reset."""
+        """Raises RuntimeError unless exactly the expected number of steps was made since the reset."""
         made = int(self.model.optimizer.iterations.numpy())
         if made != expected:
             raise RuntimeError(f"{self.model.name} made {made} optimizer steps, expected {expected}: not comparable.")
@@ -59,12 +59,12 @@ class FitProgram:
     """`tfaccel.fit` or `Model.fit` on arrays or on a `tf.data.Dataset`.
 
     Args:
-        name: of the program.
-        task: what it trains.
+        name: the name of the program.
+        task: the task.
         start: the model.
-        is_tfaccel: `tfaccel.fit`, else `Model.fit`.
-        dataset: in place of arrays.
-        options: `verbose`, `shuffle` (both as for `fit`; 0 and True by default).
+        is_tfaccel: whether to use `tfaccel.fit`, else `Model.fit`.
+        dataset: the dataset to train on; None for arrays.
+        options: `verbose` and `shuffle`, as for `fit` (0 and True by default).
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FitProgram:
         return loss
 
     def run(self) -> Window:
-        """Trains once as a user would and times it."""
+        """Trains once as a user would, timed."""
         self._start.reset()
         window = self._clock.time(lambda: self._train({**self._options, "callbacks": [self._callback]}))
         self._start.check_steps(self.num_steps)
@@ -110,7 +110,7 @@ class FitProgram:
         options = {**options, "epochs": self._task.num_epochs}
         if self._arrays is None:
             data: tuple[Any, ...] = (self._dataset,)
-            options["shuffle"] = False  # A data set shuffles itself; Keras warns of anything else.
+            options["shuffle"] = False  # Datasets shuffle themselves; Keras warns about anything else.
         else:
             data = self._arrays
             options["batch_size"] = self._task.global_batch_size
@@ -120,9 +120,9 @@ class FitProgram:
 
 
 class HandWrittenLoop:
-    """What an expert writes: `tf.data`, one `tf.function` with a loop in the graph, one call an epoch.
+    """The loop that an expert writes: `tf.data`, one `tf.function` with a loop in the graph, one call per epoch.
 
-    It makes the step that Keras makes: forward, loss, gradients, optimizer, mean loss and accuracy.
+    It does the same step as Keras: forward, loss, gradients, optimizer, mean loss and accuracy.
     """
 
     def __init__(self, task: Task, start: TrainedModel) -> None:
@@ -141,7 +141,7 @@ class HandWrittenLoop:
         return self.run().loss
 
     def run(self) -> Window:
-        """Trains once and times it."""
+        """Trains once, timed."""
         self._start.reset()
         window = self._clock.time(self._train)
         self._start.check_steps(self.num_steps)

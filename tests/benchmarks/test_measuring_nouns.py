@@ -123,7 +123,7 @@ def test_report_goes_through_json():
 
 def test_report_says_what_is_missed_and_what_is_doubtful():
     first = report()
-    assert first.warnings == ["speed: noisy differs from itself by 67%: is the machine busy?"]
+    assert first.warnings == ["speed: noisy varies by 67%: is the machine busy?"]
     missed = replace(first.figures[0], at_least=10.0)
     assert replace(first, figures=(missed,)).met is False
     unlike = replace(first.figures[0], loss_difference=0.5)

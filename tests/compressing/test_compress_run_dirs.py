@@ -46,7 +46,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
         (tmp_path / "none", "There is no run directory"),
         (tmp_path / "file", "is a file. Give the directory of a finished run"),
         (tmp_path / "empty", "it has no config.json, result.json, model.keras. Give one that"),
-        (begun, r"it has no result.json. Go on with that run \(--resume=auto\)"),
+        (begun, r"it has no result.json. Resume that run \(--resume=auto\)"),
     ]:
         with pytest.raises(RunDirError, match=message):
             check_finished_run(path)
@@ -59,7 +59,7 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
 def test_a_run_of_no_recipe_needs_its_workload(tmp_path):
     work = image_classification.workload()
     run_dir = left_run(tmp_path / "run", work, recipe="my_digits")
-    with pytest.raises(WorkloadError, match=r"trained 'my_digits', which is no recipe\. Name its workload"):
+    with pytest.raises(WorkloadError, match=r"trained 'my_digits', which is not a recipe\. Name its workload"):
         workload_of_run(run_dir)
     with pytest.raises(WorkloadError, match=r"trained 'my_digits'\. Received the workload 'image_class"):
         workload_of_run(run_dir, workload="tfaccel.recipes.image_classification:workload")

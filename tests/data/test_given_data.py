@@ -43,7 +43,10 @@ def test_what_changes_the_batches_changes_the_identity():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((i for i in range(3)),), r"x is a generator or an iterator \(generator\), which can be gone through once"),
+        (
+            ((i for i in range(3)),),
+            r"x is a generator or an iterator \(generator\), which can be iterated over only once",
+        ),
         ((iter([X]),), "x is a generator or an iterator"),
         (([1, 2, 3], Y), r"x must be arrays .* Received: int in a list. Write np.array\(x\)"),
         ((X, "labels"), r"y must be arrays .* Received: str"),
@@ -51,8 +54,8 @@ def test_what_changes_the_batches_changes_the_identity():
         ((X, Y[:5]), r"All arrays must have the same number of rows. Received: x \(10, 2\), y \(5,\)"),
         ((X[:0], Y[:0]), "There is no example to train on"),
         ((np.float32(1),), "x must have a first axis of examples"),
-        ((pd.DataFrame({"size": [1.0], "town": ["Bonn"]}),), "Column 'town' of x holds objects that are no numbers"),
-        ((np.array([{}], object),), "x holds objects that are no numbers"),
+        ((pd.DataFrame({"size": [1.0], "town": ["Bonn"]}),), "Column 'town' of x holds objects that are not numbers"),
+        ((np.array([{}], object),), "x holds objects that are not numbers"),
     ],
 )
 def test_data_refused(arguments, message):

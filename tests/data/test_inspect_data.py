@@ -91,7 +91,7 @@ def test_text_among_numbers_is_a_finding_here(tmp_path):
     write_table(tmp_path / "t.csv", rows)
     report = inspect_data(tmp_path / "t.csv")
     [finding] = [finding for finding in report.findings if finding.kind == "text among numbers"]
-    assert (finding.where, finding.text) == ("length", "1 values are no numbers, first 'long' in row 4")
+    assert (finding.where, finding.text) == ("length", "1 values are not numbers, first 'long' in row 4")
     assert report.class_counts == {}
 
 

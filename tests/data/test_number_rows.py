@@ -1,4 +1,4 @@
-"""Rows of numbers: standardised over the training part, gaps filled, what is no number left out or refused."""
+"""Numeric rows: standardized over the training part and imputed; other columns are dropped or refused."""
 
 import numpy as np
 import pytest
@@ -26,9 +26,9 @@ def test_columns_are_standardised_and_gaps_filled(tmp_path):
 @pytest.mark.parametrize(
     ("header", "row", "num_rows", "message"),
     [
-        ("a,b", "{i},{i}", 9, "has 9 rows; ten are the least"),
-        ("a,b", "{i},x{k}", 20, "at least two columns of different numbers. Received: a; left out: b."),
-        ("a,b", "1,{k}", 20, "at least two columns of different numbers. Received: b; left out: a."),
+        ("a,b", "{i},{i}", 9, "has 9 rows; it needs at least ten"),
+        ("a,b", "{i},x{k}", 20, "at least two columns of different numbers. Received: a; dropped: b."),
+        ("a,b", "1,{k}", 20, "at least two columns of different numbers. Received: b; dropped: a."),
     ],
 )
 def test_tables_without_enough_numbers_are_refused(tmp_path, header, row, num_rows, message):

@@ -119,7 +119,7 @@ def test_missing_wrong_and_ambiguous_dates():
         ),
     )
     found = make_tabular_set(either, TableOptions(target="warmth"), classification=False)
-    assert found.report.ignored == {"day": "nobody can tell day and month of its dates apart; write them as 2024-05-31"}
+    assert found.report.ignored == {"day": "day and month of its dates are ambiguous; write them as 2024-05-31"}
     ignored = make_tabular_set(
         weather(), TableOptions(target="warmth", column_kinds="day=categorical"), classification=False
     )

@@ -57,12 +57,12 @@ def test_columns_without_names_are_called_by_their_place(tmp_path):
     [
         ("", {}, "t.csv is empty: its first line must be a header"),
         ("a,b\n", {}, "t.csv has a header, but no rows."),
-        ("a,b\n1,2\n1,2,3\n", {}, "Line 3 of {path} has 3 fields, but the header has 2. Mend it."),
+        ("a,b\n1,2\n1,2,3\n", {}, "Line 3 of {path} has 3 fields, but the header has 2. Fix it."),
         ("a,a\n1,2\n", {}, "Two columns of {path} are called 'a'."),
         ('a,b\n1,"2\n', {}, "Cannot read {path}: unexpected end of data."),
         ("stadt\nKöln\n", {"encoding": "utf-9"}, "There is no encoding 'utf-9'. Common ones: utf-8,"),
         ("stadt\nKöln\n", {"encoding": "ascii"}, "{path} is not written in ascii: byte 0xc3 cannot be read."),
-        ("a\0b,c\n1,2\n", {}, "{path} is no text: its first line holds a zero byte."),
+        ("a\0b,c\n1,2\n", {}, "{path} is not a text file: its first line holds a zero byte."),
     ],
 )
 def test_bad_csv_is_refused(tmp_path, content, options, message):
@@ -151,7 +151,7 @@ def test_kinds(column, kind):
 
 def test_text_among_numbers_names_row_and_column():
     message = (
-        "Column 'x' of pets.csv holds numbers, but row 3 below the header has 'three'. Mend the row, or say what the "
+        "Column 'x' of pets.csv holds numbers, but row 3 below the header has 'three'. Fix the row, or say what the "
         "column is: --column_kinds=x=categorical."
     )
     with pytest.raises(DataError, match=re.escape(message)):

@@ -51,7 +51,7 @@ def test_report_says_what_was_done():
     assert (report["numeric"], report["categorical"]) == (["weight"], ["color"])
     assert report["ignored"] == {
         "legs": "all its values are equal",
-        "chip": "nearly every row has a text of its own",
+        "chip": "nearly all its texts are distinct",
         "none": "it holds no value",
     }
     center = data.encoding.numeric[0].center
@@ -63,9 +63,9 @@ def test_report_says_what_was_done():
     text = "\n".join(data.report.lines())
     for words in (
         "'legs' is not used: all its",
-        "'weight' misses values in 6 rows; they count as the median,",
+        "'weight' has missing values in 6 rows; they become the median,",
         "'color': ",
-        "a row of each counts: cat 0.6, dog 3.",
+        "class weights: cat 0.6, dog 3.",
     ):
         assert words in text
 
@@ -111,7 +111,7 @@ def test_rows_without_target_are_left_out_and_rows_are_named_as_in_the_file():
 
 def test_kinds_that_are_given_win():
     data = made(pets(), column_kinds="weight=ignored,chip=categorical")
-    assert data.report.ignored["weight"] == "you said so"
+    assert data.report.ignored["weight"] == "set by you"
     assert data.report.categorical == ("color", "chip")
     assert "numbers" not in data.train.inputs
     assert data.encoding.categorical[1].categories == ()
@@ -141,7 +141,7 @@ def test_a_test_table_of_its_own():
     ("changed", "options", "message"),
     [
         ({}, {"target": "kid"}, "pets.csv has no column 'kid'. Did you mean 'kind'?"),
-        ({"kind": ["cat"] * 59 + ["dog"]}, {}, "The class 'dog' of column 'kind' in pets.csv has one row; two are"),
+        ({"kind": ["cat"] * 59 + ["dog"]}, {}, "The class 'dog' of column 'kind' in pets.csv has one row; it needs"),
         ({"kind": ["cat"] * ROWS}, {}, "must have at least two classes. Received: 'cat' only."),
         ({"kind": [None] * ROWS}, {}, "No row of pets.csv has a value in the target column 'kind'."),
         ({"kind": ["x"] * 58 + ["y"] * 2, "weight": None, "color": None}, {}, "There is no column of use beside"),

@@ -34,7 +34,7 @@ def test_text_that_cannot_be_read_is_refused(tmp_path, content, message):
 
 
 def test_folder_is_no_text_file(tmp_path):
-    with pytest.raises(DataError, match=re.escape(f"A text file is wanted. Received the folder {tmp_path}.")):
+    with pytest.raises(DataError, match=re.escape(f"Expected a text file. Received the folder {tmp_path}.")):
         read_text(tmp_path)
 
 
@@ -50,12 +50,12 @@ def test_columns_are_read_by_name(tmp_path):
         ("txt,label\na,b\n", "has no column 'text'. Did you mean 'txt'?"),
         ("words,label\na,b\n", "has no column 'text'. Columns: 'words', 'label'; they are separated by commas."),
         ("text;label\na;b\n", "has no column 'text'. Columns: 'text;label'; they are separated by commas."),
-        ("text,label,text\na,b,c\n", "has 2 columns 'text'. Give each a name of its own."),
+        ("text,label,text\na,b,c\n", "has 2 columns 'text'. Give each a different name."),
         ("text,label\na,b\none, two,c\n", "line 3: there are more values than the 2 columns. Put texts that hold"),
         ("text,label\na,b\n,c\n", "line 3: column 'text' is empty. Fill or remove it."),
         ("text,label\na,b\nc\n", "line 3: column 'label' is empty."),
-        ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Mend the row."),
-        ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Mend the row."),
+        ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Fix the row."),
+        ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Fix the row."),
         ("text,label\n", "has no row below the names of its columns."),
     ],
 )

@@ -64,7 +64,7 @@ def test_tensorflow_s_examples_and_ours_are_the_same(logical_devices):
     }
     with pytest.raises(DataError, match=r"texts, bytes, or numbers, all of one kind\. Received: mixed=\['a', 1\]"):
         encode_example({"mixed": ["a", 1]})
-    with pytest.raises(DataError, match=r"This is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"This is not a tf\.train\.Example"):
         decode_example(b"\xff\xff")
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (path,) = write_tfrecords([{"number": 1}], tmp_path)
     content = path.read_bytes()
-    with pytest.raises(DataError, match=r"There is a file .*examples-00000-of-00001\.tfrecord already\. Remove it"):
+    with pytest.raises(DataError, match=r"The file .*examples-00000-of-00001\.tfrecord exists already\. Remove it"):
         write_tfrecords([{"number": 2}], tmp_path)
     assert path.read_bytes() == content
 
@@ -215,7 +215,7 @@ def test_a_record_that_is_no_example_is_named(tmp_path):
     length, data = struct.pack("<Q", 3), b"\xff\xff\xff"
     with open(path, "ab") as file:
         file.write(length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data)))
-    with pytest.raises(DataError, match=r"Cannot read the record 2 \(from 0\) of .*: This is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"Cannot read the record 2 \(from 0\) of .*: This is not a tf\.train\.Example"):
         read_image_set(tmp_path)
 
 

@@ -307,7 +307,7 @@ def test_gpu_memory_limit_stops_growth():
         (TWO_CORES, {"communication": "nccl"}, "Received: communication='nccl', strategy='none', devices=CPU:0."),
         (EIGHT_H100, {"communication": "ring"}, "communication='ring' can be chosen for several workers only"),
         (TPU_V5E, {"jit_compile": True}, "TPUStrategy compiles with XLA by itself"),
-        (TPU_V5E, {"dtype_policy": "mixed_float16"}, "TPUs calculate in bfloat16, not in float16."),
+        (TPU_V5E, {"dtype_policy": "mixed_float16"}, "TPUs compute in bfloat16, not in float16."),
         (EIGHT_H100, {"global_batch_size": 97, "strategy": "mirrored"}, "num_replicas=8. Use 96 or 104, or fewer"),
         (TWO_CORES, {"global_batch_size": 33, "num_logical_cpus": 2}, "num_replicas=2. Use 32 or 34, or fewer"),
         (FOUR_A100, {"strategy": "none", "devices": ("GPU:0", "GPU:1")}, "strategy='none' runs on one device."),

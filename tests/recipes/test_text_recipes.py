@@ -187,7 +187,7 @@ def test_data_that_cannot_be_used_is_refused(own_data, tmp_path):
     with pytest.raises(DataError, match=re.escape("has no column 'abstract'. Columns: 'document',")):
         summarization.workload(data_dir=own_data / "summaries.csv", summary_column="abstract")
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(DataError, match=re.escape("has 5 characters; 2580 are the least to train and to test with.")):
+    with pytest.raises(DataError, match=re.escape("has 5 characters; it needs at least 2580 to train and test with.")):
         text_generation.workload(data_dir=tmp_path / "a.txt")
 
 

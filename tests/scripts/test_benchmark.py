@@ -97,7 +97,7 @@ def test_short_run_of_a_recipe(run_python):
     found = {figure.quantity: figure for figure in report.figures}
     for program in ("tfaccel.train", "Model.fit, defaults", "Model.fit, same settings"):
         assert found[f"accuracy, {program}"].median > 0.3
-        assert found[f"part of the runs that reached accuracy >= 0.993, {program}"].values == (0.0,)
+        assert found[f"fraction of the runs that reached accuracy >= 0.993, {program}"].values == (0.0,)
     assert 0 <= found["wait for the input / step"].median < 1
     for other in ("defaults", "same settings"):
         ratio = found[f"time tfaccel.train / Model.fit, {other}"].values

@@ -32,7 +32,10 @@ def run(capsys, *arguments):
     [
         ([], "Give --run_dir=DIR, the directory of a finished run."),
         (["--run_dir=no/such/run"], "There is no run directory no/such/run."),
-        (["--run_dir=tests"], "tests is no directory of a finished run: it has no config.json, result.json, model.ke"),
+        (
+            ["--run_dir=tests"],
+            "tests is not the directory of a finished run: it has no config.json, result.json, model.ke",
+        ),
         (["--run_dir=setup.cfg"], "setup.cfg is a file. Give the directory of a finished run."),
         (["--run_dir=tests", "--methods=in8"], "There is no method 'in8'. Did you mean 'int8'?"),
         (["--run_dir=tests", "--methods="], "Name at least one method."),

@@ -44,7 +44,7 @@ def test_text(inspect, table):
     assert any(line.split() == ["age", "numeric", "1", "2", "0", "0.5", "1"] for line in lines)
     assert any(line.split() == ["dog", "10", "2.05"] for line in lines)
     assert "  constant column: legs: all values are 4. Drop the column: it says nothing." in lines
-    assert "  missing values: age: 1 of 41 values are missing. Medians stand in for them." in lines
+    assert "  missing values: age: 1 of 41 values are missing. They are replaced by the median." in lines
 
 
 def test_text_is_short_and_json_is_whole(inspect, tmp_path):

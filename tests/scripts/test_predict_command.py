@@ -167,23 +167,21 @@ def test_rows_with_what_training_did_not_have_are_named_and_left_out(predict, st
     status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv")
     assert (status, out) == (1, "1 rows in out.csv (no: 1)\n")
     assert err.splitlines() == [
-        "predict: 'age' is missing in 2 of 6 rows, and in no training row; these rows are not predicted",
-        "predict: 'kind' is missing in 1 of 6 rows, and in no training row; these rows are not predicted",
-        "predict: 'kind' has a category of its own in 2 of 6 rows, and in no training row; these rows are not "
-        "predicted",
-        "predict: cannot predict 1: it misses 'age', which no training row does",
+        "predict: 'age' is missing in 2 of 6 rows, but in no training row; these rows are not predicted",
+        "predict: 'kind' is missing in 1 of 6 rows, but in no training row; these rows are not predicted",
+        "predict: 'kind' has an unseen category in 2 of 6 rows; these rows are not predicted",
+        "predict: cannot predict 1: it lacks 'age' (no training row does)",
         "predict: cannot predict 2: it has no value in any column that the model takes",
-        "predict: cannot predict 3: it has a 'kind' that no training row has",
-        "predict: cannot predict 4: it misses 'age', which no training row does and has a 'kind' that no training row "
-        "has",
-        "predict: cannot predict 5: it misses 'kind', which no training row does",
+        "predict: cannot predict 3: it has an unseen 'kind'",
+        "predict: cannot predict 4: it lacks 'age' (no training row does) and has an unseen 'kind'",
+        "predict: cannot predict 5: it lacks 'kind' (no training row does)",
     ]
     assert [row["input"] for row in rows_of(tmp_path / "out.csv")] == ["0"]
     status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv", "--unknown_values=fill", "--json")
     assert (status, json.loads(out)["num_rows"]) == (1, 5)  # The empty row has no class in any case.
     assert json.loads(out)["unreadable"] == {"2": "it has no value in any column that the model takes"}
     assert json.loads(out)["notes"][0] == (
-        "'age' is missing in 2 of 6 rows, and in no training row; the median, 4, stands for it"
+        "'age' is missing in 2 of 6 rows, but in no training row; the median, 4, replaces it"
     )
     (tmp_path / "rows.jsonl").write_text('{"kind": "cat", "age": 9}\n{"kind": "cat", "age": null}\n')
     assert predict(strict_run, "--input=rows.jsonl", "--output=out.csv")[0] == 1
@@ -199,7 +197,7 @@ def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict,
     status, _, err = predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")
     assert (status, len(rows_of(tmp_path / "out.csv"))) == (1, 3)
     assert err.splitlines() == [
-        "predict: 'kind' has a category in 1 of 4 rows that no training row has; it counts as the rare ones",
+        "predict: 'kind' has an unseen category in 1 of 4 rows; it counts as rare",
         "predict: cannot predict 3: it has no value in any column that the model takes",
     ]
 
@@ -209,10 +207,10 @@ def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict,
     [
         (
             "kind,age\ncat,old\n",
-            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Mend the row; "
+            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Fix the row; "
             "the model was trained on numbers there.",
         ),
-        ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Mend the row"),
+        ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Fix the row"),
         ("kind,age\ncat,1\ncat,1e60\n", "has 1e+60 in row 2 below the header, which float32 cannot hold."),
         ("kind,ago\ncat,1\n", "rows.csv has no column 'age'. Did you mean 'ago'?"),
         ("a,b\n1,2\n", "has no column 'age'. The model takes these too, which are not there: 'kind'. Columns: a, b."),

@@ -9,9 +9,9 @@ import pytest
 PROGRAM = Path(__file__).parent / "own_model_program.py"
 REFUSED = {
     "other rows": ("RunDirError", "holds another run: options.train_data is"),
-    "no seed": ("RunDirError", "cannot be resumed exactly. The data set is shuffled without a seed"),
-    "used before": ("DataError", "has been gone through before in this process.*Make a new data set for each run"),
-    "never ends": ("DataError", r"The data set never ends. Give one epoch, without `.repeat\(\)`"),
+    "no seed": ("RunDirError", "cannot be resumed exactly. The dataset is shuffled without a seed"),
+    "used before": ("DataError", "has been iterated over before in this process.*Create a new dataset for each run"),
+    "never ends": ("DataError", r"The dataset is infinite. Pass one epoch, without `.repeat\(\)`"),
     "other batches": ("WorkloadError", "has batches of 16 rows. Received: batch_size=32"),
     "batches of the plan": ("DataError", "has batches of 16 rows, but 8 are asked for"),
     "batch size and plan": ("WorkloadError", "batch_size and the plan's global_batch_size differ"),

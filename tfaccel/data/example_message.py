@@ -55,7 +55,7 @@ def decode_example(data: bytes) -> dict[str, list[Any]]:
     try:
         message = _message_class().FromString(data)
     except DecodeError as error:
-        raise DataError(f"This is no tf.train.Example ({error}).") from error
+        raise DataError(f"This is not a tf.train.Example ({error}).") from error
     features = message.features.feature
     found = {}
     for name in sorted(features):

@@ -47,8 +47,8 @@ def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any)
         kind = GivenPyDataset
     elif inspect.isgenerator(x) or hasattr(x, "__next__"):
         raise DataError(
-            f"x is a generator or an iterator ({type(x).__name__}), which can be gone through once: no epoch of it can "
-            "be repeated or resumed. Give a keras.utils.PyDataset, tf.data.Dataset.from_generator(...), or arrays."
+            f"x is a generator or an iterator ({type(x).__name__}), which can be iterated over only once: no epoch can "
+            "be repeated or resumed. Pass a keras.utils.PyDataset, tf.data.Dataset.from_generator(...), or arrays."
         )
     if kind is None:
         return GivenArrays(x, y, sample_weight, **options)
@@ -104,7 +104,7 @@ class GivenArrays:
             raise DataError(f"`validation_split` must be a number between 0 and 1. Received: {fraction!r}.")
         stop = math.floor(self.num_examples * (1.0 - fraction))
         if not 0 < stop < self.num_examples:
-            raise DataError(f"validation_split={fraction} of {self.num_examples} examples leaves none for one of both.")
+            raise DataError(f"validation_split={fraction} of {self.num_examples} examples leaves one part empty.")
         train, held_out = (
             [_mapped(part, operator.itemgetter(rows)) for part in self._parts.values()]
             for rows in (slice(stop), slice(stop, None))
@@ -215,7 +215,7 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         columns = value.columns if hasattr(value, "columns") else ()
         odd = [column for column in columns if value[column].to_numpy().dtype == object]
         what = f"Column {odd[0]!r} of {name}" if odd else name
-        raise DataError(f"{what} holds objects that are no numbers. Encode them as numbers first.")
+        raise DataError(f"{what} holds objects that are not numbers. Encode them as numbers first.")
     return array
 
 

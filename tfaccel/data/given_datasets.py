@@ -44,15 +44,15 @@ class GivenDataset:
         self.num_batches = int(dataset.cardinality())
         if self.num_batches == tf.data.INFINITE_CARDINALITY:
             raise DataError(
-                "The data set never ends. Give one epoch, without `.repeat()`, or as many batches as an epoch has: "
+                "The dataset is infinite. Pass one epoch, without `.repeat()`, or limit it to the batches of an epoch: "
                 "`.take(NUMBER)`."
             )
         if self.num_batches == 0:
-            raise DataError("The data set holds no batch.")
+            raise DataError("The dataset is empty.")
         self.batch_size = batch_size_of(dataset)
         self.not_resumable = ""
         if shuffles_without_seed(dataset):
-            self.not_resumable = "The data set is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
+            self.not_resumable = "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
 
     @property
     def prepares_ahead(self) -> bool:
@@ -74,8 +74,8 @@ class GivenDataset:
             made = _times_begun.get(self._source, 0)
             if wanted < made:
                 raise DataError(
-                    "The data set has been gone through before in this process, which changes the order of its "
-                    "shuffle. Make a new data set for each run."
+                    "The dataset has been iterated over before in this process, which changes the order of its "
+                    "shuffle. Create a new dataset for each run."
                 )
             for _ in range(wanted - made):
                 iter(self._dataset)
@@ -113,10 +113,10 @@ class GivenPyDataset:
         self._shuffle = shuffle
         self._class_weight = class_weight
         if dataset.num_batches is None:
-            raise DataError("The PyDataset does not tell how many batches an epoch has. Give it `__len__`.")
+            raise DataError("The PyDataset does not define how many batches an epoch has. Give it `__len__`.")
         self.num_batches = int(dataset.num_batches)
         if self.num_batches < 1:
-            raise DataError("The PyDataset holds no batch.")
+            raise DataError("The PyDataset is empty.")
         self._first = keras.tree.map_structure(_array, _as_tuple(dataset[0]))
         first = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
         self.batch_size = int(first[0].shape[0])
@@ -135,7 +135,9 @@ class GivenPyDataset:
         _check_size(self, global_batch_size)
         begun = _times_begun.get(self._dataset, 0)
         if epoch < begun - 1 and self._has_hooks:
-            raise DataError("The PyDataset has been gone through before in this process. Make a new one for each run.")
+            raise DataError(
+                "The PyDataset has been iterated over before in this process. Create a new one for each run."
+            )
         for _ in range(begun, epoch + 1):
             self._dataset.on_epoch_end()  # before the first epoch too, as in Keras
             self._dataset.on_epoch_begin()

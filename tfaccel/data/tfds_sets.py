@@ -112,7 +112,7 @@ def _describe(name: str) -> dict[str, Any]:
         raise DataError(f"Cannot prepare {name} with the package tensorflow-datasets: {described['error']}")
     if described["format"] != "tfrecord":
         raise DataError(
-            f"{name} lies in files of the format {described['format']}. Prepare it again as TFRecord files "
+            f"{name} is stored in the format {described['format']}. Prepare it again as TFRecord files "
             "(`tfds build --file_format=tfrecord`)."
         )
     return described

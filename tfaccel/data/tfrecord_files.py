@@ -73,7 +73,7 @@ def write_tfrecords(
     paths = [Path(folder) / f"{name}-{i:05d}-of-{num_shards:05d}.tfrecord" for i in range(num_shards)]
     there = next((path for path in paths if path.exists()), None)
     if there is not None:
-        raise DataError(f"There is a file {there} already. Remove it, or choose another folder or name.")
+        raise DataError(f"The file {there} exists already. Remove it, or choose another folder or name.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
         num_examples = 0

@@ -1,1 +1,1 @@
-"""What is here: the machine, its devices, its place in a cluster, and whether they work."""
+"""Detection of the machine, its devices and its cluster, and checks that they work."""

@@ -1,6 +1,6 @@
 """The limits that containers and job schedulers set through Linux's control groups, version 1 and 2.
 
-A limit may stand on the process's own group or on any group above it, so all of them are read and the lowest counts.
+The process's own group or any of its ancestors may have a limit, so all of them are read and the lowest counts.
 See https://docs.kernel.org/admin-guide/cgroup-v2.html and https://docs.kernel.org/admin-guide/cgroup-v1/.
 """
 
@@ -11,7 +11,7 @@ from tfaccel.hardware.machine import Machine
 
 
 def cpu_quota(machine: Machine) -> float | None:
-    """CPUs' worth of time that this process may use, such as 1.5; None where there is no limit."""
+    """The number of CPUs that this process may use, such as 1.5; None if there is no limit."""
     quotas = []
     for folder in _group_folders(machine, controller=None):
         quota, _, period = (machine.read(f"{folder}/cpu.max") or "").strip().partition(" ")
@@ -24,7 +24,7 @@ def cpu_quota(machine: Machine) -> float | None:
 
 
 def memory_limit_bytes(machine: Machine) -> int | None:
-    """Bytes of memory that this process's groups may use together; None where there is no limit."""
+    """The memory limit of this process's groups in bytes; None if there is no limit."""
     limits = [machine.read(f"{folder}/memory.max") for folder in _group_folders(machine, controller=None)]
     limits += [
         machine.read(f"{folder}/memory.limit_in_bytes") for folder in _group_folders(machine, controller="memory")
@@ -34,9 +34,9 @@ def memory_limit_bytes(machine: Machine) -> int | None:
 
 
 def memory_left_bytes(machine: Machine) -> int | None:
-    """Bytes that this process's groups may still take before the first of them is at its limit; None without a limit.
+    """Bytes that this process's groups may still allocate before one reaches its limit; None without a limit.
 
-    Files that the kernel keeps in memory, and drops when memory is wanted, count as free.
+    The kernel's file cache, which it drops on demand, counts as free.
     """
     names = {
         None: ("memory.max", "memory.current", "inactive_file"),
@@ -54,26 +54,26 @@ def memory_left_bytes(machine: Machine) -> int | None:
 
 
 def _field(text: str | None, name: str) -> int:
-    """The number behind a name in lines of names and numbers; 0 where it is not there."""
+    """The number after a name, in lines of names and numbers; 0 if the name is missing."""
     pairs = (line.split() for line in (text or "").splitlines())
     return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), 0)
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    # No limit is written "max" in version 2 and "-1" in version 1.
+    # "max" in version 2 and "-1" in version 1 mean no limit.
     if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
         return int(quota) / int(period)
     return None
 
 
 def _group_folders(machine: Machine, *, controller: str | None) -> Iterator[str]:
-    """The folders of this process's group and of those above it; `controller` None means version 2's one tree."""
+    """The folders of this process's group and of its ancestors; `controller` None means version 2's single tree."""
     group = _group_path(machine, controller)
     if group is None:
         return
     for mount_root, mount_point in _mounts(machine, controller):
         path = PurePosixPath(group)
-        # Inside a container the mount may show only a part of the tree, and then begins at the container's own group.
+        # Inside a container the mount may show only a subtree, starting at the container's own group.
         inside = path.relative_to(mount_root) if path.is_relative_to(mount_root) else PurePosixPath()
         folder = PurePosixPath(mount_point) / inside
         yield str(folder)
@@ -93,7 +93,7 @@ def _group_path(machine: Machine, controller: str | None) -> str | None:
 
 
 def _mounts(machine: Machine, controller: str | None) -> Iterator[tuple[str, str]]:
-    """Root within the tree, and mount point, of each mounted tree of that controller."""
+    """The root within the tree, and the mount point, of each mounted tree of that controller."""
     for line in (machine.read("/proc/self/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         before, after = left.split(), right.split()

@@ -1,4 +1,4 @@
-"""The cluster that this process is a part of, as TF_CONFIG, Cloud TPU, Slurm or Kubernetes tell it."""
+"""The cluster of this process, from TF_CONFIG, Cloud TPU, Slurm or Kubernetes."""
 
 import itertools
 import json
@@ -11,18 +11,18 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.hardware.json_fields import quoted
 from tfaccel.hardware.machine import Machine
 
-FIRST_PORT = 8888  # that of TensorFlow's resolver for Slurm
+FIRST_PORT = 8888  # the default of TensorFlow's Slurm resolver
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 def find_cluster(machine: Machine) -> Cluster | None:
-    """The cluster of this process; None where it works alone.
+    """The cluster of this process; None if it works alone.
 
-    TF_CONFIG counts first, since TensorFlow itself obeys it, and is taken at its word even with one worker. The other
-    sources count only where they tell of several processes.
+    TF_CONFIG comes first, since TensorFlow itself obeys it, and counts even with one worker. The other sources count
+    only if they name several processes.
 
     Raises:
-        HardwareError: if a source is there but broken; the message quotes it.
+        HardwareError: if a source is malformed; the message quotes it.
     """
     for find in (_from_tf_config, _from_cloud_tpu, _from_slurm, _from_kubernetes):
         cluster = find(machine)
@@ -59,7 +59,7 @@ def _from_tf_config(machine: Machine) -> Cluster | None:
     task_type, task_index = task["type"], _index(task["index"])
     if task_index is None:
         raise _tf_config_error(text, f"has the task index {task['index']!r}, which is not a whole number")
-    # An evaluator stands apart from the cluster and is often not listed in it.
+    # An evaluator is not part of the cluster and often not listed in it.
     if task_type != "evaluator" and task_index >= len(addresses.get(str(task_type), ())):
         raise _tf_config_error(text, f"does not list its own task, {task_type} {task_index}")
     return Cluster(
@@ -73,7 +73,7 @@ def _from_tf_config(machine: Machine) -> Cluster | None:
 
 
 def _tf_config_addresses(text: str, cluster: Any) -> dict[str, tuple[str, ...]]:
-    """Addresses by task type; TensorFlow takes a list, or an object with the index as key."""
+    """Addresses by task type; TensorFlow accepts a list, or an object with the index as key."""
     if not isinstance(cluster, Mapping):
         raise _tf_config_error(text, '"cluster" is not a JSON object')
     found = {}
@@ -107,7 +107,7 @@ def _from_cloud_tpu(machine: Machine) -> Cluster | None:
 
 
 def _from_slurm(machine: Machine) -> Cluster | None:
-    # Only `srun` sets the step's variables. The batch script has SLURM_NTASKS and SLURM_PROCID too, but is alone.
+    # Only `srun` sets the step's variables. The batch script also has SLURM_NTASKS and SLURM_PROCID, but runs alone.
     count = _index(machine.environ.get("SLURM_STEP_NUM_TASKS"))
     if count is None or count < 2 or "SLURM_STEP_NODELIST" not in machine.environ:
         return None
@@ -120,7 +120,7 @@ def _from_slurm(machine: Machine) -> Cluster | None:
 
 
 def _from_kubernetes(machine: Machine) -> Cluster | None:
-    """An indexed job's pod knows its index; the number of pods it must be told, as JOB_COMPLETIONS."""
+    """A pod of an indexed job knows its index; the user sets the number of pods as JOB_COMPLETIONS."""
     if "JOB_COMPLETION_INDEX" not in machine.environ:
         return None
     count = _index(machine.environ.get("JOB_COMPLETIONS"))
@@ -132,7 +132,7 @@ def _from_kubernetes(machine: Machine) -> Cluster | None:
 
 
 def _pod_addresses(machine: Machine, index: int, count: int) -> tuple[str, ...]:
-    """JOB-INDEX.SERVICE... for each pod, where /etc/hosts shows that the job has a headless service; else nothing."""
+    """JOB-INDEX.SERVICE... for each pod if /etc/hosts shows that the job has a headless service; else empty."""
     pod = (machine.read("/etc/hostname") or "").strip()
     own = re.search(rf"\s({re.escape(pod)})\.(\S+)", machine.read("/etc/hosts") or "") if pod else None
     if own is None or not pod.endswith(f"-{index}"):
@@ -159,12 +159,12 @@ def _index(value: Any) -> int | None:
 
 
 def tf_config(cluster: Cluster) -> dict[str, Any]:
-    """The `TF_CONFIG` of a worker, from its place in a cluster with known addresses.
+    """The `TF_CONFIG` of a worker in a cluster with known addresses.
 
-    Slurm and Kubernetes tell hosts without ports: the first worker of a host then gets port 8888, the next 8889.
+    Slurm and Kubernetes name hosts without ports: the first worker of a host then gets port 8888, the next 8889.
 
     Raises:
-        PlanError: if the addresses of the workers are not known.
+        PlanError: if the addresses of the workers are unknown.
     """
     if len(cluster.addresses) != cluster.num_workers:
         raise PlanError(
@@ -178,19 +178,19 @@ def tf_config(cluster: Cluster) -> dict[str, Any]:
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that a Slurm host list names, in order.
+    """The hosts in a Slurm host list, in order.
 
     Example:
         >>> expand_hosts("gpu[08-10,12],big1")
         ('gpu08', 'gpu09', 'gpu10', 'gpu12', 'big1')
     """
-    # Commas inside brackets do not part hosts.
+    # Commas inside brackets do not separate hosts.
     parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text)
     return tuple(host for part in parts for host in _expand_brackets(part.strip()) if host)
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """The numbers that Slurm's repeated form names, in order; empty where it is not understood.
+    """The numbers in Slurm's run-length notation, in order; empty if it is malformed.
 
     Example:
         >>> expand_counts("2(x3),1")

@@ -1,17 +1,17 @@
-"""The processor and the memory that this process may use, from /proc, /sys and the process's cgroups."""
+"""The CPU and the memory that this process may use, from /proc, /sys and the process's cgroups."""
 
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.cgroup import cpu_quota, memory_left_bytes, memory_limit_bytes
 from tfaccel.hardware.machine import Machine
 
-# Linux's names of the instruction sets that decide how fast TensorFlow computes. Ours are the same in capitals.
+# The instruction sets that matter for TensorFlow's speed, as Linux names them, in uppercase.
 _X86_FEATURES = "AVX AVX2 FMA AVX_VNNI AVX512F AVX512_BF16 AVX512_FP16 AVX512_VNNI AMX_TILE AMX_BF16 AMX_FP16 AMX_INT8"
 _ARM_FEATURES = "ASIMD SVE SVE2 BF16 I8MM"
 _FEATURES = frozenset(f"{_X86_FEATURES} {_ARM_FEATURES}".split())
 
 
 def cpu_model(machine: Machine) -> str:
-    """The processor's name; "unknown" where the kernel does not tell it."""
+    """The name of the CPU; "unknown" if the kernel does not report it."""
     for block in _cpuinfo(machine):
         for key in ("model name", "Processor", "cpu model", "cpu"):
             if block.get(key):
@@ -21,7 +21,7 @@ def cpu_model(machine: Machine) -> str:
 
 
 def cpu_features(machine: Machine) -> tuple[str, ...]:
-    """The instruction sets that matter here, such as "AVX512_BF16"; only those that every core has."""
+    """The relevant instruction sets that every core supports, such as "AVX512_BF16"."""
     blocks = [block.get("flags") or block.get("Features") for block in _cpuinfo(machine)]
     flags = [set(text.split()) for text in blocks if text]
     if not flags:
@@ -30,7 +30,7 @@ def cpu_features(machine: Machine) -> tuple[str, ...]:
 
 
 def num_physical_cores(machine: Machine) -> int:
-    """Cores of the whole machine; two hardware threads of one core count once."""
+    """Physical cores of the whole machine; the hardware threads of a core count once."""
     blocks = _cpuinfo(machine)
     if blocks and all("core id" in block for block in blocks):
         return len({(block.get("physical id"), block["core id"]) for block in blocks})
@@ -41,17 +41,17 @@ def num_physical_cores(machine: Machine) -> int:
 
 
 def num_usable_cores(machine: Machine) -> int:
-    """Hardware threads that this process may use: its affinity, and no more than its cgroup's quota (at least 1)."""
+    """Hardware threads that this process may use: its affinity, limited by its cgroup's quota (at least 1)."""
     allowed = len(machine.cpu_affinity)
     quota = cpu_quota(machine)
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
 def memory_bytes(machine: Machine) -> int:
-    """Memory that this process may use: RAM, or its cgroup's limit where that is lower.
+    """Memory that this process may use: RAM, or its cgroup's limit if that is lower.
 
     Raises:
-        HardwareError: if the kernel does not tell the size of the RAM.
+        HardwareError: if the kernel does not report the size of the RAM.
     """
     for line in (machine.read("/proc/meminfo") or "").splitlines():
         words = line.split()
@@ -66,9 +66,9 @@ def memory_bytes(machine: Machine) -> int:
 
 
 def free_memory_bytes(machine: Machine) -> int | None:
-    """Memory that this process may still take without swapping; None where the kernel does not tell.
+    """Memory that this process may still allocate without swapping; None if the kernel does not report it.
 
-    That is what Linux calls available, or what is left below its cgroup's limit where that is less.
+    It is what Linux calls available, or the rest below the cgroup's limit if that is less.
     """
     for line in (machine.read("/proc/meminfo") or "").splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""Detects what is here. Never imports TensorFlow, whose first look at a GPU reserves its memory."""
+"""Hardware detection. It never imports TensorFlow, which reserves a GPU's memory on first access."""
 
 import dataclasses
 
@@ -11,15 +11,15 @@ from tfaccel.hardware.tpu import find_tpus, tpu_environment
 
 
 def detect_hardware(*, machine: Machine | None = None) -> Hardware:
-    """What this process has to work with: cores, memory, accelerators, and its place in a cluster.
+    """Detects the resources of this process: cores, memory, accelerators, and its place in a cluster.
 
-    Affinity, cgroup limits and CUDA_VISIBLE_DEVICES are respected. TensorFlow is neither imported nor initialised.
+    Affinity, cgroup limits and CUDA_VISIBLE_DEVICES are respected. TensorFlow is neither imported nor initialized.
 
     Args:
-        machine: the machine to look at; this one by default.
+        machine: the machine to inspect; this one by default.
 
     Raises:
-        HardwareError: if TF_CONFIG or another source of the cluster is broken, or the machine is not a Linux one.
+        HardwareError: if TF_CONFIG or another source of the cluster is malformed, or the machine does not run Linux.
 
     Example:
         >>> hardware = detect_hardware()
@@ -31,10 +31,10 @@ def detect_hardware(*, machine: Machine | None = None) -> Hardware:
 
 
 def detect_machine(machine: Machine) -> Hardware:
-    """The hardware without its cluster, so that a broken TF_CONFIG hides nothing else.
+    """The hardware without its cluster, so that a malformed TF_CONFIG does not hide the rest.
 
     Raises:
-        HardwareError: if the machine is not a Linux one.
+        HardwareError: if the machine does not run Linux.
     """
     return Hardware(
         cpu_model=cpu.cpu_model(machine),

@@ -1,4 +1,4 @@
-"""Proves what works on a machine: a list of small checks, each a function that yields `Check`s."""
+"""Checks what works on a machine: a list of small functions, each of which yields `Check`s."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -33,7 +33,7 @@ def examine(examination: Examination, *, checks: Sequence[CheckFunction] = CHECK
     """Runs the checks in order.
 
     Args:
-        examination: the machine to look at, and how long one probe may take.
+        examination: the machine to check, and the time limit of one probe.
         checks: the functions to run.
 
     Example:

@@ -1,8 +1,8 @@
-"""What every device must be able to compute, and the same in numpy's float64 to compare with.
+"""Computations that every device must support, compared with NumPy's float64.
 
-Sums of 72 to 128 products stay within these tolerances on any device that computes in the named dtype; wrong kernels
-and wrong layouts do not. The tolerance is relative to the largest number of the result. GPUs round the factors of
-float32 products to TensorFloat-32 by default, which keeps ten bits and errs by about 5e-4 here.
+Sums of 72 to 128 products stay within these tolerances on any device that computes in the given dtype; wrong kernels
+and wrong layouts do not. The tolerance is relative to the largest value of the result. By default GPUs round the
+factors of float32 products to TensorFloat-32, which keeps ten bits and has errors of about 5e-4 here.
 
 Only the doctor's child processes import this module.
 """
@@ -18,7 +18,7 @@ _TOLERANCES = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """`run(dtype)` computes with TensorFlow and returns pairs of a tensor and what numpy says it should be."""
+    """`run(dtype)` computes with TensorFlow and returns pairs of a tensor and its expected value from NumPy."""
 
     run: Callable[[str], list[tuple[Any, np.ndarray]]]
     dtype: str = "float32"
@@ -35,7 +35,7 @@ def compare_with_numpy(device: str, computation: Computation) -> dict[str, Any]:
         A dict with "max_relative_error" and "tolerance".
 
     Raises:
-        ArithmeticError: if a result differs from numpy's, or was computed on another device.
+        ArithmeticError: if a result differs from NumPy's, or was computed on another device.
     """
     import tensorflow as tf
 
@@ -54,7 +54,7 @@ def compare_with_numpy(device: str, computation: Computation) -> dict[str, Any]:
 
 
 def matmul(dtype: str) -> list[tuple[Any, np.ndarray]]:
-    """A product of matrices."""
+    """A matrix product."""
     import tensorflow as tf
 
     (a, exact_a), (b, exact_b) = _random(dtype, (64, 128), seed=1), _random(dtype, (128, 96), seed=2)
@@ -72,7 +72,7 @@ def convolution(dtype: str) -> list[tuple[Any, np.ndarray]]:
 
 
 def matmul_and_convolution(dtype: str) -> list[tuple[Any, np.ndarray]]:
-    """Both."""
+    """Both computations."""
     return matmul(dtype) + convolution(dtype)
 
 
@@ -99,7 +99,7 @@ def xla_step(dtype: str) -> list[tuple[Any, np.ndarray]]:
 
 
 def _random(dtype: str, shape: tuple[int, ...], *, seed: int) -> tuple[Any, np.ndarray]:
-    """Normal numbers rounded to the dtype: as a tensor, and the same numbers exactly in float64."""
+    """Normal random values rounded to the dtype: as a tensor, and exactly the same values in float64."""
     import tensorflow as tf
 
     tensor = tf.cast(np.random.default_rng(seed).normal(size=shape).astype(np.float32), dtype)

@@ -1,4 +1,4 @@
-"""One thing that the doctor has looked at."""
+"""`Check`: the result of one check of the doctor."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,16 +8,16 @@ STATUSES = ("ok", "warn", "fail", "skip")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The outcome of one check.
+    """The result of one check.
 
     Args:
-        name: what was looked at, such as "GPU:0 matmul".
-        status: "ok"; "warn" (works, but not as tested or not well); "fail"; "skip" (could not or need not be tried).
+        name: what was checked, such as "GPU:0 matmul".
+        status: "ok"; "warn" (works, but untested or not well); "fail"; "skip" (cannot or need not be checked).
         detail: what was found.
-        remedy: what to do about it, best a command; every "warn" and "fail" has one.
+        remedy: what to do about it, preferably a command; every "warn" and "fail" has one.
 
     Raises:
-        ValueError: for an unknown status, or a fault without a remedy.
+        ValueError: for an unknown status, or a "warn" or "fail" without a remedy.
 
     Example:
         >>> Check(name="keras", status="ok", detail="Keras 3.15.1").remedy

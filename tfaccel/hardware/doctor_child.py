@@ -1,7 +1,7 @@
-"""Runs probes in child processes, which may crash or hang without taking the caller along.
+"""Runs probes in child processes, which may crash or hang without affecting the caller.
 
-The child (`doctor_probes`) runs its probes one after the other. When it dies or falls silent, the probe that was
-running has failed, and a new child goes on with the next.
+The child (`doctor_probes`) runs its probes one after the other. If it dies or does not answer, the current probe has
+failed, and a new child continues with the next one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ _SHOWN_CHARACTERS = 20000
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """How one probe ended.
+    """The result of one probe.
 
     Args:
         ok: whether it returned.
         data: what it returned.
         cause: why it failed.
-        output: what the child had printed by then, for a probe that failed.
-        was_tried: False where it was left out, since others had hung.
-        has_hung: whether it was ended at its time limit.
+        output: what the child had printed, for a failed probe.
+        was_tried: False if it was skipped because others had hung.
+        has_hung: whether it was terminated at its time limit.
     """
 
     ok: bool
@@ -37,10 +37,10 @@ class ProbeResult:
 
 
 class ProbeProcess:
-    """A child process that runs probes one at a time; after a crash or a silence the next probe gets a new one.
+    """A child process that runs probes one at a time; after a crash or timeout the next probe gets a new one.
 
     Args:
-        machine: its interpreter and environment run the child.
+        machine: provides the child's interpreter and environment.
         program: the module that the child runs; its main calls `doctor_probes.serve_probes`.
         environ: variables for the child besides the machine's.
 
@@ -66,11 +66,11 @@ class ProbeProcess:
         self.end()
 
     def run(self, probe: Sequence[Any], *, time_limit_seconds: float) -> ProbeResult:
-        """Runs a probe, named with its arguments (JSON values) as in the program's table.
+        """Runs a probe.
 
         Args:
-            probe: what to run.
-            time_limit_seconds: how long it may take; then the child is ended with all that it started.
+            probe: its name in the program's table, and its arguments (JSON values).
+            time_limit_seconds: its time limit, after which the child and all its descendants are terminated.
         """
         try:
             self._child = child = self._child or ConnectedChild(
@@ -93,7 +93,7 @@ class ProbeProcess:
         return result
 
     def end(self) -> None:
-        """Ends the child and all that it started."""
+        """Terminates the child and all its descendants."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -106,13 +106,13 @@ def run_probes(
     time_limit_seconds: float,
     on_start: Callable[[Sequence[str]], None] = lambda probe: None,
 ) -> list[ProbeResult]:
-    """Runs each probe, named with its arguments as in `doctor_probes.PROBES`, and returns the results in order.
+    """Runs probes and returns their results in order.
 
     Args:
-        machine: its interpreter and environment run the children.
-        probes: what to run.
-        time_limit_seconds: how long a single probe may take; after two that hang, the rest is not tried.
-        on_start: called with each probe when it begins.
+        machine: provides the children's interpreter and environment.
+        probes: the names in `doctor_probes.PROBES` and arguments.
+        time_limit_seconds: time limit of a single probe; after two that hang, the rest is skipped.
+        on_start: called with each probe before it runs.
 
     Example:
         >>> results = run_probes(Machine.here(), [["import", "json"], ["import", "nothing"]], time_limit_seconds=60)
@@ -131,7 +131,7 @@ def run_probes(
 
 
 def _child_environ(machine: Machine) -> dict[str, str]:
-    """The user's environment, but for settings that have checks of their own and would spoil all others."""
+    """The user's environment, except for settings that have their own checks and would affect all others."""
     environ = {name: value for name, value in machine.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     return {
         **environ,

@@ -1,4 +1,4 @@
-"""Checks that every device computes: matmul, convolution, float16, bfloat16, a training step compiled by XLA."""
+"""Checks of the computations on every device: matmul, convolution, float16, bfloat16, an XLA-compiled training step."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 
 def check_cpu(examination: Examination) -> Iterator[Check]:
-    """The CPU computes."""
+    """Checks the computations on the CPU."""
     if not examination.tensorflow.ok:
         yield _without_tensorflow("CPU:0")
         return
@@ -27,7 +27,7 @@ def check_cpu(examination: Examination) -> Iterator[Check]:
 
 
 def check_gpu_computations(examination: Examination) -> Iterator[Check]:
-    """Every GPU that TensorFlow sees computes."""
+    """Checks the computations on every GPU that TensorFlow sees."""
     if not examination.tensorflow.ok:
         return
     gpus = examination.gpus
@@ -37,7 +37,7 @@ def check_gpu_computations(examination: Examination) -> Iterator[Check]:
 
 
 def check_one_gpu(examination: Examination, gpu: Device) -> Iterator[Check]:
-    """One GPU: ready kernels, then each computation that its capability allows."""
+    """Checks one GPU: precompiled kernels, then each computation that its compute capability supports."""
     capability = gpu.compute_capability
     if capability is not None:
         kernels = examination.tensorflow.data["build"].get("cuda_compute_capabilities", [])
@@ -53,7 +53,7 @@ def check_one_gpu(examination: Examination, gpu: Device) -> Iterator[Check]:
 
 
 def check_tpus(examination: Examination) -> Iterator[Check]:
-    """TPUs: the package that drives them, and every core computes."""
+    """Checks TPUs: the package that drives them, then the computations on every core."""
     tpus = find_tpus(examination.machine)
     if not tpus:
         yield Check(name="tpus", status="skip", detail="no TPU here")
@@ -86,8 +86,8 @@ def computation_check(device: str, name: str, result: ProbeResult) -> Check:
 def kernels_check(device: str, capability: tuple[int, int], kernels: Sequence[str]) -> Check:
     """Whether this build of TensorFlow has machine code for the GPU.
 
-    "sm_80" is machine code for 8.0 and later 8.x; "compute_90" is that, and code which the driver can compile for all
-    that are newer, when it is first used. See https://docs.nvidia.com/cuda/blackwell-compatibility-guide/.
+    "sm_80" is machine code for 8.0 and later 8.x; "compute_90" also includes code that the driver can compile for all
+    newer GPUs on first use. See https://docs.nvidia.com/cuda/blackwell-compatibility-guide/.
     """
     name, dotted = f"{device} kernels", _dotted(capability)
     built = [(match[1], (int(match[2]), int(match[3]))) for k in kernels if (match := _KERNEL.fullmatch(k))]
@@ -109,10 +109,10 @@ _KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)")
 
 def _computation_remedy(device: str, result: ProbeResult) -> str:
     if device.startswith("CPU"):
-        return "install TensorFlow anew in a new virtual environment; if it stays, report it with `tfaccel env`"
+        return "reinstall TensorFlow in a new virtual environment; if it persists, report it with `tfaccel env`"
     if result.has_hung:
         return f"look whether another program blocks {device}; give more time with --time_limit_seconds"
-    # Of a process that was killed, only its own words tell whether the device's memory was too small.
+    # If the process was killed, only its output shows whether the device ran out of memory.
     told = result.output if result.cause.startswith("its process") else f"{result.cause} {result.output}"
     if "out of memory" in told.lower() or "RESOURCE_EXHAUSTED" in told:
         return f"free memory on {device}: nvidia-smi lists the programs that hold it"

@@ -1,4 +1,4 @@
-"""What the doctor's checks share: the machine, and each child's answers, asked for once and only when needed."""
+"""The state that the doctor's checks share: the machine, and the results of child processes, cached on first use."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from tfaccel.hardware.gpu import DriverGpu, driver_gpus, visible_gpus
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
-# What `doctor_arithmetic` computes on each device.
+# The computations of `doctor_arithmetic` on each device.
 COMPUTATIONS = ("matmul", "convolution", "float16", "bfloat16", "XLA step")
-# Packages that own the folder `tensorflow`, of which an environment can hold only one.
+# Packages that install the folder `tensorflow`, of which an environment can have only one.
 TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-tpu", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 # Import name by package name.
 LIBRARIES = {
@@ -22,7 +22,7 @@ LIBRARIES = {
     "keras-tuner": "keras_tuner",
     "ai-edge-litert": "ai_edge_litert.interpreter",
 }
-# Package -> the extra that brings it; training does without.
+# Package -> the extra that installs it; training does not need it.
 EXTRAS = {"keras-tuner": "tune", "ai-edge-litert": "litert"}
 
 
@@ -31,9 +31,9 @@ class Examination:
     """One run of the doctor on one machine.
 
     Args:
-        machine: what is examined.
-        time_limit_seconds: how long one probe may take.
-        on_progress: called with a word on what begins.
+        machine: the machine to check.
+        time_limit_seconds: time limit of one probe.
+        on_progress: called with the name of each probe before it runs.
     """
 
     machine: Machine
@@ -42,7 +42,7 @@ class Examination:
 
     @cached_property
     def driver_gpus(self) -> tuple[DriverGpu, ...]:
-        """The GPUs that the driver shows."""
+        """The GPUs that the driver reports."""
         return driver_gpus(self.machine)
 
     @property
@@ -52,7 +52,7 @@ class Examination:
 
     @cached_property
     def tensorflow(self) -> ProbeResult:
-        """The import of TensorFlow; the data has "num_gpus" and "build" beside "version"."""
+        """The import of TensorFlow; the data has "version", "num_gpus" and "build"."""
         imported, devices = self.probe([["import", "tensorflow"], ["tensorflow devices"]])
         if not (imported.ok and devices.ok):
             return devices if imported.ok else imported
@@ -64,12 +64,12 @@ class Examination:
         return dict(zip(LIBRARIES, self.probe([["import", module] for module in LIBRARIES.values()]), strict=True))
 
     def computations(self, device: str, *, left_out: Sequence[str] = ()) -> dict[str, ProbeResult]:
-        """What each computation gave on the device, by its name."""
+        """The result of each computation on the device, by name."""
         names = [name for name in COMPUTATIONS if name not in left_out]
         return dict(zip(names, self.probe([["compute", device, name] for name in names]), strict=True))
 
     def probe(self, probes: Sequence[Sequence[str]]) -> list[ProbeResult]:
-        """Runs probes in a child process of their own."""
+        """Runs probes in a separate child process."""
         return run_probes(
             self.machine,
             probes,
@@ -78,20 +78,20 @@ class Examination:
         )
 
     def installed(self, names: Sequence[str]) -> dict[str, str]:
-        """Versions of those packages that are installed."""
+        """The versions of the packages that are installed."""
         versions = {name: self.machine.package_version(name) for name in names}
         return {name: version for name, version in versions.items() if version is not None}
 
 
 def explain(result: ProbeResult) -> str:
-    """Why a probe failed, with the child's last words where it died."""
+    """Why a probe failed, with the child's last words if it died."""
     died = not result.cause.startswith(("not tried", "no answer")) and not re.match(r"\w+: ", result.cause)
     words = last_words(result.output) if died else ""
     return f"{result.cause}; its last words: {words}" if words else result.cause
 
 
 def last_words(output: str) -> str:
-    """The line that tells most: the last fatal one or error, else the last one."""
+    """The most informative line: the last fatal error, else the last error, else the last line."""
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"F\d{4} |.*(Check failed|Fatal|fatal error)", line)]
     telling = telling or [line for line in lines if re.match(r"E\d{4} |.*[Ee]rror\b", line)]
@@ -99,7 +99,7 @@ def last_words(output: str) -> str:
 
 
 def version_pair(version: str) -> tuple[int, int] | None:
-    """Major and minor number, such as (2, 21); None for a version that has none."""
+    """The major and minor version, such as (2, 21); None if there is none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -1,4 +1,4 @@
-"""Why TensorFlow does not see a GPU that the driver shows: the library that failed to load, and the command to run."""
+"""Why TensorFlow does not see a GPU that the driver reports: the library that failed to load, and the fix."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
 DRIVER_LIBRARY = "libcuda.so.1"
-# What TensorFlow built for CUDA 12 opens by name, each needed, and the package that holds it.
+# The libraries that TensorFlow for CUDA 12 needs, and the package that provides each.
 CUDA_12_LIBRARIES = {
     "libcudart.so.12": "nvidia-cuda-runtime-cu12",
     "libcublas.so.12": "nvidia-cublas-cu12",
@@ -22,22 +22,22 @@ CUDA_12_LIBRARIES = {
     "libcusparse.so.12": "nvidia-cusparse-cu12",
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
-# The oldest driver that runs programs of CUDA 12. See https://docs.nvidia.com/deploy/cuda-compatibility/.
+# The oldest driver for CUDA 12. See https://docs.nvidia.com/deploy/cuda-compatibility/.
 CUDA_12_DRIVER = (525, 60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFindings:
-    """What is known when TensorFlow sees too few GPUs.
+    """The facts when TensorFlow sees too few GPUs.
 
     Args:
-        gpus: those that it should see.
-        num_seen: how many it does see.
+        gpus: the GPUs that it should see.
+        num_seen: the number that it sees.
         tensorflow_version: its version.
-        build: what it was built for, as `tf.sysconfig.get_build_info` tells it.
-        load_errors: why a library could not be loaded, by its name; those that could are not in it.
+        build: its build, from `tf.sysconfig.get_build_info`.
+        load_errors: library that could not be loaded -> the reason.
         packages: NVIDIA's installed packages.
-        other_versions: files of the missing libraries in another version.
+        other_versions: files of other versions of the missing libraries.
     """
 
     gpus: tuple[Device, ...]
@@ -50,7 +50,7 @@ class GpuFindings:
 
 
 def check_gpus(examination: Examination) -> Iterator[Check]:
-    """TensorFlow sees the GPUs that the driver shows."""
+    """Checks that TensorFlow sees the GPUs that the driver reports."""
     shown, usable = examination.driver_gpus, examination.gpus
     num_seen = examination.tensorflow.data["num_gpus"] if examination.tensorflow.ok else 0
     if not shown and not num_seen:
@@ -68,7 +68,7 @@ def check_gpus(examination: Examination) -> Iterator[Check]:
 
 
 def diagnose(findings: GpuFindings) -> Check:
-    """Names the cause: a build without CUDA, the driver, a library; or what is left to try."""
+    """Names the cause: a build without CUDA, the driver or a library; otherwise suggests what to try."""
     seen = f"TensorFlow sees {findings.num_seen} of {len(findings.gpus)} GPUs ({_models(findings.gpus)})"
     version, driver = findings.tensorflow_version, findings.gpus[0].driver_version or "of unknown version"
     cuda, cudnn = findings.build.get("cuda_version"), findings.build.get("cudnn_version")
@@ -99,7 +99,7 @@ def diagnose(findings: GpuFindings) -> Check:
 
 
 def version_numbers(version: str) -> tuple[int, ...] | None:
-    """The numbers of a driver's version, such as (580, 65, 6); None where it has none."""
+    """The numbers in a driver version, such as (580, 65, 6); None if there are none."""
     return tuple(map(int, re.findall(r"\d+", version))) or None
 
 
@@ -121,12 +121,12 @@ def _findings(examination: Examination, gpus: tuple[Device, ...], num_seen: int)
 
 
 def _package_files(machine: Machine, name: str) -> list[str]:
-    """Where NVIDIA's packages hold the library; TensorFlow looks there too."""
+    """The paths of a library in NVIDIA's packages, where TensorFlow searches too."""
     return [str(path) for folder in machine.site_folders for path in sorted(Path(folder).glob(f"nvidia/*/lib/{name}"))]
 
 
 def _other_versions(machine: Machine, name: str) -> list[str]:
-    """Files such as libcudnn.so.8 where libcudnn.so.9 is missing."""
+    """Files such as libcudnn.so.8 if libcudnn.so.9 is missing."""
     pattern = f"{name.partition('.so.')[0]}.so.[0-9]*"
     system = [f"/usr/local/cuda*/lib64/{pattern}", f"/usr/lib/*-linux-gnu/{pattern}", f"/usr/lib64/{pattern}"]
     found = [path for place in system for path in machine.glob(place)] + _package_files(machine, pattern)
@@ -135,7 +135,7 @@ def _other_versions(machine: Machine, name: str) -> list[str]:
 
 
 def _reasons(load_errors: Mapping[str, str]) -> str:
-    """Each library with the package that holds it, and the loader's reason; those of the same reason together."""
+    """The libraries, with the package that provides each, grouped by the loader's reason."""
     groups: dict[str, list[str]] = {}
     for name, why in load_errors.items():
         # The loader's message begins with the name again, "OSError: libcudnn.so.9: cannot open ...".

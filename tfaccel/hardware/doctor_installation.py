@@ -1,4 +1,4 @@
-"""Checks of what is installed and how it is set: Python, TensorFlow, Keras, and the libraries beside them."""
+"""Checks of the installation and its settings: Python, TensorFlow, Keras, and other libraries."""
 
 import platform
 import re
@@ -21,7 +21,7 @@ from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
 from tfaccel.hardware.tpu import LIBTPU_END, install_command
 
 PYTHON_VERSIONS = ((3, 11), (3, 13))
-# First and last tested (major, minor), and the requirement to install by.
+# The first and last tested (major, minor), and the requirement for pip.
 TENSORFLOW_VERSIONS = ((2, 20), (2, 21))
 TENSORFLOW_REQUIREMENT = "tensorflow>=2.20,<2.22"
 KERAS_VERSIONS = ((3, 15), (3, 15))
@@ -29,12 +29,12 @@ KERAS_REQUIREMENT = "keras>=3.15,<3.16"
 
 
 def check_python(examination: Examination) -> Iterator[Check]:
-    """Python's version."""
+    """Checks the version of Python."""
     yield check_version("python", platform.python_version(), PYTHON_VERSIONS, "use Python 3.11, 3.12 or 3.13")
 
 
 def check_machine(examination: Examination) -> Iterator[Check]:
-    """Whether the machine and its cluster's settings can be read."""
+    """Checks that the machine and the settings of its cluster can be read."""
     try:
         hardware = detect_machine(examination.machine)
         memory = f"{hardware.memory_bytes / 2**30:.1f} GiB"
@@ -55,7 +55,7 @@ def check_machine(examination: Examination) -> Iterator[Check]:
 
 
 def check_packages(examination: Examination) -> Iterator[Check]:
-    """Packages that exclude one another, and the versions of those that must fit."""
+    """Checks for conflicting packages, and the versions of TensorFlow and Keras."""
     found = examination.installed(TENSORFLOW_PACKAGES)
     if len(found) > 1:
         detail = f"{in_words(found)} are installed together, but own the same folder and overwrite each other"
@@ -75,7 +75,7 @@ def check_packages(examination: Examination) -> Iterator[Check]:
 
 
 def check_version(name: str, version: str, tested: tuple[tuple[int, int], tuple[int, int]], install: str) -> Check:
-    """Older than tested fails; newer is warned of.
+    """Versions older than the tested ones fail; newer ones cause a warning.
 
     Example:
         >>> check_version("keras version", "3.16.0", ((3, 15), (3, 15)), "pip install 'keras>=3.15,<3.16'").status
@@ -93,7 +93,7 @@ def check_version(name: str, version: str, tested: tuple[tuple[int, int], tuple[
 
 
 def check_libtpu(version: str | None) -> Check:
-    """Whether tensorflow-tpu can be imported with this libtpu."""
+    """Checks that tensorflow-tpu can be imported with this libtpu."""
     remedy = install_command("libtpu")
     if version is None:
         return Check(name="libtpu", status="fail", detail="tensorflow-tpu needs it; it is not installed", remedy=remedy)
@@ -104,7 +104,7 @@ def check_libtpu(version: str | None) -> Check:
 
 
 def check_keras_settings(examination: Examination) -> Iterator[Check]:
-    """Settings that make Keras something else than Keras 3 on TensorFlow."""
+    """Checks for settings that select anything other than Keras 3 on TensorFlow."""
     backend, source = keras_backend(examination.machine)
     if backend == "tensorflow":
         yield Check(name="keras backend", status="ok", detail=f"tensorflow (from {source})")
@@ -122,7 +122,7 @@ def check_keras_settings(examination: Examination) -> Iterator[Check]:
 
 
 def check_imports(examination: Examination) -> Iterator[Check]:
-    """Whether TensorFlow and the libraries beside it can be imported."""
+    """Checks that TensorFlow and the other libraries can be imported."""
     result = examination.tensorflow
     if not result.ok:
         remedy = f"pip install '{TENSORFLOW_REQUIREMENT}' (in a new virtual environment, if it is installed already)"

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 from tfaccel.processes.connection import connect_to_parent
 
-_TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold
+_TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold text
 
 
 def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> NoReturn:
-    """Runs probes until the caller ends the process; a failed one is reported and the next one runs.
+    """Runs probes until the caller terminates the process; after a failure, which is reported, the next one runs.
 
     Args:
         argv: the command line of a `ConnectedChild`.
@@ -42,7 +42,7 @@ def probe_import(module: str) -> dict[str, Any]:
 
 
 def probe_tensorflow_devices() -> dict[str, Any]:
-    """What TensorFlow sees, and what it was built for."""
+    """The GPUs that TensorFlow sees, and its build."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
@@ -51,7 +51,7 @@ def probe_tensorflow_devices() -> dict[str, Any]:
 
 
 def probe_library(name: str, *paths: str) -> dict[str, Any]:
-    """Loads a shared library as TensorFlow does: by name, else from one of the paths where it lies."""
+    """Loads a shared library as TensorFlow does: by name, else from one of the given paths."""
     try:
         ctypes.CDLL(name)
         return {"path": name}
@@ -67,8 +67,8 @@ def probe_library(name: str, *paths: str) -> dict[str, Any]:
 
 
 def probe_compute(device: str, computation: str) -> dict[str, Any]:
-    """Computes on a device and compares with numpy."""
-    # Imports numpy, which may be what is broken.
+    """Computes on a device and compares with NumPy."""
+    # Imports NumPy, which may be broken itself.
     from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS, compare_with_numpy
 
     if device.startswith("TPU"):
@@ -77,12 +77,12 @@ def probe_compute(device: str, computation: str) -> dict[str, Any]:
 
 
 def probe_tpu(tpu: str) -> dict[str, Any]:
-    """Initialises the TPU of that name or address, or "local"; the data has "num_devices"."""
+    """Initializes the TPU of that name or address, or "local"; the data has "num_devices"."""
     return {"num_devices": start_tpu(tpu)}
 
 
 def start_tpu(tpu: str = "local") -> int:
-    """Initialises a TPU once in this process; returns its number of devices."""
+    """Initializes a TPU once in this process; returns its number of devices."""
     import tensorflow as tf
 
     if not tf.config.list_logical_devices("TPU"):

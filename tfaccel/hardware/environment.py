@@ -1,4 +1,4 @@
-"""What a bug report should tell of a machine and its installation, without importing what it reports on."""
+"""The description of a machine and its installation for bug reports, without importing the reported packages."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.hardware.keras_settings import keras_backend
 from tfaccel.hardware.machine import Machine
 
-# Told even where they are not installed.
+# Reported even if not installed.
 MAIN_PACKAGES = (
     "tensorflow",
     "keras",
@@ -25,7 +25,7 @@ MAIN_PACKAGES = (
     "tf-keras",
     "tensorflow-model-optimization",
 )
-# Told only where they are installed.
+# Reported only if installed.
 OTHER_PACKAGES = (
     "tensorflow-cpu",
     "tensorflow-tpu",
@@ -42,15 +42,15 @@ OTHER_PACKAGES = (
 
 
 def describe_environment(machine: Machine) -> dict[str, Any]:
-    """The machine and the installation as JSON values; nothing secret, no host names, no user's name.
+    """The machine and the installation as JSON values, without secrets, host names and user names.
 
     Args:
         machine: the machine to describe.
 
     Returns:
         A dict with "tfaccel", "python", "platform", "packages" (version or None by name), "cuda_packages",
-        "keras_backend", "hardware" (as `Hardware.to_json`, the workers' addresses left out; None where it cannot be
-        detected), "problems" (what could not be read) and "environment" (None for values that are not told).
+        "keras_backend", "hardware" (as `Hardware.to_json`, without the workers' addresses; None if it cannot be
+        detected), "problems" (what could not be read) and "environment" (None for hidden values).
 
     Example:
         >>> describe_environment(Machine.here())["packages"]["keras"] is not None
@@ -101,8 +101,8 @@ def _without_home(machine: Machine, text: str) -> str:
     return text.replace(str(machine.home), "~") if len(machine.home.parts) > 1 else text
 
 
-# Values of these are numbers, switches and flags. All others may hold host names, addresses, paths or tokens
-# (another tool's TF_TOKEN_..., say), so only their names are told.
+# The values of these are numbers, switches and flags. Others may contain host names, addresses, paths or tokens (such
+# as another tool's TF_TOKEN_...), so only their names are reported.
 _SHOWN = """
     TF_AUTOTUNE_THRESHOLD TF_CPP_MAX_VLOG_LEVEL TF_CPP_MIN_LOG_LEVEL TF_CPP_VMODULE TF_CUDNN_DETERMINISTIC
     TF_CUDNN_USE_AUTOTUNE TF_DETERMINISTIC_OPS TF_DISABLE_MKL TF_ENABLE_ONEDNN_OPTS TF_FORCE_GPU_ALLOW_GROWTH
@@ -122,14 +122,14 @@ _SHOWN = """
 _NAMED = "LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH COLAB_TPU_ADDR XRT_TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 _NAMED_PREFIXES = ("TF_", "XLA_", "CUDA_", "CUDNN_", "NCCL_", "KERAS_", "OMP_", "KMP_", "ONEDNN_", "TPU_")
 _TASK_TYPES = ("chief", "worker", "ps", "evaluator")
-# Another tool's, whose very names tell host names.
+# Variables of another tool, whose names contain host names.
 _HIDDEN_PREFIXES = ("TF_TOKEN_", "TF_VAR_", "TF_CLI_")
 
 
 def relevant_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that matter, by name in order; the value is None where it is not to be told.
+    """The relevant variables, sorted by name; hidden values are None.
 
-    Of TF_CONFIG only this process's task and the number of tasks of each type are told.
+    Only this process's task and the number of tasks of each type are reported from TF_CONFIG.
 
     Example:
         >>> relevant_variables({"OMP_NUM_THREADS": "4", "TPU_NAME": "grpc://10.0.0.2:8470", "HOME": "/home/ada"})
@@ -150,7 +150,7 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _reduced_tf_config(text: str) -> str | None:
-    """Such as "task worker 1; 1 chief, 3 worker"; None where the text is not what TensorFlow expects."""
+    """A summary such as "task worker 1; 1 chief, 3 worker"; None if the text is malformed."""
     try:
         config = json.loads(text)
         tasks = [f"{len(config['cluster'][kind])} {kind}" for kind in _TASK_TYPES if kind in config["cluster"]]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, asked of the driver and never of TensorFlow, so that nothing is initialised or reserved."""
+"""NVIDIA GPUs, queried from the driver and never from TensorFlow, so that nothing is initialized or reserved."""
 
 import dataclasses
 import re
@@ -14,23 +14,23 @@ _QUERY = ("uuid", "name", "memory.total", "driver_version", "compute_cap")
 
 @dataclass(frozen=True, kw_only=True)
 class DriverGpu:
-    """A GPU as the driver shows it: the device, numbered in the driver's order, and its identifier."""
+    """A GPU as reported by the driver: the device, numbered in the driver's order, and its identifier."""
 
     device: Device
     uuid: str = ""
 
 
 def find_gpus(machine: Machine) -> tuple[Device, ...]:
-    """The GPUs that TensorFlow may use, in its order: the driver's, chosen by CUDA_VISIBLE_DEVICES.
+    """The GPUs that TensorFlow may use: those of the driver, selected and ordered by CUDA_VISIBLE_DEVICES.
 
-    CUDA numbers GPUs of different models fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID; here they stay in the
-    bus's order.
+    CUDA numbers GPUs of different models fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID; here they are in bus
+    order.
     """
     return visible_gpus(driver_gpus(machine), machine.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def driver_gpus(machine: Machine) -> tuple[DriverGpu, ...]:
-    """All GPUs that the driver shows: by its library, else by `nvidia-smi`, else by its files under /proc."""
+    """All GPUs that the driver reports: through its library, else `nvidia-smi`, else its files under /proc."""
     for ask in (_ask_nvml, _ask_nvidia_smi, _ask_proc):
         found = ask(machine)
         if found:
@@ -39,10 +39,10 @@ def driver_gpus(machine: Machine) -> tuple[DriverGpu, ...]:
 
 
 def visible_gpus(gpus: Sequence[DriverGpu], selection: str | None) -> tuple[Device, ...]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES names, numbered anew.
+    """The GPUs that CUDA_VISIBLE_DEVICES names, renumbered.
 
-    As in CUDA, the list ends at the first entry that names no GPU, so "" and "-1" hide all; an identifier may be cut
-    short. A slice of a GPU ("MIG-...") counts as a device of unknown memory.
+    As in CUDA, the list ends at the first entry that names no GPU, so "" and "-1" hide all; an identifier may be
+    abbreviated. A slice of a GPU ("MIG-...") counts as a device of unknown memory.
     See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables.
     """
     if selection is None:
@@ -88,7 +88,7 @@ def _nvml_gpu(nvml: Any, index: int, driver: str) -> DriverGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total) or None
-    except nvml.NVMLError:  # GPUs that share the machine's memory do not tell
+    except nvml.NVMLError:  # GPUs that share the machine's memory do not report it
         memory_bytes = None
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     device = Device(
@@ -107,7 +107,7 @@ def _text(value: Any) -> str:
 
 
 def _ask_nvidia_smi(machine: Machine) -> list[DriverGpu]:
-    # Drivers before 2021 do not know compute_cap and then answer nothing at all.
+    # Drivers before 2021 do not know compute_cap and reject the whole query.
     for fields in (_QUERY, _QUERY[:-1]):
         text = machine.output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if text is not None:

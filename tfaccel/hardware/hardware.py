@@ -1,4 +1,4 @@
-"""The noun `Hardware`: what a machine is. A fact that can be detected, written as JSON, or made up in one line."""
+"""`Hardware`: the description of a machine, which can be detected, saved as JSON, or made up in one line."""
 
 import json
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device, numbered as TensorFlow numbers it.
+    """One device, with TensorFlow's index.
 
     Args:
         kind: "CPU", "GPU" or "TPU".
         index: position among the devices of its kind that this process may use, from 0.
-        model: the maker's name, such as "NVIDIA H100 80GB HBM3"; empty where it is not known.
-        memory_bytes: total memory; None where it is not known.
-        compute_capability: NVIDIA's (major, minor), such as (9, 0); None where it is not known.
-        driver_version: the driver's version; None where it is not known.
+        model: the product name, such as "NVIDIA H100 80GB HBM3"; empty if unknown.
+        memory_bytes: total memory; None if unknown.
+        compute_capability: NVIDIA's (major, minor), such as (9, 0); None if unknown.
+        driver_version: the version of the driver; None if unknown.
 
     Raises:
-        HardwareError: if a field cannot be true of a device.
+        HardwareError: if a field is invalid.
 
     Example:
         >>> Device(kind="GPU", index=0, model="NVIDIA H100", compute_capability=(9, 0)).name
@@ -68,24 +68,24 @@ class Device:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The device that `to_json` wrote; fields left out have their defaults."""
+        """The device from its `to_json` data; omitted fields have their defaults."""
         return record_from_json(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The cluster that this process is a part of.
+    """The cluster of this process.
 
     Args:
-        source: what told of it: "tf_config", "slurm", "kubernetes" or "cloud_tpu".
+        source: where it was found: "tf_config", "slurm", "kubernetes" or "cloud_tpu".
         num_workers: number of processes that train together (the chief counts; evaluators and others do not).
-        task_index: this process's place, from 0 within its task type.
+        task_index: this process's index within its task type, from 0.
         task_type: TensorFlow's name of this process's role: "worker", "chief", "ps" or "evaluator".
-        addresses: the workers' addresses in order, as far as the source names them; it may be empty.
-        num_chiefs: how many of the workers are of the task type "chief": 0 or 1.
+        addresses: the workers' addresses in order, or empty if the source does not name them.
+        num_chiefs: the number of workers with task type "chief": 0 or 1.
 
     Raises:
-        HardwareError: if a field cannot be true of a cluster.
+        HardwareError: if a field is invalid.
 
     Example:
         >>> Cluster(source="slurm", num_workers=4, task_index=0).task_type
@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes files: the chief, or the first worker where there is none."""
+        """Whether this process writes files: the chief, or the first worker if there is no chief."""
         return self.task_type == "chief" or (self.task_index == 0 and not self.num_chiefs)
 
     def to_json(self) -> dict[str, Any]:
@@ -131,29 +131,30 @@ class Cluster:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The cluster that `to_json` wrote; fields left out have their defaults."""
+        """The cluster from its `to_json` data; omitted fields have their defaults."""
         return record_from_json(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What a machine is: its processor, memory, accelerators, and its place in a cluster.
+    """A machine: its CPU, memory, accelerators, and its place in a cluster.
 
     `detect_hardware()` describes this machine. The defaults describe a small machine without accelerators, so that
     another one can be made up in one line.
 
     Args:
-        cpu_model: the processor's name.
-        num_physical_cores: cores of the whole machine, hardware threads not counted.
+        cpu_model: the name of the CPU.
+        num_physical_cores: physical cores of the whole machine.
         num_usable_cores: hardware threads that this process may use (affinity and cgroup quota respected).
-        cpu_features: instruction sets that matter here, such as "AVX2", "AVX512F", "AVX512_BF16", "AMX_BF16".
-        memory_bytes: memory that this process may use (RAM, or the cgroup's limit where that is lower).
+        cpu_features: relevant instruction sets, such as "AVX2", "AVX512F", "AVX512_BF16", "AMX_BF16".
+        memory_bytes: memory that this process may use (RAM, or the cgroup's limit if that is lower).
         devices: accelerators only: GPUs and TPUs.
-        cluster: this process's place in a cluster; None where it works alone.
-        tpu_environment: where TPUs are reached: "colab", "kaggle", "cloud" or "local"; None where no mark was found.
+        cluster: the cluster of this process; None if it works alone.
+        tpu_environment: the environment of TPUs: "colab", "kaggle", "cloud" or "local"; None if there is no sign of
+            any.
 
     Raises:
-        HardwareError: if a field cannot be true of a machine.
+        HardwareError: if a field is invalid.
 
     Example:
         >>> node = Hardware(devices=tuple(Device(kind="GPU", index=i) for i in range(8)))
@@ -202,10 +203,10 @@ class Hardware:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The hardware that `to_json` wrote; fields left out have their defaults.
+        """The hardware from its `to_json` data; omitted fields have their defaults.
 
         Raises:
-            HardwareError: for a field that is unknown, or whose value cannot be true of a machine.
+            HardwareError: for an unknown field or an invalid value.
         """
         if isinstance(data, Mapping):
             data = dict(data)
@@ -217,7 +218,7 @@ class Hardware:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Reads the hardware from a JSON file: what `to_json` wrote, or the whole output of `tfaccel env --json`.
+        """Reads the hardware from a JSON file: `to_json` data, or the whole output of `tfaccel env --json`.
 
         Raises:
             HardwareError: if the file cannot be read, is not JSON, or does not describe a machine; it names the file.
@@ -244,12 +245,12 @@ def _accelerators(devices: Any) -> tuple[Device, ...]:
     check_known(
         [device.kind for device in devices],
         ("GPU", "TPU"),
-        "Hardware.devices lists accelerators only (the CPU has fields of its own)",
+        "Hardware.devices lists accelerators only (the CPU has its own fields)",
     )
     names = [device.name for device in devices]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise HardwareError(f"Each device needs an index of its own. Received more than once: {', '.join(twice)}.")
+        raise HardwareError(f"Each device needs a different index. Received more than once: {', '.join(twice)}.")
     return tuple(devices)
 
 

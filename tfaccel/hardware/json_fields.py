@@ -16,7 +16,7 @@ def quoted(value: Any) -> str:
 
 
 def check_count(record: Any, name: str, *, minimum: int) -> None:
-    """Raises HardwareError unless the field is a whole number of at least `minimum`."""
+    """Raises HardwareError unless the field is an integer of at least `minimum`."""
     value = getattr(record, name)
     if type(value) is not int or value < minimum:
         raise HardwareError(f"{name} must be a whole number of at least {minimum}. Received: {name}={quoted(value)}.")
@@ -46,7 +46,7 @@ def check_known(values: Iterable[str], known: Iterable[str], meaning: str) -> No
 
 
 def record_from_json(cls: type[_Record], data: Any) -> _Record:
-    """Makes the dataclass from a JSON object; raises HardwareError for unknown and for missing fields."""
+    """Creates the dataclass from a JSON object; raises HardwareError for unknown or missing fields."""
     if not isinstance(data, Mapping):
         raise HardwareError(f"{cls.__name__} must be a JSON object. Received: {quoted(data)}.")
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]

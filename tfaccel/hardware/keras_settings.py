@@ -1,4 +1,4 @@
-"""Which backend Keras will use and whether tf.keras is the old Keras 2, read without importing either."""
+"""The backend of Keras, and whether tf.keras is the old Keras 2, without importing either."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from tfaccel.hardware.machine import Machine
 
 
 def keras_backend(machine: Machine) -> tuple[str, str]:
-    """Keras's backend and what chose it: "KERAS_BACKEND", the path of keras.json, or "default".
+    """Keras's backend and its source: "KERAS_BACKEND", the path of keras.json, or "default".
 
-    Keras reads the environment first, then `keras.json` in KERAS_HOME or ~/.keras; one that is broken it ignores.
+    Keras reads the environment first, then `keras.json` in KERAS_HOME or ~/.keras; it ignores a malformed file.
     """
     from_environ = machine.environ.get("KERAS_BACKEND")
     if from_environ:

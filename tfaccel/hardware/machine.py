@@ -1,6 +1,6 @@
-"""The one seam to the outside: files, environment, commands and packages of the machine that is looked at.
+"""The interface to the operating system: files, environment, commands and packages of a machine.
 
-Everything that detects or examines hardware reads through a `Machine`, so that tests can make one up from a folder.
+All hardware detection and checks read through a `Machine`, so that tests can make one up from a folder.
 """
 
 import os
@@ -21,10 +21,10 @@ _EXTRA_COMMAND_FOLDERS = ("usr/lib/wsl/lib",)
 
 
 def import_nvml() -> Any | None:
-    """NVIDIA's management library for Python (`nvidia-ml-py`); None where it is not installed."""
+    """NVIDIA's management library for Python (`nvidia-ml-py`); None if it is not installed."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an old package of the same import name warns of itself
+            warnings.simplefilter("ignore")  # an old package of the same import name warns about itself
             import pynvml
     except ImportError:
         return None
@@ -33,14 +33,14 @@ def import_nvml() -> Any | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine to look at; `Machine.here()` is this one.
+    """A machine to inspect; `Machine.here()` is this one.
 
     Args:
-        root: the folder that stands for "/": /proc, /sys, /dev and /etc are read below it.
+        root: the folder that represents "/": /proc, /sys, /dev and /etc are read below it.
         environ: the environment variables; commands and child processes run with them.
         cpu_affinity: the logical CPUs that this process may run on.
         home: the user's home folder.
-        site_folders: where installed packages are looked for, in order.
+        site_folders: the folders to search for installed packages, in order.
         import_nvml: returns NVIDIA's management library for Python, or None.
         python: the interpreter that child processes run.
 
@@ -75,23 +75,23 @@ class Machine:
         )
 
     def path(self, absolute: str) -> Path:
-        """Where the file that the machine calls `absolute` lies."""
+        """The path of the file that the machine calls `absolute`."""
         return self.root / absolute.lstrip("/")
 
     def read(self, absolute: str) -> str | None:
-        """The file's text; None where it is not there or cannot be read."""
+        """The text of the file; None if it does not exist or cannot be read."""
         try:
             return self.path(absolute).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        """The machine's names of the files that match, in natural order (accel2 before accel10)."""
+        """The machine's paths of matching files, in natural order (accel2 before accel10)."""
         found = (f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
         return sorted(found, key=_natural_order)
 
     def output_of(self, *command: str, timeout_seconds: float = 20) -> str | None:
-        """What the command prints; None where it is missing, fails, or takes longer than the limit."""
+        """The output of a command; None if it is missing, fails, or exceeds the time limit."""
         folders = [self.environ.get("PATH", ""), *(str(self.path(folder)) for folder in _EXTRA_COMMAND_FOLDERS)]
         program = shutil.which(command[0], path=os.pathsep.join(filter(None, folders)))
         if program is None:
@@ -102,7 +102,7 @@ class Machine:
             return None
 
     def package_version(self, name: str) -> str | None:
-        """The installed version of a package, from its metadata alone; None where it is not installed."""
+        """The installed version of a package, from its metadata; None if it is not installed."""
         for distribution in metadata.distributions(name=name, path=list(self.site_folders)):
             version: str | None = distribution.metadata["Version"]
             if version:
@@ -110,7 +110,7 @@ class Machine:
         return None
 
     def package_versions(self, prefix: str) -> dict[str, str]:
-        """Version by name of the installed packages whose name starts with `prefix`."""
+        """Name -> version of the installed packages whose name starts with `prefix`."""
         start = prefix.replace("-", "_")
         found: dict[str, str] = {}
         for folder in self.site_folders:

@@ -1,14 +1,14 @@
-"""TPUs: which package can drive them, which device files show them, and where this process runs.
+"""TPUs: the packages that drive them, their device files, and the environment of this process.
 
-TensorFlow's own list is no test: its TPU build lists a TPU_SYSTEM device even where there is no TPU.
+TensorFlow's own list is not reliable: its TPU build lists a TPU_SYSTEM device even without a TPU.
 """
 
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
-# What drives a TPU, as requirements-tpu.txt has it. Newer versions of libtpu lack functions that tensorflow-tpu loads
-# when it is imported, and end the process: TpuExecutable_FreeMaybeOwningDeviceMemoryArray from 0.0.32 on, and
-# ConfigureDistributedTpuOp_DoWork from 0.0.45 on.
+# The packages that drive a TPU, as in requirements-tpu.txt. Newer versions of libtpu lack functions that tensorflow-tpu
+# loads on import, which aborts the process: TpuExecutable_FreeMaybeOwningDeviceMemoryArray since 0.0.32, and
+# ConfigureDistributedTpuOp_DoWork since 0.0.45.
 TPU_PACKAGES = {"tensorflow-tpu": ">=2.20,<2.21", "libtpu": "<0.0.32"}
 LIBTPU_END = (0, 0, 32)
 
@@ -36,7 +36,7 @@ _CLOUD_MARKS = (
 
 
 def install_command(*names: str) -> str:
-    """What installs packages of `TPU_PACKAGES`; all of them without names.
+    """The pip command for packages of `TPU_PACKAGES`; for all of them if no names are given.
 
     Example:
         >>> install_command("libtpu")
@@ -46,15 +46,15 @@ def install_command(*names: str) -> str:
 
 
 def tpu_wheel_version(machine: Machine) -> str | None:
-    """The version of `tensorflow-tpu`, the only TensorFlow that can drive a TPU; None where it is not installed."""
+    """The version of `tensorflow-tpu`, the only TensorFlow that can drive a TPU; None if it is not installed."""
     return machine.package_version("tensorflow-tpu")
 
 
 def find_tpus(machine: Machine) -> tuple[Device, ...]:
     """The TPUs whose device files this process sees, whether or not the installed TensorFlow can drive them.
 
-    v2 to v4 show /dev/accel0 and so on. v5e, v5p and later show /dev/vfio/0 and so on, which any device handed through
-    to a virtual machine has too; so those count only beside a TPU on the PCI bus.
+    v2 to v4 have /dev/accel0 and so on. v5e, v5p and later have /dev/vfio/0 and so on, like any device passed through
+    to a virtual machine, so these count only if there is a TPU on the PCI bus.
     """
     on_bus = _tpus_on_bus(machine)
     accel_files = machine.glob("/dev/accel[0-9]*")
@@ -65,7 +65,7 @@ def find_tpus(machine: Machine) -> tuple[Device, ...]:
 
 
 def tpu_environment(machine: Machine) -> str | None:
-    """Where TPUs are reached, by the marks that the places leave: "colab", "kaggle", "cloud", "local" or None."""
+    """The environment of TPUs, from its environment variables: "colab", "kaggle", "cloud", "local" or None."""
     environ = machine.environ
     has_cloud_mark = any(environ.get(name) not in (None, "", "local") for name in _CLOUD_MARKS)
     has_mark = has_cloud_mark or bool(find_tpus(machine)) or environ.get("TPU_NAME") == "local"

@@ -1,1 +1,1 @@
-"""Measuring: timed windows, interleaved comparisons, and reports of both."""
+"""Measurements: timed windows, interleaved comparisons, and reports."""

@@ -1,4 +1,4 @@
-"""Floating-point operations of a traced graph: those of its matrix products and convolutions, loops included."""
+"""Floating-point operations of a traced graph: those of matrix products and convolutions, including loops."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SAME_VALUE = ("Identity", "StopGradient", "Cast", "EnsureShape")
 
 
 def graph_operations(graph: Any) -> int:
-    """Floating-point operations that one run of a graph takes in matrix products and convolutions.
+    """Floating-point operations of one run of a graph in matrix products and convolutions.
 
-    A multiplication and the addition that follows it are two. What is done element by element is not counted. Bodies of
-    loops count as often as they run; of several branches, the one with the most.
+    A multiply-add counts as two. Element-wise operations are not counted. The body of a loop counts once per iteration;
+    of several branches, the most expensive one counts.
 
     Args:
-        graph: of a concrete `tf.function`, with shapes that are known.
+        graph: of a concrete `tf.function`, with static shapes.
 
     Raises:
-        WorkloadError: if a shape, or how often a loop runs, depends on the data; it names the operation.
+        WorkloadError: if a shape, or the number of iterations of a loop, depends on the data; it names the operation.
 
     Example:
         >>> product = tf.function(lambda a, b: a @ b)
@@ -39,7 +39,7 @@ def graph_operations(graph: Any) -> int:
 
 
 def needed_operations(graph: Any) -> list[tf.Operation]:
-    """The operations of a function's graph that its results and its effects need."""
+    """The operations of a function's graph that its results and side effects need."""
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     needed: dict[str, tf.Operation] = {}
     while waiting:
@@ -51,11 +51,11 @@ def needed_operations(graph: Any) -> list[tf.Operation]:
 
 
 class _Counter:
-    """Counts from the outermost graph inwards, and knows what each function is called with."""
+    """Counts from the outermost graph inwards, keeping track of the arguments of each function."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
-        self._given: dict[Any, Any] = {}  # a function's input -> the tensor that it is called with
+        self._given: dict[Any, Any] = {}  # a function's input -> the tensor passed to it
 
     def count(self, graph: Any) -> int:
         return sum(self._operations(operation) for operation in needed_operations(graph))
@@ -84,7 +84,7 @@ class _Counter:
         return self.count(graph)
 
     def _enter(self, loop: Any) -> tuple[Any, Any]:
-        """The graphs of a loop's condition and body; what no turn changes is known in both."""
+        """The graphs of a loop's condition and body; loop invariants are recorded for both."""
         condition, body = (function_graph(self._graph, loop.get_attr(name).name) for name in ("cond", "body"))
         for index, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=False)):
             if _passed_on(after) is before:
@@ -92,7 +92,7 @@ class _Counter:
         return condition, body
 
     def _turns(self, loop: Any, condition: Any, body: Any) -> int:
-        """How often a loop runs: its condition compares numbers that each turn raises with limits that are known."""
+        """The number of iterations of a loop whose condition compares counters with known limits."""
         waiting, turns = [condition.outputs[0]], []
         while waiting:
             tensor = _passed_on(waiting.pop())
@@ -117,7 +117,7 @@ class _Counter:
         return None if first is None or last is None or step is None else math.ceil((last - first) / step)
 
     def _value(self, tensor: Any) -> Any:
-        """The number that a tensor is in every run; None where it is not known."""
+        """The constant value of a tensor; None if unknown."""
         tensor = _passed_on(tensor)
         value = tf.get_static_value(tensor)
         if value is not None:
@@ -128,7 +128,7 @@ class _Counter:
         if operation.type == "Max":
             inner = self._value(operation.inputs[0])
             return None if inner is None else inner.max()
-        if operation.type in _LOOPS:  # a number that the loop leaves, such as how often it ran
+        if operation.type in _LOOPS:  # a result of the loop, such as its number of iterations
             condition, body = self._enter(operation)
             index = tensor.value_index
             step = self._raised_by(body.inputs[index], body.outputs[index])
@@ -138,7 +138,7 @@ class _Counter:
         return None
 
     def _raised_by(self, before: Any, after: Any) -> Any:
-        """By how much a turn raises a number of a loop; None where that is not known."""
+        """The increment of a loop's counter per iteration; None if unknown."""
         operation = _passed_on(after).op
         if operation.type not in ("Add", "AddV2") or not any(one is before for one in operation.inputs):
             return None
@@ -153,10 +153,10 @@ def _passed_on(tensor: Any) -> Any:
 
 
 def _multiplications(operation: Any) -> int:
-    """How many numbers a matrix product or a convolution, or its gradient, multiplies.
+    """The number of multiplications in a matrix product or a convolution, or in its gradient.
 
     Raises:
-        WorkloadError: if a shape is not known.
+        WorkloadError: if a shape is unknown.
     """
     kind = operation.type
     if kind in _PRODUCTS:
@@ -165,7 +165,7 @@ def _multiplications(operation: Any) -> int:
         return inner * math.prod(_shape(operation, operation.outputs[0]))
     if kind == "Einsum":
         return _of_einsum(operation)
-    # Each number behind a convolution is made with a whole kernel, and its gradient goes back through that kernel.
+    # Each output of a convolution takes a whole kernel, and its gradient goes back through that kernel.
     behind = operation.inputs[2] if "Backprop" in kind else operation.outputs[0]
     kernel = operation.outputs[0] if "BackpropFilter" in kind else operation.inputs[1]
     sizes = _shape(operation, kernel)[: 2 if kind.startswith("Depthwise") else -1]
@@ -173,7 +173,7 @@ def _multiplications(operation: Any) -> int:
 
 
 def _of_einsum(operation: Any) -> int:
-    """The product of the sizes of all indices; nothing for a sum or a transposition of one tensor."""
+    """The product of the sizes of all indices; 0 for a sum or a transposition of one tensor."""
     if len(operation.inputs) < 2:
         return 0
     subscripts = operation.get_attr("equation").decode().split("->")[0].split(",")
@@ -182,7 +182,7 @@ def _of_einsum(operation: Any) -> int:
         before, dots, after = subscript.partition("...")
         shape = _shape(operation, tensor)
         rest = shape[len(before) : len(shape) - len(after)] if dots else []
-        # What the dots stand for counts from the right, as in broadcasting.
+        # The dimensions of the dots are aligned at the right, as in broadcasting.
         names = [*before, *range(-len(rest), 0), *after]
         for name, size in zip(names, shape, strict=True):
             sizes[name] = max(size, sizes.get(name, 1))

@@ -1,4 +1,4 @@
-"""How long a training step waits for its batch."""
+"""The time that training steps wait for their batches."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _MAX_EPOCHS = 1000
 
 
 def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
-    """The part of the step time in which training stands still for want of data, once for each repetition.
+    """The fraction of the step time that training waits for data, once for each repetition.
 
-    A workload is trained as `tfaccel.train` does. The graph notes when each step had done all its work and when the
-    next batch was there; what lies between is waiting, and so is what goes by before the first batch of an epoch. A
-    step that is slow since the input pipeline takes part of the processor does not wait.
+    The workload is trained as by `tfaccel.train`. The graph records when each step finished and when the next batch was
+    ready; the time between is waiting, and so is the time before the first batch of an epoch. A step that is slow
+    because the input pipeline uses CPU time does not count as waiting.
 
     Args:
-        work: what is trained, by the first plan of the rules.
-        repetitions: parts into which the epochs are divided: at least one each, and for two seconds in all, after a
-            first epoch that traces and compiles.
+        work: the workload, trained with the rules' first plan.
+        repetitions: number of groups that the epochs are divided into: at least one epoch each, and two seconds in
+            total, after a first epoch that traces and compiles.
     """
     plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MAX_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
@@ -62,11 +62,11 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
 
 
 class _WaitClock(keras.callbacks.Callback):
-    """Sums up, for each epoch, the seconds in which nothing was done for want of a batch, and all of its training.
+    """Sums the seconds spent waiting for batches, and all seconds of training, for each epoch.
 
     Args:
-        engine: its training steps are timed from here on; it must not have traced any yet.
-        num_epochs: ends training after so many, once two seconds of steps were seen.
+        engine: the engine whose training steps are timed; it must not have traced any yet.
+        num_epochs: number of epochs after which training ends, once they have taken two seconds.
     """
 
     tfaccel_windows = True
@@ -96,7 +96,7 @@ class _WaitClock(keras.callbacks.Callback):
         steps.train = timed  # type: ignore[method-assign]
 
     def watch(self, feed: IteratorFeed, seconds_before: float) -> None:
-        """Begins an epoch, before which training waited, and has its batches timed."""
+        """Begins an epoch, before which training waited `seconds_before`, and times its batches."""
         self.waited.append(seconds_before)
         self.total.append(seconds_before)
         batches = feed.batches
@@ -104,7 +104,7 @@ class _WaitClock(keras.callbacks.Callback):
 
         def fetch(arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
             batch, state = batches.fetch(arguments, state, step)
-            self._next_is_there = state[0].has_value() if state else tf.constant(True)  # arrays are there
+            self._next_is_there = state[0].has_value() if state else tf.constant(True)  # arrays are always ready
             return batch, state
 
         object.__setattr__(feed.batches, "fetch", fetch)  # batches are frozen
@@ -123,7 +123,7 @@ class _WaitClock(keras.callbacks.Callback):
 
 
 class _TimedSource(WorkloadSource):
-    """Tells a clock of each epoch, and how long it waited for its first batch."""
+    """Reports each epoch, and the wait for its first batch, to a clock."""
 
     clock: _WaitClock
 

@@ -1,4 +1,4 @@
-"""Programs measured by turns, A B A B, so that what slows the machine for a while slows all of them."""
+"""Interleaved measurement of programs, A B A B, so that a temporary slowdown of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from tfaccel.measuring.measurement import Measurement, Window
 
 
 class Program(Protocol):
-    """Something that trains, and can do so again and again from the same start."""
+    """A program that trains, and can be rerun from the same initial state."""
 
     name: str
     num_steps: int
 
     def warm_up(self) -> float:
-        """Traces and compiles, on the batches and in the order common to all programs; returns the final loss."""
+        """Traces and compiles, on the same batches in the same order in all programs; returns the final loss."""
 
     def run(self) -> Window:
-        """Trains once from the start and times it."""
+        """Trains once from the initial state, timed."""
 
 
 def measure_interleaved(
     programs: Sequence[Program], *, repetitions: int, progress: Callable[[str], None], num_discarded: int = 1
 ) -> tuple[Measurement, ...]:
-    """Measures programs by turns; the warm-up and more runs of each are thrown away.
+    """Measures programs in turn; the warm-up and the first runs of each are discarded.
 
     Args:
-        programs: what to measure, in the order of their turns.
-        repetitions: how many windows of each are kept.
-        num_discarded: how many runs of each are thrown away after the warm-up.
+        programs: the programs, in the order of their turns.
+        repetitions: number of windows of each that are kept.
+        num_discarded: number of runs of each that are discarded after the warm-up.
         progress: called with a line before each run.
 
     Raises:
-        ValueError: for no repetitions.
+        ValueError: if `repetitions` is less than 1.
 
     Example:
         >>> class Sleeper:

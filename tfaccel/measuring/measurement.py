@@ -1,4 +1,4 @@
-"""The nouns `Window` and `Measurement`: raw times of one program, from which everything else is derived."""
+"""`Window` and `Measurement`: raw times of one program, from which everything else is derived."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One timed call that trained for some epochs.
+    """One timed call that trained for one or more epochs.
 
     Attributes:
         wall_seconds: the whole call.
-        cpu_seconds: processor time of the process during the call, all threads, user and system.
-        epoch_seconds: one entry an epoch: from its first batch to the next epoch's first batch, or the call's return.
-        tail_seconds: one entry an epoch: the part of it after its last batch.
+        cpu_seconds: CPU time of the process during the call, all threads, user and system.
+        epoch_seconds: one entry per epoch: from its first batch to the next epoch's first batch, or the call's return.
+        tail_seconds: one entry per epoch: the part after its last batch.
         loss: training loss of the last epoch.
 
     Raises:
@@ -46,27 +46,27 @@ class Window:
 
     @property
     def steps_seconds(self) -> float:
-        """From first to last batch, summed over the epochs: what the steps alone took."""
+        """The time of the steps alone: from first to last batch, summed over the epochs."""
         return sum(self.epoch_seconds) - sum(self.tail_seconds)
 
     @property
     def tail_share(self) -> float:
-        """The part of the epochs' time that went by after their last batches."""
+        """The fraction of the epochs' time after their last batches."""
         return sum(self.tail_seconds) / sum(self.epoch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """All timed windows of one program, warm-up left out.
+    """All timed windows of one program, without the warm-up.
 
     Attributes:
         name: the program, such as "tfaccel.fit(numpy)".
         num_steps: training steps of one window.
-        windows: in the order in which they ran.
+        windows: the windows, in the order in which they ran.
         warm_up_loss: final loss of the warm-up, which runs the same batches in the same order in all programs.
 
     Raises:
-        ValueError: without windows or steps.
+        ValueError: if there are no windows or steps.
     """
 
     name: str
@@ -81,12 +81,12 @@ class Measurement:
 
     @property
     def step_seconds(self) -> float:
-        """Median time of one step, everything that a call does between and around steps included."""
+        """Median time of one step, including everything that a call does between and around steps."""
         return statistics.median(window.wall_seconds for window in self.windows) / self.num_steps
 
     @property
     def spread(self) -> float:
-        """How far the program differs from itself: interquartile range of the windows' wall times / their median."""
+        """The relative spread of the program: interquartile range of the windows' wall times / their median."""
         return relative_spread([window.wall_seconds for window in self.windows])
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Measurement:
-        """The measurement that `to_json` gave."""
+        """The measurement from its `to_json` data."""
         return cls(**{**data, "windows": tuple(Window(**window) for window in data["windows"])})
 
 

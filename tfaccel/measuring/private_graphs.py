@@ -1,4 +1,4 @@
-"""Private parts of TensorFlow's graphs, which public API shows as protocol buffers only."""
+"""A private name of TensorFlow's graphs, which the public API exposes only as protocol buffers."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tfaccel.tested_versions import private_part
 
 
 def function_graph(graph: tf.Graph, name: str) -> Any:
-    """The `FuncGraph` of a function that operations of a graph call by its name."""
+    """The `FuncGraph` of a function that operations of a graph call by name."""
     return private_part(graph, "_functions", package="tensorflow")[name].graph

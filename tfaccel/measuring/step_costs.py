@@ -1,4 +1,4 @@
-"""What a training step of a workload calculates, counted from the step that is traced."""
+"""The computational cost of a workload's training step, counted in the traced step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfaccel.training.workload_fit import build_for
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What one training step calculates, and what it learns.
+    """The cost of one training step, and the number of parameters.
 
     Args:
         operations: floating-point operations of the step's matrix products and convolutions, forward and backward; a
-            multiplication and the addition that follows it are two.
-        num_parameters: trainable numbers.
+            multiply-add counts as two.
+        num_parameters: number of trainable parameters.
     """
 
     operations: int
@@ -32,14 +32,14 @@ class StepCosts:
 def step_costs(workload: Workload, *, global_batch_size: int | None = None) -> StepCosts:
     """Builds the model of a workload, traces its training step, and counts the operations in the graph.
 
-    Nothing is trained. The data are asked for one batch.
+    Nothing is trained. Only one batch of the data is read.
 
     Args:
-        workload: whose step.
-        global_batch_size: examples of the step; None for as many as the workload recommends.
+        workload: the workload.
+        global_batch_size: examples per step; None for the workload's recommendation.
 
     Raises:
-        WorkloadError: if the model does not take the data, or a shape or the length of a loop depends on them.
+        WorkloadError: if the model does not accept the data, or a shape or the length of a loop depends on them.
 
     Example:
         >>> from tfaccel.recipes import image_classification

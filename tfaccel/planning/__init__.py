@@ -1,1 +1,1 @@
-"""What to do: plans, the rules that propose them, and the workloads they are for."""
+"""Plans, the rules that propose them, and the workloads they are for."""

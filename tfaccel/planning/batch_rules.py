@@ -1,4 +1,4 @@
-"""Rules for batch sizes and for how many steps go into one call."""
+"""Rules for batch sizes and for the number of steps per call."""
 
 from tfaccel.planning.case import Case, Choice
 
@@ -13,7 +13,7 @@ def accumulation_steps_rule(case: Case) -> list[Choice]:
 
 
 def global_batch_size_rule(case: Case) -> list[Choice]:
-    """What the workload recommends, whatever the number of replicas, so that results do not depend on it."""
+    """The workload's recommendation for any number of replicas, so that results do not depend on it."""
     recommended = case.workload.global_batch_size
     divisor = case.num_replicas * case["accumulation_steps"]
     lower = recommended // divisor * divisor
@@ -26,13 +26,13 @@ def global_batch_size_rule(case: Case) -> list[Choice]:
 
 
 def steps_per_execution_rule(case: Case) -> list[Choice]:
-    """As many as are measured to take about half a second."""
+    """As many as take about half a second, measured while training."""
     del case
     return [Choice(None, "A loop in the graph; while training, so many steps that a call takes about half a second.")]
 
 
 def synchronize_batch_norm_rule(case: Case) -> list[Choice]:
-    """On: N replicas give what one device gives. To leave it out changes results, so that it is never proposed."""
+    """On: N replicas compute what one device computes. Off is never proposed, since it changes results."""
     steps = case["accumulation_steps"]
     batch = (
         "the whole batch" if steps == 1 else f"each of {steps} micro-batches, which gives other numbers than one step"

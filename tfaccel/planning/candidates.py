@@ -14,12 +14,12 @@ from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_fields import check_value
 from tfaccel.planning.workload import Workload
 
-# These fields are combined with each other: what one gains depends on the other.
+# All combinations of these fields are tried: the gain of one depends on the other.
 COMBINED_RULES: tuple[tuple[str, Rule], ...] = (
     ("dtype_policy", precision_rules.dtype_policy_rule),
     ("jit_compile", precision_rules.jit_compile_rule),
 )
-# Further choices of these are tried on the best plan alone, one at a time.
+# Further choices of these are tried only on the best plan, one at a time.
 SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("accumulation_steps", batch_rules.accumulation_steps_rule),
     ("global_batch_size", batch_rules.global_batch_size_rule),
@@ -38,11 +38,11 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("cache_data", process_rules.cache_data_rule),
     ("augment_on", process_rules.augment_on_rule),
 )
-# How far a second choice falls behind: a worse placement behind every combination, a single change behind all.
+# Rank penalty of a second choice: a worse placement ranks below every combination, a single change below all.
 _PLACEMENT_COST, _SINGLE_COST = 10, 100
 
 
-_NO_WORKLOAD: Any = None  # must be given; left out, it is asked for in words
+_NO_WORKLOAD: Any = None  # required; a default, so that the error message can say so
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class _Draft:
 
 
 def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> list[Plan]:
-    """The plans worth measuring, best first by rule of thumb; each says why every field has its value.
+    """The plans worth measuring, best first by rule of thumb, with a reason for the value of every field.
 
     Args:
         hardware: the machine to plan for, this one (`detect_hardware()`) or another.
-        workload: what is to be trained.
-        **fixed: plan fields that may not be changed; every plan returned has them as they are.
+        workload: the workload to train.
+        **fixed: plan fields with fixed values, which every returned plan has.
 
     Raises:
-        PlanError: if a fixed field is unknown, is not allowed, or cannot run on this machine or with the others.
+        PlanError: if a fixed field is unknown, has an invalid value, or cannot run on this machine or with the others.
 
     Example:
         >>> from tfaccel.hardware.hardware import Device
@@ -87,7 +87,7 @@ def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fix
 
 
 def default_plan(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> Plan:
-    """The first of `candidate_plans`: what to use without measuring.
+    """The first of `candidate_plans`: the plan to use without measuring.
 
     Raises:
         PlanError: as `candidate_plans`.
@@ -115,7 +115,7 @@ def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
-    """The draft with each choice of one field; further choices that cost a lot are for the best draft alone."""
+    """The draft with each choice of one field; only the best draft gets further choices of single fields."""
     case = draft.case
     choices = [Choice(case.fixed[name], SET_BY_YOU)] if name in case.fixed else rule(case)
     if cost >= _SINGLE_COST and draft.cost > 0:
@@ -127,7 +127,7 @@ def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
 
 
 def _plans(drafts: list[_Draft]) -> list[Plan]:
-    """The drafts that make a plan; if none does, the error of the best."""
+    """The plans of all valid drafts; raises the error of the best draft if none is valid."""
     plans: list[Plan] = []
     errors: list[PlanError] = []
     for draft in drafts:

@@ -1,4 +1,4 @@
-"""What a rule sees, and what it answers."""
+"""The input and output of a planning rule: `Case` and `Choice`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan in the making: the machine, the workload, what was fixed, and the fields decided so far.
+    """A partial plan: the machine, the workload, the fixed fields, and the fields decided so far.
 
     Args:
         hardware: the machine.
-        workload: what is to be trained.
-        fixed: the fields that may not be changed.
-        choices: field -> the choice made; where the replicas run is always among them.
+        workload: the workload to train.
+        fixed: the fields with fixed values.
+        choices: field -> its choice; the placement of the replicas is always included.
     """
 
     hardware: Hardware
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model in all processes."""
+        """Replicas in all processes."""
         return len(self["devices"]) * int(self["num_workers"])
 
 

@@ -10,15 +10,15 @@ from tfaccel.planning.gpu_sets import check_usable, gpu_sets, unusable_gpus
 from tfaccel.planning.plan_fields import parse_device
 from tfaccel.planning.workload import Workload
 
-# Below this share of the global batch, a replica's step on a part of the CPU is too short to be worth its sums.
+# With fewer examples, a replica's step on a logical CPU is too short to be worth summing gradients.
 MIN_USEFUL_REPLICA_BATCH = 8
-# Fewer cores than this are kept busy by the operations of one replica.
+# The operations of one replica keep this many cores busy.
 CORES_PER_LOGICAL_CPU = 8
 
 
 @dataclass(frozen=True)
 class DeviceSet:
-    """Devices for one replica each, and why these."""
+    """Devices for one replica each, and the reason."""
 
     devices: tuple[str, ...]
     reason: str
@@ -28,10 +28,10 @@ class DeviceSet:
 def device_sets(
     hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
 ) -> list[DeviceSet]:
-    """The sets of devices to propose; a fixed `devices` is the only one.
+    """The sets of devices to propose; only `devices` if it is fixed.
 
     Raises:
-        PlanError: if a fixed device, or any device for a fixed strategy, is not there; it names those that are.
+        PlanError: if a fixed device, or any device for a fixed strategy, does not exist; it names those that do.
     """
     if "devices" in fixed:
         return [_given(hardware, fixed)]
@@ -49,7 +49,7 @@ def device_sets(
 
 
 def cpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int) -> list[DeviceSet]:
-    """The whole CPU as one device; on many cores, also as several logical devices with a replica each."""
+    """The whole CPU as one device; with many cores, also as several logical devices with a replica each."""
     whole = DeviceSet(
         ("CPU:0",), "The CPU as one device: its operations use all usable cores.", fixed.get("num_logical_cpus", 1)
     )
@@ -75,7 +75,7 @@ def _logical_cpus(count: int, reason: str) -> DeviceSet:
 
 
 def _wants_cpus(fixed: Mapping[str, Any]) -> bool:
-    """Several logical CPUs were asked for, which are of use only if the replicas run there."""
+    """Whether several logical CPUs were requested, which are useful only if the replicas run there."""
     return bool(fixed.get("num_logical_cpus", 1) > 1)
 
 

@@ -1,4 +1,4 @@
-"""How many of a machine's GPUs hold replicas, which ones, and why the others are left idle."""
+"""Which of a machine's GPUs hold replicas, and why the others are idle."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Device
 from tfaccel.planning.workload import Workload
 
-# The wheels of TensorFlow 2.20 and 2.21 hold kernels for 6.0, 7.0, 8.0 and 8.9, and code for 9.0 that newer GPUs
+# The wheels of TensorFlow 2.20 and 2.21 contain kernels for 6.0, 7.0, 8.0 and 8.9, and code for 9.0 that newer GPUs
 # compile; TensorFlow ignores older GPUs. Source: tf.sysconfig.get_build_info()["cuda_compute_capabilities"].
 MIN_COMPUTE_CAPABILITY = (6, 0)
-# With fewer examples for each replica, another GPU is hardly worth its sums, unless the workload says otherwise.
+# With fewer examples per replica, another GPU is hardly worth summing gradients, unless the workload says otherwise.
 MIN_REPLICA_BATCH_SIZE = 32
-# A recommended batch may change by this fraction, so that all GPUs share it; one that was set never changes.
+# A recommended batch size may change by this fraction so that all GPUs share it; one set by the user never changes.
 _MAX_BATCH_CHANGE = 0.02
 
 
 @dataclass(frozen=True)
 class GpuSet:
-    """GPUs for one replica each, and why these and not the others."""
+    """GPUs for one replica each, and the reason for choosing them."""
 
     gpus: tuple[Device, ...]
     reason: str
 
 
 def unusable_gpus(gpus: tuple[Device, ...]) -> dict[str, str]:
-    """GPU -> why TensorFlow cannot use it, for those that it cannot.
+    """Unusable GPU -> why TensorFlow cannot use it.
 
     Example:
         >>> unusable_gpus((Device(kind="GPU", index=0, model="Tesla K80", compute_capability=(3, 7)),))
@@ -64,7 +64,7 @@ def check_usable(gpus: tuple[Device, ...], chosen: tuple[str, ...]) -> None:
 def gpu_sets(
     gpus: tuple[Device, ...], workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
 ) -> list[GpuSet]:
-    """As many equal GPUs as have enough to do, then other numbers to be measured; an empty list if none can be used."""
+    """As many equal GPUs as the batch keeps busy, then other numbers to measure; empty if no GPU is usable."""
     unusable = unusable_gpus(gpus)
     usable = tuple(gpu for gpu in gpus if gpu.name not in unusable)
     if not usable:
@@ -104,7 +104,7 @@ def gpu_sets(
 def _even_counts(
     available: int, workload: Workload, fixed: Mapping[str, Any], num_workers: int, *, at_least: int
 ) -> list[int]:
-    """Numbers of GPUs, smallest first, that share the batch evenly; for all, a recommended batch may change by 2 %."""
+    """Ascending numbers of GPUs that divide the batch evenly; for all GPUs, a recommended batch may change by 2 %."""
     recommended = "global_batch_size" not in fixed
     batch = fixed.get("global_batch_size", workload.global_batch_size)
     counts = []
@@ -118,7 +118,7 @@ def _even_counts(
 
 
 def _useful_count(counts: list[int], workload: Workload, fixed: Mapping[str, Any], num_workers: int) -> tuple[int, str]:
-    """The number of GPUs beyond which replicas would have too few examples, and why."""
+    """The largest number of GPUs whose replicas have enough examples, and the reason for not using more."""
     batch = fixed.get("global_batch_size", workload.global_batch_size)
     least = workload.min_replica_batch_size or MIN_REPLICA_BATCH_SIZE
     enough = [count for count in counts if batch // (count * num_workers) >= least]
@@ -131,7 +131,7 @@ def _useful_count(counts: list[int], workload: Workload, fixed: Mapping[str, Any
 def _why_fewer(
     count: int, alike: tuple[Device, ...], counts: list[int], why: str, fixed: Mapping[str, Any], workload: Workload
 ) -> str:
-    """Why so few GPUs of those that are alike, and the flag that uses all."""
+    """Why only `count` of the equal GPUs are used, and the flag that uses all."""
     batch = fixed.get("global_batch_size", workload.global_batch_size)
     opening = f"{count} of {len(alike)} GPUs" if count > 1 else f"One of {len(alike)} GPUs"
     if count == counts[-1]:
@@ -149,7 +149,7 @@ def _flag(gpus: tuple[Device, ...]) -> str:
 
 
 def _most_alike(gpus: tuple[Device, ...]) -> tuple[tuple[Device, ...], str]:
-    """The largest group of GPUs of one model (the more capable of two equally large ones)."""
+    """The largest group of GPUs of the same model (of equally large groups the more capable), and the reason."""
     models = dict.fromkeys(gpu.model for gpu in gpus)
     groups = [tuple(gpu for gpu in gpus if gpu.model == model) for model in models]
     largest = max(groups, key=lambda group: (len(group), group[0].compute_capability or (0, 0)))

@@ -13,17 +13,17 @@ from tfaccel.planning.workload_calls import call_own
 
 
 def load_workload(import_path: str, **kwargs: Any) -> Workload:
-    """The workload that an import path names.
+    """Loads a workload from an import path.
 
     Args:
         import_path: module and name, such as "my_project.digits:workload": of a `Workload`; of a function that returns
-            one; or of a function that returns (model, x, y) or (build_model, x, y), as `Workload.of` takes them, or a
-            data set in place of x and y.
+            one; or of a function that returns (model, x, y) or (build_model, x, y), as for `Workload.of`, possibly with
+            a dataset in place of x and y.
         **kwargs: arguments of the function.
 
     Raises:
-        WorkloadError: if the path is malformed, the module cannot be imported, the name is missing, the function does
-            not take these arguments, returns something else, or raises an error that is none of tfaccel's.
+        WorkloadError: if the path is malformed, the module cannot be imported, the name is missing, or the function
+            does not take these arguments, returns something else, or raises an error other than tfaccel's.
 
     Example:
         >>> load_workload("my_project.digits")
@@ -90,10 +90,11 @@ def _from_object(name: str, given: Any, options: dict[str, Any]) -> Workload:
 
 
 def load_recipe(name: str, **kwargs: Any) -> Workload:
-    """The workload of a ready recipe, made with the keyword arguments.
+    """The workload of a built-in recipe, made with the keyword arguments.
 
     Raises:
-        WorkloadError: if there is no such recipe (with the nearest name), or it does not take these arguments.
+        WorkloadError: if the recipe does not exist (the message suggests the closest name), or does not take these
+            arguments.
     """
     names = [recipe.name for recipe in list_recipes()]
     if name not in names:
@@ -103,7 +104,7 @@ def load_recipe(name: str, **kwargs: Any) -> Workload:
 
 
 def is_import_path(text: str) -> bool:
-    """Whether a text is written as `package.module:name`.
+    """Whether a string has the form `package.module:name`.
 
     Example:
         >>> is_import_path("my_project.digits:workload"), is_import_path("my_project.digits")
@@ -114,10 +115,11 @@ def is_import_path(text: str) -> bool:
 
 
 def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
-    """What `package.module:name` refers to.
+    """The object that `package.module:name` refers to.
 
     Raises:
-        TfaccelError: of the type asked for, if the module cannot be imported, or has no such name (with the nearest).
+        TfaccelError: of type `error_type`, if the module cannot be imported or lacks the name (the closest one is
+            suggested).
     """
     module_name, _, name = import_path.partition(":")
     try:
@@ -137,10 +139,10 @@ def import_named(import_path: str, *, error_type: type[TfaccelError]) -> Any:
 
 
 def check_function(name: str, function: Callable[..., Any]) -> None:
-    """Raises WorkloadError if a workload's function has a parameter for what a command or a search decides.
+    """Raises WorkloadError if a workload's function has a parameter for something that the run decides.
 
-    Its length and batch size are arguments of `tfaccel.train` and fields of the plan. What a workload recommends stands
-    in the `Workload` that it returns; a schedule takes `num_steps` in `compile_args(num_steps)`.
+    Epochs and batch size are arguments of `tfaccel.train` and fields of the plan. A workload recommends values in the
+    `Workload` that it returns; a schedule takes `num_steps` in `compile_args(num_steps)`.
 
     Example:
         >>> check_function("mine:workload", lambda width=8: None)
@@ -159,7 +161,7 @@ def check_function(name: str, function: Callable[..., Any]) -> None:
 
 
 def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Raises WorkloadError where the function does not take these arguments; a TypeError would not say so clearly."""
+    """Raises WorkloadError if the function does not take these arguments, more clearly than a TypeError would."""
     signature = inspect.signature(function)
     try:
         signature.bind(**kwargs)

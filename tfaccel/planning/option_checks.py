@@ -1,16 +1,16 @@
-"""Checks of the numbers that recipes take as options."""
+"""Validation of the numeric options of recipes."""
 
 from typing import Any
 
 from tfaccel.errors import WorkloadError
 
 MAX_COUNT = 2**31 - 1
-"""The largest whole number that TensorFlow takes where it counts or measures: steps, examples, one dimension."""
+"""The largest integer that TensorFlow accepts for counts and sizes: steps, examples, one dimension."""
 
 MAX_SEED = 2**32 - 1
-"""The largest seed that numpy takes, and `keras.utils.set_random_seed` with it."""
+"""The largest seed that NumPy accepts, and therefore `keras.utils.set_random_seed`."""
 
-# No graph of more layers can be traced in any sensible time; no wider layer is there to be trained.
+# Graphs with more layers take too long to trace; wider layers are not practical.
 _MAX_COUNTS = {
     **dict.fromkeys(("num_blocks", "num_layers", "num_stages"), 1_000),
     **dict.fromkeys(("width", "head_width", "latent_size", "lora_rank"), 1_000_000),
@@ -18,7 +18,7 @@ _MAX_COUNTS = {
 
 
 def check_counts(**values: int) -> None:
-    """Raises WorkloadError for a value that is no whole number of at least 1, or larger than such an option can be.
+    """Raises WorkloadError for a value that is not an integer of at least 1, or exceeds the option's maximum.
 
     Example:
         >>> check_counts(epochs=0)
@@ -35,7 +35,7 @@ def check_counts(**values: int) -> None:
 
 
 def max_count(name: str) -> int:
-    """The largest value of an option that counts something.
+    """The largest value of a counting option.
 
     Example:
         >>> max_count("num_layers"), max_count("epochs")
@@ -45,7 +45,7 @@ def max_count(name: str) -> int:
 
 
 def check_seed(seed: Any) -> None:
-    """Raises WorkloadError for what cannot seed random numbers.
+    """Raises WorkloadError for an invalid random seed.
 
     Example:
         >>> check_seed(2**32)
@@ -58,7 +58,7 @@ def check_seed(seed: Any) -> None:
 
 
 def shortened(value: Any, *, num_characters: int = 40) -> str:
-    """What was received, cut where it is long.
+    """The representation of a received value, truncated if it is long.
 
     Example:
         >>> shortened("x" * 100, num_characters=5)
@@ -66,13 +66,13 @@ def shortened(value: Any, *, num_characters: int = 40) -> str:
     """
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of more than some thousand digits.
+    except ValueError:  # Python does not print integers of more than a few thousand digits.
         return "a number of thousands of digits"
     return text if len(text) <= num_characters else f"{text[:num_characters]}..."
 
 
 def check_fractions(**values: float) -> None:
-    """Raises WorkloadError for a value that is no number from 0 to below 1.
+    """Raises WorkloadError for a value that is not a number in [0, 1).
 
     Example:
         >>> check_fractions(dropout=1.5)
@@ -86,7 +86,7 @@ def check_fractions(**values: float) -> None:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises WorkloadError for a value that is none of the choices.
+    """Raises WorkloadError for a value that is not one of the choices.
 
     Example:
         >>> check_choice("model", "gru", ("lstm", "transformer"))

@@ -1,11 +1,11 @@
-"""How each field of a plan is overridden on the command line, and a plan explained field by field."""
+"""The command-line flag that overrides each field of a plan, and the explanation of a plan field by field."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from tfaccel.planning.plan import Plan, plan_field_names
 
-# Fields with a flag of their own; the others are set by --set=FIELD=VALUE.
+# Fields with a dedicated flag; the others are set with --set=FIELD=VALUE.
 OVERRIDE_FLAGS = {
     "strategy": "strategy",
     "devices": "devices",
@@ -23,7 +23,7 @@ OVERRIDE_FLAGS = {
 
 @dataclass(frozen=True)
 class FieldExplanation:
-    """One field of a plan: its value, why it has it, and the flag that overrides it."""
+    """One field of a plan: its value, the reason for it, and the flag that overrides it."""
 
     field: str
     value: Any
@@ -42,7 +42,7 @@ def override_flag(field: str) -> str:
 
 
 def explain(plan: Plan) -> tuple[FieldExplanation, ...]:
-    """Every field of a plan with its reason ("" where the plan gives none) and its flag.
+    """Every field of a plan with its reason ("" if the plan has none) and its flag.
 
     Example:
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, reasons=[("strategy", "One device.")])

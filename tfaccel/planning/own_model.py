@@ -1,4 +1,4 @@
-"""A model of the user's, as the functions of a workload: how it is compiled, and by what name its runs go."""
+"""A user's model as the functions of a workload: how it is built and compiled, and the name of its runs."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _OF_FIT = {
 
 
 class CompiledByModel:
-    """The `compile_args` of a workload whose `build_model` returns a compiled model: what that was compiled with.
+    """The `compile_args` of a workload whose `build_model` returns a compiled model: that model's compile arguments.
 
     Args:
-        build_model: of the workload.
+        build_model: that of the workload.
     """
 
     def __init__(self, build_model: Callable[[], Any]) -> None:
         self._build_model = build_model
 
     def __call__(self) -> dict[str, Any]:
-        """The arguments, fresh ones at every call."""
+        """The arguments, with fresh objects at every call."""
         model = self._build_model()
         if not getattr(model, "compiled", False):
             raise WorkloadError(
@@ -57,16 +57,16 @@ class CompiledByModel:
 
 
 class FreshArguments:
-    """The `compile_args` of a workload, from arguments that are given as to `Model.compile`.
+    """The `compile_args` of a workload, from arguments of `Model.compile`.
 
-    What holds state is made anew at every call: optimizers and metrics from their config, or by the function that is
-    given in their place.
+    Stateful objects are recreated at every call: optimizers and metrics from their config, or by a function given in
+    their place.
 
     Args:
-        arguments: of `Model.compile`. A class, or a function without arguments or with `num_steps` alone, is called.
+        arguments: those of `Model.compile`. A class, or a function with no argument or only `num_steps`, is called.
 
     Raises:
-        WorkloadError: for an argument that does not exist, or that the plan decides.
+        WorkloadError: for an unknown argument, or one that the plan decides.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -82,12 +82,12 @@ class FreshArguments:
         self._arguments = dict(arguments)
 
     def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
-        """The arguments, for a run of so many optimizer steps."""
+        """The arguments for a run of `num_steps` optimizer steps."""
         return {name: _fresh(name, value, num_steps) for name, value in self._arguments.items()}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The arguments as JSON values, which a run that goes on must have the same."""
+        """The arguments as JSON values, which must not change when a run is resumed."""
         return {name: _described(value) for name, value in self._arguments.items()}
 
 
@@ -103,22 +103,22 @@ def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
             return type(value).from_config(value.get_config())
         except Exception as error:  # whatever the user's class raises
             raise WorkloadError(
-                f"{name}: each use needs a {type(value).__name__} of its own, and it cannot be made anew from its "
-                f"config ({type(error).__name__}: {error}). Give a function that makes one: {name}=lambda: ..."
+                f"{name}: each use needs a new {type(value).__name__}, and it cannot be recreated from its config "
+                f"({type(error).__name__}: {error}). Pass a function that makes one: {name}=lambda: ..."
             ) from error
     makes = None if not callable(value) or hasattr(value, "get_config") else _arguments_of_maker(value, num_steps)
     if makes is None:
         return value
     if None in makes.values():
         raise WorkloadError(
-            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the data set a length "
+            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the dataset a length "
             "(`tf.data.experimental.assert_cardinality`)."
         )
     return value(**makes)
 
 
 def _arguments_of_maker(function: Any, num_steps: int | None) -> dict[str, Any] | None:
-    """What a function is called with that makes an object; None for a loss or metric, which takes more."""
+    """The arguments for a function that makes an object; None for a loss or metric function, which takes more."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -143,18 +143,18 @@ def _described(value: Any) -> Any:
         return value
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = json.loads(json.dumps(value.get_config(), default=_described))
-        config.pop("name", None)  # Keras counts objects in it
+        config.pop("name", None)  # Keras numbers objects in it
         return {"class": type(value).__qualname__, "config": config}
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a Keras model, told without importing Keras."""
+    """Whether a value is a Keras model, without importing Keras."""
     return hasattr(value, "fit") and hasattr(value, "compile") and not isinstance(value, type)
 
 
 class RebuiltModel:
-    """The `build_model` of a workload that was given a Keras model: makes it anew, with the weights that it has.
+    """The `build_model` of a workload made from a Keras model: recreates the model with its current weights.
 
     Args:
         model: a compiled model. It is not trained itself.
@@ -172,11 +172,11 @@ class RebuiltModel:
 
     @property
     def dtype_policy(self) -> str:
-        """The model's dtype policy, which its config keeps whatever the plan says."""
+        """The model's dtype policy, which its config preserves regardless of the plan."""
         return str(self.model.dtype_policy.name)
 
     def __call__(self) -> Any:
-        """The model, made anew."""
+        """The recreated model."""
         kind = type(self.model)
         try:
             made = kind.from_config(self.model.get_config())
@@ -184,7 +184,7 @@ class RebuiltModel:
                 raise ValueError("its layers are built when it is called")
         except Exception as error:  # whatever the user's class raises
             raise WorkloadError(
-                f"The model ({kind.__name__}) cannot be made anew from its config ({type(error).__name__}: "
+                f"The model ({kind.__name__}) cannot be recreated from its config ({type(error).__name__}: "
                 f"{' '.join(str(error).split()):.120}). "
                 "Give the function that builds it in place of the model."
             ) from error
@@ -193,22 +193,22 @@ class RebuiltModel:
         return made
 
     def take_weights(self, file: Any) -> None:
-        """Gives the model the weights that a run has left in a `.keras` file."""
+        """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
         trained.load_weights(file)
         self.model.set_weights(trained.get_weights())
 
 
 def _state(model: Any) -> list[Any]:
-    """The weights, and the seeds of dropout, which weights do not hold."""
+    """The weights, and the seeds of dropout, which are not among the weights."""
     return [*model.weights, *(one for one in model.variables if one.name == "seed_generator_state")]
 
 
 def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The function that builds the model, and the arguments to compile it with: empty if it compiles itself.
+    """The function that builds the model, and its compile arguments: empty if it compiles itself.
 
     Raises:
-        WorkloadError: for what is neither a Keras model nor a function.
+        WorkloadError: for anything that is neither a Keras model nor a function.
     """
     if is_model(build_model):
         rebuilt = RebuiltModel(build_model)
@@ -222,7 +222,7 @@ def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tu
 
 
 def name_of(build_model: Any) -> str:
-    """A name for runs of a model: that of the file which defines its function, or of the script that runs.
+    """A name for runs of a model: that of the file that defines its function, or of the running script.
 
     Example:
         >>> name_of(name_of)

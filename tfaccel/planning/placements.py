@@ -15,10 +15,10 @@ SET_BY_YOU = "Set by you."
 
 
 def placements(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> list[dict[str, Choice]]:
-    """The choices of `PLACEMENT_FIELDS`, best first; what is fixed is in all of them.
+    """The choices of `PLACEMENT_FIELDS`, best first; all of them have the fixed values.
 
     Raises:
-        PlanError: if the machine or its cluster cannot provide what is fixed.
+        PlanError: if the machine or its cluster cannot provide the fixed values.
     """
     workers = workers_rule(hardware, fixed)
     sets = device_sets(hardware, workload, fixed, num_workers=workers.value)
@@ -37,7 +37,7 @@ def placements(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any])
 
 
 def workers_rule(hardware: Hardware, fixed: Mapping[str, Any]) -> Choice:
-    """All workers of the cluster that this process is a part of, unless a fixed strategy uses one process."""
+    """All workers of this process's cluster, unless a fixed strategy uses one process."""
     cluster, strategy = hardware.cluster, fixed.get("strategy")
     if cluster is not None and cluster.task_type == "ps":
         raise PlanError(f"This process is a parameter server of its cluster. {REFUSED_STRATEGIES['parameter_server']}.")
@@ -75,7 +75,7 @@ def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int) -
     if len(device_set.devices) > 1:
         return Choice("mirrored", f"A replica on each of {len(device_set.devices)} devices of one process.")
     num_idle = len(hardware.devices) - sum(device.name in device_set.devices for device in hardware.devices)
-    idle = f" Why {num_idle} more {'is' if num_idle == 1 else 'are'} idle stands at `devices`." if num_idle else ""
+    idle = f" See `devices` for why {num_idle} more {'is' if num_idle == 1 else 'are'} idle." if num_idle else ""
     if first_index > 0:
         reason = f"Pins the model to {device_set.devices[0]}, which is not the first of its kind.{idle}"
         return Choice("one_device", reason)
@@ -83,14 +83,14 @@ def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int) -
 
 
 def logical_cpus_rule(device_set: DeviceSet) -> Choice:
-    """As many logical CPUs as hold replicas."""
+    """One logical CPU for each replica on the CPU."""
     if device_set.num_logical_cpus == 1:
         return Choice(1, "The CPU is one device.")
     return Choice(device_set.num_logical_cpus, "One logical device for each replica on the CPU.")
 
 
 def tpu_rule(hardware: Hardware, device_set: DeviceSet) -> Choice:
-    """The TPU of this machine, where TPU devices are used."""
+    """The TPU of this machine, if TPU devices are used."""
     if parse_device(device_set.devices[0])[0] != "TPU":
         return Choice(None, "No TPU is used.")
     where = f" ({hardware.tpu_environment})" if hardware.tpu_environment else ""

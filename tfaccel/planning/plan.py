@@ -1,4 +1,4 @@
-"""The noun `Plan`: how to train, down to the last setting. Flat and explicit: no field says "auto"."""
+"""`Plan`: all settings of a training run. Flat and explicit: no field is "auto"."""
 
 import json
 import os
@@ -16,48 +16,47 @@ from tfaccel.planning.plan_fields import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to train: where, in which number format, in which portions.
+    """How to train: on which devices, in which precision, with which batches.
 
-    `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Values that cannot run
-    together are refused here, so that every plan which exists is at least free of contradictions. The reasons are no
-    part of a plan's identity: plans that differ only there are equal.
+    `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Incompatible values are
+    rejected here, so that no plan contradicts itself. Plans that differ only in their reasons are equal.
 
     Args:
         strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
         devices: this process's devices, one per replica, such as ("CPU:0",), ("GPU:0", "GPU:1") or, for logical
             CPUs, ("CPU:0", "CPU:1").
         num_logical_cpus: number of logical devices that the CPU is divided into.
-        num_workers: number of processes that train together, each with as many devices as this one.
+        num_workers: number of processes that train together, all with the same number of devices.
         dtype_policy: Keras's policy: "float32", "mixed_float16" or "mixed_bfloat16".
         jit_compile: whether XLA compiles forward and backward pass. False under "tpu", which compiles by itself.
         global_batch_size: examples per optimizer step, over all replicas of all workers.
         accumulation_steps: micro-batches that each replica's share of the global batch is divided into; their
             gradients are summed before the one optimizer step.
-        steps_per_execution: optimizer steps in one call of the training function, run by a loop in the graph; 1: each
-            step is a call of its own, without a loop. None: in a loop too, as many as take about half a second,
-            measured while training; how many changes no number.
+        steps_per_execution: optimizer steps in one call of the training function, run by a loop in the graph; 1: one
+            call per step, without a loop. None: a loop of as many steps as take about half a second, measured while
+            training; the number does not affect results.
         intra_op_threads: threads inside one operation; None leaves the number to TensorFlow (all usable cores).
-        inter_op_threads: operations that may run side by side; None leaves the number to TensorFlow.
-        gpu_memory_growth: take GPU memory as it is needed, not all of it at the start.
-        gpu_memory_limit_bytes: the most memory to use on each GPU; None for no limit.
+        inter_op_threads: maximum number of parallel operations; None leaves the number to TensorFlow.
+        gpu_memory_growth: allocate GPU memory as needed instead of all of it at the start.
+        gpu_memory_limit_bytes: maximum memory to use on each GPU; None for no limit.
         communication: how replicas sum gradients: "tensorflow_default", "nccl" (GPUs), "ring" (several workers) or
             "hierarchical_copy" (GPUs of one machine).
         bytes_per_pack: gradients are summed in packs of about this many bytes; 0 leaves the size to TensorFlow.
         sum_duplicate_indices: sum the gradients of repeated embedding indices before the optimizer sees them. Keras
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
-        synchronize_batch_norm: take the statistics of batch normalization over the rows of all replicas, as one device
-            does; False: over those of each replica by itself, which lets XLA compile, and gives other numbers.
+        synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
+            device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         data_threads: threads of the input pipeline; None shares the operations' threads.
-        prefetch_batches: global batches that the input pipeline prepares ahead; 0 for none.
-        prefetch_to_device: prepare the last of them in the memory of the GPU, where there is one replica, on a GPU.
+        prefetch_batches: global batches that the input pipeline prefetches; 0 for none.
+        prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
         cache_data: keep the examples in memory after the first epoch.
-        augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (as
-            the first thing of each step, where the replica is).
+        augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (at
+            the start of each step, on the replica's device).
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
         reasons: pairs of a field's name and why it has its value.
 
     Raises:
-        PlanError: if a value is not allowed, or cannot run together with another one; the message says what can.
+        PlanError: if a value is invalid, or incompatible with another one; the message says how to fix it.
 
     Example:
         >>> plan = Plan(strategy="mirrored", devices=("GPU:0", "GPU:1"), global_batch_size=128, accumulation_steps=4)
@@ -101,12 +100,12 @@ class Plan:
 
     @property
     def num_local_replicas(self) -> int:
-        """Copies of the model in this process."""
+        """Replicas in this process."""
         return len(self.devices)
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model in all processes."""
+        """Replicas in all processes."""
         return self.num_local_replicas * self.num_workers
 
     @property
@@ -116,7 +115,7 @@ class Plan:
 
     @property
     def micro_batch_size(self) -> int:
-        """Examples that one replica holds at once."""
+        """Examples that one replica processes at once."""
         return self.replica_batch_size // self.accumulation_steps
 
     def to_json(self) -> dict[str, Any]:
@@ -125,10 +124,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The plan that `to_json` wrote; fields left out have their defaults.
+        """The plan from its `to_json` data; omitted fields have their defaults.
 
         Raises:
-            PlanError: for an unknown or missing field, or values that `Plan` refuses.
+            PlanError: for an unknown or missing field, or values that `Plan` rejects.
         """
         if not isinstance(data, Mapping):
             raise PlanError(f"A plan must be a JSON object. Received: {data!r:.200}.")
@@ -178,7 +177,7 @@ def plan_field_names() -> tuple[str, ...]:
 
 
 def check_field_names(names: Iterable[str]) -> None:
-    """Raises PlanError for a name that is not a field of `Plan`, with the nearest one."""
+    """Raises PlanError for a name that is not a field of `Plan`, and suggests the closest one."""
     known = {f.name for f in fields(Plan)}
     for name in names:
         if name not in known:

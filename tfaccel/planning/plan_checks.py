@@ -1,4 +1,4 @@
-"""What may stand together in a `Plan`: a list of small checks, each naming the fix."""
+"""Checks of the combinations of fields in a `Plan`, each naming the fix."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def check_plan(plan: "Plan") -> None:
-    """Raises PlanError at the first combination of fields that cannot run."""
+    """Raises PlanError for the first incompatible combination of fields."""
     for check in CHECKS:
         check(plan)
 
 
 def kind_of(plan: "Plan") -> str:
-    """The kind of the plan's devices (they all have the same): "CPU", "GPU" or "TPU"."""
+    """The common kind of the plan's devices: "CPU", "GPU" or "TPU"."""
     return parse_device(plan.devices[0])[0]
 
 
 def batch_size_error(global_batch_size: int, num_replicas: int, accumulation_steps: int = 1) -> PlanError:
-    """The error for a global batch that does not divide, with the sizes next to it that do."""
+    """The error for a global batch size that is not divisible, with the nearest sizes that are."""
     divisor = num_replicas * accumulation_steps
     below = global_batch_size // divisor * divisor
     neighbours = f"{below} or {below + divisor}" if below else f"{divisor}"
@@ -99,7 +99,7 @@ def _check_tpu(plan: "Plan") -> None:
         )
     if plan.strategy == "tpu" and plan.dtype_policy == "mixed_float16":
         raise PlanError(
-            "TPUs calculate in bfloat16, not in float16. Received: dtype_policy='mixed_float16', strategy='tpu'. "
+            "TPUs compute in bfloat16, not in float16. Received: dtype_policy='mixed_float16', strategy='tpu'. "
             "Use dtype_policy='mixed_bfloat16'."
         )
 

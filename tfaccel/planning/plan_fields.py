@@ -1,4 +1,4 @@
-"""What each field of a `Plan` may hold by itself. What may stand together is decided in `plan_checks`."""
+"""The allowed values of each field of a `Plan`. `plan_checks` checks their combinations."""
 
 import re
 from dataclasses import fields
@@ -35,7 +35,7 @@ _CHOICES = {
     "augment_on": AUGMENTATION_PLACES,
 }
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
-# Field -> the smallest and the largest value. TensorFlow makes all logical CPUs and threads at once, when it starts.
+# Field -> the smallest and the largest value. TensorFlow creates all logical CPUs and threads at startup.
 COUNT_FIELDS = {
     "num_logical_cpus": (1, 1_024),
     "num_workers": (1, 65_536),
@@ -62,7 +62,7 @@ SWITCH_FIELDS = (
 
 
 def check_fields(plan: "Plan") -> None:
-    """Raises PlanError for a field whose value has the wrong type or is not one of those allowed."""
+    """Raises PlanError for a field whose value has the wrong type or is not allowed."""
     for field in fields(plan):
         if field.name != "reasons":
             check_value(field.name, getattr(plan, field.name))

@@ -1,4 +1,4 @@
-"""Rules for the number format and for XLA."""
+"""Rules for precision and XLA."""
 
 from tfaccel.planning.case import Case, Choice
 
@@ -6,7 +6,7 @@ _CPU_BFLOAT16_FEATURES = ("AMX_BF16", "AVX512_BF16")
 
 
 def dtype_policy_rule(case: Case) -> list[Choice]:
-    """16 bits where the device calculates faster in them; bfloat16 before float16, which needs a loss scale."""
+    """16 bits if the device computes faster with them; bfloat16 before float16, which needs a loss scale."""
     if case.kind == "CPU":
         return _cpu_dtype_policies(case)
     if case.kind == "TPU":

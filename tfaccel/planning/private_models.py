@@ -1,4 +1,4 @@
-"""What planning needs of the private parts of Keras's models; Keras itself is not imported."""
+"""A private name of Keras's models that planning needs; Keras itself is not imported."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tfaccel.tested_versions import private_part
 
 
 def given_compile_arguments(model: Any) -> dict[str, Any]:
-    """The arguments that a model was compiled with, as they were given; the public config holds no functions."""
+    """The arguments that a model was compiled with, unserialized; the public config does not hold functions."""
     return dict(private_part(model, "_compile_config.config"))

@@ -2,9 +2,9 @@
 
 from tfaccel.planning.case import Case, Choice
 
-# tf.distribute's own example of a pack.
+# The pack size in the examples of tf.distribute.
 PACK_BYTES = 50 * 2**20
-# The reason of a choice that `tfaccel.training.augmentation_place` has yet to make.
+# The reason of a choice that `tfaccel.training.augmentation_place` makes later.
 AUGMENT_ON_UNMEASURED = "To begin with: training measures at its start whether the host or the device is faster."
 
 
@@ -24,7 +24,7 @@ def intra_op_threads_rule(case: Case) -> list[Choice]:
 
 
 def inter_op_threads_rule(case: Case) -> list[Choice]:
-    """As for the threads inside operations."""
+    """Like `intra_op_threads_rule`."""
     usable, physical = case.hardware.num_usable_cores, case.hardware.num_physical_cores
     if usable < physical:
         return [Choice(usable, f"This process may use {usable} of {physical} cores; TensorFlow may count them all.")]
@@ -32,7 +32,7 @@ def inter_op_threads_rule(case: Case) -> list[Choice]:
 
 
 def gpu_memory_growth_rule(case: Case) -> list[Choice]:
-    """Growing, so that others can use what is left."""
+    """On, so that other programs can use the rest."""
     if case.kind != "GPU":
         return [Choice(False, "No GPU is used.")]
     if case.fixed.get("gpu_memory_limit_bytes") is not None:
@@ -41,7 +41,7 @@ def gpu_memory_growth_rule(case: Case) -> list[Choice]:
 
 
 def gpu_memory_limit_rule(case: Case) -> list[Choice]:
-    """None: a limit is for sharing a GPU knowingly."""
+    """None: a limit is for deliberately sharing a GPU."""
     return [Choice(None, "No limit is needed." if case.kind == "GPU" else "No GPU is used.")]
 
 
@@ -63,7 +63,7 @@ def communication_rule(case: Case) -> list[Choice]:
 
 
 def bytes_per_pack_rule(case: Case) -> list[Choice]:
-    """TensorFlow's own; as a further candidate for large gradients, packs whose sums overlap."""
+    """TensorFlow's default; as a further candidate for large gradients, packs that are summed in parallel."""
     own = Choice(0, "TensorFlow's own size of packs.")
     several = case["strategy"] in ("mirrored", "multi_worker_mirrored") and case.num_replicas > 1
     if not several or case["communication"] == "hierarchical_copy":
@@ -73,12 +73,12 @@ def bytes_per_pack_rule(case: Case) -> list[Choice]:
 
 
 def sum_duplicate_indices_rule(case: Case) -> list[Choice]:
-    """As plain Keras."""
+    """Off, as in plain Keras."""
     return [Choice(False, "As Keras does on one device; it matters for embeddings with Adam or clipping only.")]
 
 
 def data_threads_rule(case: Case) -> list[Choice]:
-    """Threads of its own for the input where the host only feeds an accelerator."""
+    """Separate threads for the input if the host only feeds an accelerator."""
     usable = case.hardware.num_usable_cores
     if case.kind == "CPU":
         return [Choice(None, "The input shares the operations' threads: both run on the same cores.")]
@@ -94,7 +94,7 @@ def prefetch_batches_rule(case: Case) -> list[Choice]:
 
 
 def prefetch_to_device_rule(case: Case) -> list[Choice]:
-    """Off; for one GPU a further candidate: its copy takes time in each epoch, too, and may be hidden anyway."""
+    """Off; for one GPU a further candidate: starting it takes time in each epoch, and the copy may be hidden anyway."""
     if case.kind != "GPU" or case.num_replicas > 1 or case.fixed.get("prefetch_batches") == 0:
         return [Choice(False, "It is for one replica on a GPU, with batches that are prepared ahead.")]
     return [
@@ -104,12 +104,12 @@ def prefetch_to_device_rule(case: Case) -> list[Choice]:
 
 
 def cache_data_rule(case: Case) -> list[Choice]:
-    """Off: it is not known whether the examples fit into memory."""
+    """Off: whether the examples fit into memory is unknown."""
     return [Choice(False, "Whether all examples fit into memory is not known.")]
 
 
 def augment_on_rule(case: Case) -> list[Choice]:
-    """The host; with an accelerator, which may be the faster place, that one as a further candidate."""
+    """The host; with an accelerator, which may be faster, the device as a further candidate."""
     if case.workload.augment is None:
         return [Choice("host", "The workload has nothing that could be moved to the device (`augment`).")]
     if case.kind == "CPU":

@@ -1,4 +1,4 @@
-"""The ready recipes, listed without importing them (a recipe may import TensorFlow)."""
+"""The built-in recipes, listed without importing them (a recipe may import TensorFlow)."""
 
 import ast
 import pkgutil
@@ -37,6 +37,6 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
 
 
 def summary_of(path: Path) -> str:
-    """The first line of a Python file's docstring, or "" where it has none; the file is read, not run."""
+    """The first line of a Python file's docstring, or "" if it has none; the file is parsed, not run."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.splitlines()[0].strip() if docstring else ""

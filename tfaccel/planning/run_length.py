@@ -1,4 +1,4 @@
-"""How long a run is, and what a workload is compiled with for a run of that length."""
+"""The length of a run, and the compile arguments of a workload for that length."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfaccel.planning.workload_calls import call_own, takes_num_steps
 
 
 def run_epochs_of(workload: Workload, epochs: int | None) -> int:
-    """The epochs of a run: as asked for, or else as the workload recommends.
+    """The epochs of a run: those requested, or else the workload's recommendation.
 
     Raises:
-        WorkloadError: if neither says.
+        WorkloadError: if there is neither.
     """
     epochs = workload.epochs if epochs is None else epochs
     if epochs is None:
@@ -29,17 +29,17 @@ def run_epochs_of(workload: Workload, epochs: int | None) -> int:
 def num_optimizer_steps(
     workload: Workload, plan: Plan | None = None, *, epochs: int | None = None, num_batches: int | None = None
 ) -> int | None:
-    """Optimizer steps of a run.
+    """The number of optimizer steps of a run.
 
     Args:
-        workload: what is trained.
-        plan: how; None for the batch size that the workload recommends.
-        epochs: of the run; None for as many as the workload recommends, or else 1.
-        num_batches: of an epoch, before accumulation; None if it is not known: then the full batches of
-            `num_train_examples` count.
+        workload: the workload.
+        plan: the plan; None for the batch size that the workload recommends.
+        epochs: epochs of the run; None for the workload's recommendation, or else 1.
+        num_batches: batches in an epoch, before accumulation; None if unknown: it is then computed from
+            `num_train_examples`, with full batches only.
 
     Returns:
-        The number; None where neither number is known.
+        The number; None if the length of an epoch is unknown.
 
     Example:
         >>> work = Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=32,
@@ -57,10 +57,10 @@ def num_optimizer_steps(
 
 
 def compile_arguments(workload: Workload, *, num_steps: int | None) -> dict[str, Any]:
-    """What `compile_args` of a workload returns for a run of so many optimizer steps.
+    """The compile arguments of a workload for a run of `num_steps` optimizer steps.
 
     Raises:
-        WorkloadError: if it fails, returns something else than a dict, or needs a number that is not known.
+        WorkloadError: if `compile_args` fails, does not return a dict, or needs `num_steps` when it is unknown.
     """
     name = f"compile_args of workload {workload.name!r}"
     named = {}
@@ -69,7 +69,7 @@ def compile_arguments(workload: Workload, *, num_steps: int | None) -> dict[str,
         if num_steps is None and needed:
             raise WorkloadError(
                 f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the workload "
-                "num_train_examples, or its data set a length (`tf.data.experimental.assert_cardinality`)."
+                "num_train_examples, or its dataset a length (`tf.data.experimental.assert_cardinality`)."
             )
         named = {} if num_steps is None else {"num_steps": num_steps}
     arguments = call_own(name, workload.compile_args, **named)

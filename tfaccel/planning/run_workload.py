@@ -1,4 +1,4 @@
-"""The workload of a finished run, from what its directory says."""
+"""The workload of a finished run, rebuilt from the run directory."""
 
 import inspect
 import json
@@ -18,10 +18,10 @@ _FILES = ("config.json", "result.json", "model.keras")
 
 
 def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
-    """The directory of a finished run.
+    """The path of a finished run's directory.
 
     Raises:
-        RunDirError: if it is none; the message says what is missing.
+        RunDirError: if it is not such a directory; the message says what is missing.
 
     Example:
         >>> check_finished_run("no/such/run")
@@ -37,8 +37,8 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
     if missing:
         remedy = "Give one that `tfaccel train` left."
         if "config.json" not in missing:
-            remedy = "Go on with that run (--resume=auto) until it is finished."
-        raise RunDirError(f"{path} is no directory of a finished run: it has no {', '.join(missing)}. {remedy}")
+            remedy = "Resume that run (--resume=auto) until it is finished."
+        raise RunDirError(f"{path} is not the directory of a finished run: it has no {', '.join(missing)}. {remedy}")
     return path
 
 
@@ -46,13 +46,13 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
     """The workload that a finished run trained, made with the run's options, epochs and batch size.
 
     Args:
-        run_dir: of the run.
-        workload: `package.module:function` of a workload of your own, or the name of a recipe; None for the recipe that
-            the run names.
+        run_dir: the run directory.
+        workload: `package.module:function` of a custom workload, or the name of a recipe; None for the recipe that is
+            stored in the run.
 
     Raises:
-        RunDirError: if the directory is none of a finished run.
-        WorkloadError: if the run is of no recipe and no workload is named, or of another one than is named.
+        RunDirError: if the directory is not that of a finished run.
+        WorkloadError: if the run did not train a recipe and `workload` is None, or trained another workload.
     """
     path = check_finished_run(run_dir)
     try:
@@ -66,12 +66,12 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
     known = [recipe.name for recipe in list_recipes()]
     if workload is None and name not in known:
         raise WorkloadError(
-            f"The run in {path} trained {name!r}, which is no recipe. Name its workload: "
+            f"The run in {path} trained {name!r}, which is not a recipe. Name its workload: "
             "--workload=package.module:function."
         )
-    import_path = (
-        workload if workload is not None and ":" in workload else f"{RECIPES_PACKAGE}.{workload or name}:workload"
-    )
+    import_path = workload or name
+    if ":" not in import_path:
+        import_path = f"{RECIPES_PACKAGE}.{import_path}:workload"
     made = _made(import_path, config)
     if made.name != name:
         raise WorkloadError(f"The run in {path} trained {name!r}. Received the workload {made.name!r}.")
@@ -80,9 +80,9 @@ def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = N
 
 
 def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
-    """The workload, made with the run's options, all of which a recipe takes back as they were recorded.
+    """The workload, made with the run's options. A recipe takes back all options exactly as recorded.
 
-    Of those of another function, whose workload says itself what it records, with those that are not its own choice.
+    Another function, whose workload chooses what to record, gets those that differ from its own choice.
     """
     options = dict(config.get("options", {}))
     if _recorded_names(import_path) == options.keys():
@@ -100,7 +100,7 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
     return load_workload(import_path, **chosen) if chosen != needed else own
 
 
-# What recipes take beside their own parameters; see `tfaccel.training.training_options`.
+# The options of recipes besides their own parameters; see `tfaccel.training.training_options`.
 _TRAINING = (
     "optimizer",
     "learning_rate",

@@ -1,4 +1,4 @@
-"""The noun `Workload`: what to train, a value made of functions. Another process can build it from its import path."""
+"""`Workload`: what to train, as a set of functions. Another process can rebuild it from its import path."""
 
 import inspect
 import json
@@ -19,54 +19,54 @@ _FROM_DATA = ("train_data", "validation_data", "augment", "augment_mixes_rows", 
 class Workload:
     """What to train: a model, how to compile it, and its data.
 
-    Each function makes a fresh object at every call; none is called when the workload is made, so that a workload can
-    be planned for without importing TensorFlow.
+    Each function returns a fresh object at every call. None is called when the workload is created, so planning does
+    not import TensorFlow.
 
     Args:
         name: a short name, such as "image_classification".
         build_model: `build_model()` returns an uncompiled Keras model. It is called inside the strategy's scope.
         compile_args: `compile_args(num_steps)` returns the keyword arguments of `Model.compile`, with a fresh
             optimizer, loss and metrics. It is called inside the strategy's scope too. `num_steps` is the number of
-            optimizer steps of the whole run, for a learning-rate schedule; whoever runs the training passes it. A
-            function that has no parameter of this name is called without it.
+            optimizer steps of the whole run, for a learning-rate schedule. A function without this parameter is called
+            without it.
         train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
-            of global batches. Seed and epoch decide the order, so that an epoch can be repeated exactly. It may take
-            two more arguments: `start_step=0`, full batches to leave out at the beginning without reading them, and
-            `shard=None`, or (index, count) for the rows of worker `index` out of `count` of each batch, all of which
-            must then be full; see `tfaccel.data.epoch_positions`. With `augment` it takes `augmented=True` too.
+            of global batches. Seed and epoch determine the order, so that an epoch is reproducible. It may take two
+            more arguments: `start_step=0`, the number of full batches to skip at the beginning without reading them,
+            and `shard=None`, or (index, count) for the rows of worker `index` out of `count` in each batch, all of
+            which must then be full; see `tfaccel.data.epoch_positions`. With `augment` it also takes `augmented=True`.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
-        augment: what makes training batches of those that `train_data(..., augmented=False)` returns, so that the plan
-            can say where: `augment(batch)` of such a batch is the batch that `train_data` returns otherwise. All that
-            is random about it lies in the batch already, such as the numbers drawn for each row, so that it gives the
-            same wherever it runs. It is traced. None where nothing is augmented, or in `train_data` only.
-        augment_mixes_rows: `augment` needs all rows of a global batch to make one of them, because they are mixed
+        augment: turns a batch of `train_data(..., augmented=False)` into the batch that `train_data` returns by
+            default, so that the plan can choose where this happens. All its random numbers, such as those drawn for
+            each row, are in the batch already, so that the result is the same wherever it runs. It is traced. None if
+            nothing is augmented, or only in `train_data`.
+        augment_mixes_rows: whether `augment` needs all rows of a global batch for each of them, because they are mixed
             (MixUp), or their random numbers are drawn for the batch; `train_data(..., augmented=False)` is then never
-            asked for a shard. False: of some rows it makes those rows.
+            called with a shard. False: it can augment any subset of the rows.
         callbacks: `callbacks()` returns fresh Keras callbacks to train with; None for none.
-        judge: `judge(model)` of a compiled model in training returns names with numbers, which a search takes for
-            metrics after each epoch, where losses do not tell how good a model is (a GAN's). None where they do.
-        show_result: `show_result(workload, result)` of a finished run writes into `result.run_dir` what people want to
-            see, and returns the `tfaccel.reporting.BaselineScores` that the verdict takes, or None; `tfaccel train`
-            calls it. None where nothing more is shown.
-        raw_input: what the model's tensors are made of (image files, texts, rows of a table), and the names of its
-            classes: one of the nouns in `tfaccel.data.raw_input`. A run keeps it, so that what is exported from it
-            takes raw inputs. None where only tensors are taken.
+        judge: `judge(model)` returns name -> number for a compiled model in training. A search uses these as metrics
+            after each epoch if the loss does not measure the quality of the model (as in a GAN). None if it does.
+        show_result: `show_result(workload, result)` writes reports of a finished run into `result.run_dir`, and returns
+            the `tfaccel.reporting.BaselineScores` for the verdict, or None; `tfaccel train` calls it. None for no
+            further reports.
+        raw_input: the raw data behind the model's tensors (image files, texts, rows of a table), and its class names:
+            one of the classes in `tfaccel.data.raw_input`. It is saved in the run, so that exported models accept raw
+            inputs. None if they accept only tensors.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
-        min_replica_batch_size: the fewest examples of a step that are worth a GPU of their own; a step that takes a
-            millisecond is not worth summing gradients over several. None: 32, for models that nothing is known of.
+        min_replica_batch_size: the smallest number of examples per step that is worth another GPU; with steps of a
+            millisecond, summing gradients over several does not pay. None: 32, for unknown models.
         epochs: the recommended number of passes over the training data; None if there is none.
-        num_train_examples: examples in one epoch; None if it is not known.
-        bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays where a
-            step multiplies large matrices: from about 1e8 floating-point operations on, which
-            `tfaccel.measuring.step_costs.step_costs` counts.
+        num_train_examples: examples in one epoch; None if unknown.
+        bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays if a
+            step multiplies large matrices: from about 1e8 floating-point operations, as counted by
+            `tfaccel.measuring.step_costs.step_costs`.
         data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input` and
-            `num_train_examples`, such as `tfaccel.data.Batches`; these then need not be given. None where they are.
-        options: name -> JSON value of whatever else decides the outcome (learning rate, place of the data ...). A run
-            goes on (`resume="auto"`) with the same options only.
+            `num_train_examples`, such as `tfaccel.data.Batches`; these then need not be given. None if they are.
+        options: name -> JSON value of everything else that affects the result (learning rate, path of the data ...). A
+            run can be resumed (`resume="auto"`) only with the same options.
 
     Raises:
-        WorkloadError: if an argument is not what is said above.
+        WorkloadError: if an argument does not meet its description.
 
     Example:
         >>> Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=32).name
@@ -152,33 +152,33 @@ class Workload:
         raw_input: Any = None,
         **compile_args: Any,
     ) -> Self:
-        """A workload from a model, or the function that builds it, and data as `Model.fit` takes them.
+        """A workload from a model, or the function that builds it, and data in any form that `Model.fit` accepts.
 
-        Arrays are shuffled anew in each epoch, in an order that seed and epoch decide, so that an epoch can be resumed;
+        Arrays are reshuffled in each epoch, in an order determined by seed and epoch, so that an epoch can be resumed;
         `Model.fit` repeats one order after `keras.utils.set_random_seed`. With `shuffle=False`, and for a
-        `tf.data.Dataset`, whose order is its own, the batches are those of `Model.fit`.
+        `tf.data.Dataset`, which defines its own order, the batches are those of `Model.fit`.
 
         Args:
-            build_model: `build_model()` returns a Keras model, compiled, or not where the arguments of `compile` are
-                given. It is called inside the scope of the strategy. Or a compiled model, which is made anew there
-                from its config, with its weights.
+            build_model: `build_model()` returns a Keras model, which may be uncompiled if compile arguments are given.
+                It is called inside the scope of the strategy. Or a compiled model, which is recreated there from its
+                config, with its weights.
             x, y: arrays, dictionaries or lists of arrays, data frames; or x a `tf.data.Dataset` of batches or a
                 `keras.utils.PyDataset`, which yields the targets itself.
             sample_weight, class_weight, shuffle: as in `Model.fit`.
             validation_data: (x, y) or (x, y, sample_weight), a `tf.data.Dataset` or a `PyDataset`.
             validation_split: the fraction of the arrays, from their end, to validate on.
-            batch_size: examples of a batch over all replicas; None: that of the data set, or 32 for arrays.
+            batch_size: examples in a batch over all replicas; None: that of the dataset, or 32 for arrays.
             epochs: the recommended number of epochs.
-            name: of the workload; None: of the file that defines `build_model`.
+            name: the name of the workload; None for that of the file that defines `build_model`.
             callbacks: returns fresh callbacks at every call.
             raw_input: as in `Workload`.
-            **compile_args: `optimizer`, `loss`, `metrics` and the like, as for `Model.compile`. Optimizers and metrics
-                are made anew from their config for each use; a function that makes one may be given, too, which gets
-                the number of optimizer steps where it has the parameter `num_steps`.
+            **compile_args: `optimizer`, `loss`, `metrics` and other arguments of `Model.compile`. Optimizers and
+                metrics are recreated from their config for each use; they may also be given as a function that makes
+                one, which gets the number of optimizer steps if it has the parameter `num_steps`.
 
         Raises:
-            WorkloadError: for a model that is not compiled, and for compile arguments that do not exist.
-            DataError: for data of another kind, such as a generator, or arrays that do not go together.
+            WorkloadError: for a model that is not compiled, and for unknown compile arguments.
+            DataError: for data of another kind, such as a generator, or arrays of different lengths.
 
         Example:
             >>> import numpy as np
@@ -203,7 +203,7 @@ class Workload:
             )
         size = batch_size or data.batch_size or (32 if data.num_examples else None)
         if size is None:
-            raise WorkloadError("The batch size of the data set is not known. Give batch_size.")
+            raise WorkloadError("The batch size of the dataset is not known. Pass batch_size.")
         compiled = FreshArguments(compile_args)
         options = {f"train_{key}": value for key, value in data.identity.items()}
         options |= {} if held_out is None else {"validation_data": held_out.identity["data"]}

@@ -1,4 +1,4 @@
-"""Calls of the functions that users write for a workload: their mistakes are told as theirs, with the line."""
+"""Calls of the user's functions in a workload, whose errors are reported with file and line."""
 
 import inspect
 import traceback
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfaccel.errors import TfaccelError, WorkloadError
 
-# What tfaccel calls each function of a workload with.
+# The arguments that tfaccel calls each function of a workload with.
 _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "build_model": ("build_model()", (), {}),
     "compile_args": ("compile_args(num_steps) or compile_args()", (), {}),
@@ -23,7 +23,7 @@ _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 def check_parameters(name: str, function: Any) -> None:
-    """Raises WorkloadError if a workload's function does not take what tfaccel calls it with.
+    """Raises WorkloadError if a workload's function does not take the arguments that tfaccel passes.
 
     Example:
         >>> check_parameters("validation_data", lambda global_batch_size: None)
@@ -56,14 +56,14 @@ def takes_num_steps(function: Callable[..., Any]) -> bool:
 
 
 def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a user's function returns.
+    """Calls a user's function.
 
     Args:
-        of: what it is, such as "build_model of workload 'digits'".
+        of: a description of the function, such as "build_model of workload 'digits'".
         function: the function, which is called with the other arguments.
 
     Raises:
-        WorkloadError: for whatever it raises, errors of tfaccel apart; the message names the line.
+        WorkloadError: for any error of the function except tfaccel's; the message names the line.
 
     Example:
         >>> call_own("the sum", sum, [1, 2])
@@ -86,7 +86,7 @@ def _is_own(file: Path) -> bool:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Such as " (mine.py, line 3, in build_model)": the innermost line that is no library's."""
+    """The innermost line outside of libraries, such as " (mine.py, line 3, in build_model)"."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_own(Path(frame.filename))]
     if not own:

@@ -1,1 +1,1 @@
-"""What is wrong with data, found before training."""
+"""Inspection of data for faults before training."""

@@ -1,4 +1,4 @@
-"""Inspection of images with boxes in COCO's format: entries that do not fit, broken files, copies, leaks."""
+"""Inspection of images with boxes in COCO format: invalid entries, unreadable files, duplicates, leaks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfaccel.errors import DataError
 
 _LISTS = ("images", "annotations", "categories")
 _NAMES = {"train": ("train.json", "instances_train*.json"), "test": ("test.json", "val.json", "instances_val*.json")}
-_SLACK = 1.0  # pixels by which a box may lie outside its image: annotation tools round
-_EVERY = 50  # images between two reports of progress
+_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
+_EVERY = 50  # images between two progress reports
 
 
 def coco_files(folder: Path) -> dict[str, Path]:
@@ -39,9 +39,9 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
     """Inspects images with boxes.
 
     Args:
-        folder: where the images lie, or in its folders `images`, `train`, `val` and `test`.
+        folder: holds the images, also in its sub-folders `images`, `train`, `val` and `test`.
         files: part -> the file with its annotations.
-        progress: told what is being done.
+        progress: called with the current state.
 
     Raises:
         DataError: if no image can be read.
@@ -74,7 +74,7 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
         without = len(known) - len({key for key, _, _ in drawn})
         if without:
             text = f"{without} of {len(known)} images have no box"
-            findings.append(Finding("images without boxes", path.name, text, "They are background, if that is right."))
+            findings.append(Finding("images without boxes", path.name, text, "They count as background."))
         labels += [name for _, name, _ in drawn]
         box_parts += [part] * len(drawn)
         boxes += [box for _, _, box in drawn]
@@ -112,7 +112,7 @@ def _boxes(
     sizes: Mapping[Any, tuple[int, ...]],
     findings: list[Finding],
 ) -> Iterator[tuple[Any, str, list[float]]]:
-    """Image, class and box of each annotation that is sound; a finding for every other."""
+    """Image, class and box of each valid annotation; adds a finding for every other one."""
     seen = set()
     for entry in _entries(content, "annotations"):
         where = f"annotation {entry.get('id')!r} in {name}"
@@ -120,17 +120,17 @@ def _boxes(
         box: Any = entry.get("bbox")
         if key not in images or entry.get("category_id") not in classes:
             text = f"the file has no image {key!r}" if key not in images else "the file does not have its category"
-            findings.append(Finding("unknown entry", where, text, "Mend the annotation."))
+            findings.append(Finding("unknown entry", where, text, "Fix the annotation."))
             continue
         is_box = isinstance(box, list) and len(box) == 4 and all(type(one) in (int, float) for one in box)
         if not is_box or not np.isfinite(box).all() or min(box[2:]) <= 0:
-            findings.append(Finding("box without area", where, f"its bbox is {box!r}", "Mend or remove it."))
+            findings.append(Finding("box without area", where, f"its bbox is {box!r}", "Fix or remove it."))
             continue
         height, width = sizes.get(key, (np.inf, np.inf))
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
         if min(left, top) < -_SLACK or right > width + _SLACK or bottom > height + _SLACK:
             text = f"its bbox {box!r} leaves the image of {width} x {height} pixels (width x height)"
-            findings.append(Finding("box outside", where, text, "Mend it."))
+            findings.append(Finding("box outside", where, text, "Fix it."))
         if (key, entry["category_id"], *box) in seen:
             findings.append(Finding("duplicate box", where, "its image has the same box twice", "Keep one of them."))
         seen.add((key, entry["category_id"], *box))

@@ -1,4 +1,4 @@
-"""What is checked in every kind of data: copies, leaks between the parts, balance of classes, memory."""
+"""Checks of every kind of data: duplicates, leaks between the parts, class balance, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW_EXAMPLES = 10  # of a class
 
 
 def copies(examples: Examples) -> list[Finding]:
-    """Examples with the same content: in both parts (leaks), with different classes, or twice in one part.
+    """Finds examples with the same content: in both parts (leaks), with different labels, or repeated in one part.
 
     Example:
         >>> parts, labels = np.array(["train", "train", "test"]), np.array(["cat", "cat", "cat"], dtype=object)
@@ -32,9 +32,9 @@ def copies(examples: Examples) -> list[Finding]:
         labels = sorted({str(examples.labels[row]) for row in rows}) if examples.labels is not None else []
         if len(labels) > 1:
             text = f"the same content has the labels {', '.join(labels)}"
-            conflicts.append(Finding("conflicting labels", names, text, "Mend the labels."))
+            conflicts.append(Finding("conflicting labels", names, text, "Fix the labels."))
         if len({str(examples.parts[row]) for row in rows}) > 1:
-            text = "the same content stands in the training and in the test part"
+            text = "the same content is in the training and in the test part"
             leaks.append(Finding("leak", names, text, "Remove it from one part: the test is too easy."))
         elif len(labels) < 2:
             duplicates.append(Finding("duplicate", names, f"the same content {len(rows)} times", "Keep one of them."))
@@ -42,7 +42,7 @@ def copies(examples: Examples) -> list[Finding]:
 
 
 def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[Finding]]:
-    """Training examples of each class, the weights with which classes count the same, and what is wrong with them.
+    """Training examples of each class, the weights that balance the classes, and findings about the labels.
 
     Example:
         >>> labels = np.array(["cat"] * 30 + ["dog"] * 10, dtype=object)
@@ -70,7 +70,7 @@ def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[
     if len(names) == 1:
         text = f"all {counts[0]} examples to train on have the label {names[0]}"
         findings.append(
-            Finding("one class", str(names[0]), text, "There is nothing to tell it from: add other classes.")
+            Finding("one class", str(names[0]), text, "A classifier needs at least two: add other classes.")
         )
     if len(names) > 1 and are_unequal(counts):
         largest, smallest = names[counts.argmax()], names[counts.argmin()]
@@ -85,7 +85,7 @@ def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[
 
 
 def memory(num_bytes: int) -> tuple[int, list[Finding]]:
-    """The free memory in bytes, and a finding where a set of this size takes more than half of it."""
+    """The free memory in bytes, and a finding if a dataset of this size takes more than half of it."""
     free = int(psutil.virtual_memory().available)
     if num_bytes <= free / 2:
         return free, []

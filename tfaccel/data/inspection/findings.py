@@ -1,4 +1,4 @@
-"""The nouns of data inspection: findings, and the report that holds them."""
+"""`Finding` and `InspectionReport`: the results of a data inspection."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-# Called now and then with what is being done, how much is done, and how much there is.
+# Called from time to time with the current task, the amount done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
 def no_progress(text: str, done: int, total: int) -> None:
-    """Takes note of nothing."""
+    """Ignores all progress."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about a data set that its user should know.
+    """One thing about a dataset that its user should know.
 
     Args:
         kind: "missing values", "duplicate", "leak", "constant column", "unreadable file", "probable label error" ...
         where: the column, row or file.
-        text: what was found, with figures.
-        advice: what to do about it; "" where that depends.
+        text: what was found, with numbers.
+        advice: what to do about it; "" if that depends.
     """
 
     kind: str
@@ -35,14 +35,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examples:
-    """What every kind of data has: names, parts, contents and labels of its examples.
+    """The names, parts, contents and labels of the examples of any dataset.
 
     Args:
-        names: what each example is called, such as "row 3 of train.csv" or a path.
+        names: the name of each example, such as "row 3 of train.csv" or a path.
         parts: "train" or "test" for each.
-        keys: for each, a value that is the same for the same content.
-        labels: the class of each as a text; None where it has none. None in place of the array where there are no
-            classes.
+        keys: a key for each, equal for equal contents.
+        labels: the class of each as a string, or None if it has none. None instead of an array if there are no classes.
     """
 
     names: tuple[str, ...]
@@ -53,18 +52,18 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionReport:
-    """What a data set is like.
+    """The result of inspecting a dataset.
 
     Args:
         path: the file or folder.
         kind: "table", "images" or "texts".
-        shape: what one example is, in words.
+        shape: a description of one example.
         num_examples: part -> number.
         columns: column -> {"kind", "num_missing", "num_distinct", ...}; for tables.
-        class_counts: class -> examples to train on.
-        class_weights: class -> what one of its examples should count, so that all classes count the same.
-        num_bytes: of all examples in memory, as they are trained on.
-        memory_bytes: that are free on this machine.
+        class_counts: class -> training examples.
+        class_weights: class -> weight of its examples that gives all classes equal weight.
+        num_bytes: size of all examples in memory during training.
+        memory_bytes: free memory of this machine.
         findings: what the user should know.
     """
 
@@ -85,5 +84,5 @@ class InspectionReport:
         return self.num_bytes <= self.memory_bytes / 2
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-serialisable data."""
+        """The report as JSON-serializable data."""
         return {**asdict(self), "fits_in_memory": self.fits_in_memory}

@@ -1,4 +1,4 @@
-"""The files of class folders, listed whatever is wrong with them."""
+"""The files of class folders, listed whatever their faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LabelledFiles:
     """Files in class folders.
 
     Args:
-        paths: the files, in the order of their names.
+        paths: the files, in name order.
         parts: "train" or "test" for each.
         labels: the class folder of each.
         findings: class folders without files, and files of other kinds.
@@ -33,7 +33,7 @@ class LabelledFiles:
 
 
 def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
-    """The files with these endings in the class folders of `folder`, or of its `train` and `test`.
+    """The files with these suffixes in the class folders of `folder`, or of its `train` and `test`.
 
     Raises:
         DataError: if there is none.
@@ -56,7 +56,7 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
     for part, root in parts.items():
         loose = sorted(entry.name for entry in root.iterdir() if entry.is_file() and not entry.name.startswith("."))
         if loose:
-            text = f"{len(loose)} files lie in no class folder (first {loose[0]})"
+            text = f"{len(loose)} files are in no class folder (first {loose[0]})"
             findings.append(Finding("other files", str(root), text, "They are not used."))
         for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
             if class_folder.name.startswith("."):
@@ -86,15 +86,15 @@ def read_labelled_files(
     every: int,
     progress: Progress,
 ) -> tuple[list[Content], list[int], list[Finding]]:
-    """What each file holds, the rows of those that could be read, and the findings with those of the others.
+    """The contents of the readable files, their rows, and the findings, including those of unreadable files.
 
     Args:
         files: the files.
         folder: where they are from.
-        read: returns what a file holds, or a finding where it cannot be read.
-        noun: what the files are, for messages.
-        every: files between two reports of progress.
-        progress: is told the noun, the files read, and their number.
+        read: returns the content of a file, or a finding if it cannot be read.
+        noun: what the files are called in messages.
+        every: files between two progress reports.
+        progress: called with the noun, the number of files read, and the total.
 
     Raises:
         DataError: if no file can be read.

@@ -1,4 +1,4 @@
-"""Inspection of images: broken files, sizes, copies, leaks, labels."""
+"""Inspection of images: unreadable files, sizes, duplicates, leaks, labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tfaccel.data.inspection.folders import LabelledFiles, read_labelled_files
 from tfaccel.data.inspection.label_errors import probable_label_errors
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-_SMALL_SIZE = 16  # height and width, in pixels, to which images are brought for the classifier
+_SMALL_SIZE = 16  # height and width, in pixels, of the images for the classifier
 _NUM_TREES = 200
-_NUM_ANGLES, _NUM_CELLS = 8, 4  # directions of edges, and cells along each side in which they are counted
-_EVERY = 50  # images between two reports of progress
+_NUM_ANGLES, _NUM_CELLS = 8, 4  # orientation bins of edges, and cells along each side
+_EVERY = 50  # images between two progress reports
 
 
 @dataclass(frozen=True)
 class SmallImage:
-    """What is kept of one image: a checksum of its pixels, its size and mode, and a small copy."""
+    """The data kept of one image: a checksum of its pixels, its shape, and a thumbnail."""
 
     key: bytes
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class SmallImage:
 
 
 def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress = no_progress) -> InspectionReport:
-    """Inspects images in class folders; each file is decoded as a whole.
+    """Inspects images in class folders; each file is decoded in full.
 
     Raises:
         DataError: if no file can be read.
@@ -53,19 +53,19 @@ def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress 
 
 
 def read_or_finding(file: Path) -> SmallImage | Finding:
-    """What is kept of an image; a finding where it cannot be read."""
+    """The data kept of an image, or a finding if it cannot be read."""
     try:
         return _read(file)
-    except Exception as error:  # Pillow's readers raise errors of many kinds for broken files.
-        reason = "it is no image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
-        return Finding("unreadable file", str(file), reason, "Mend or remove it.")
+    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
+        reason = "it is not an image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+        return Finding("unreadable file", str(file), reason, "Repair or remove it.")
 
 
 def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> InspectionReport:
     """Inspects the arrays of a `.npz` file with x_train, y_train, x_test and y_test.
 
     Raises:
-        DataError: if the file cannot be read or its arrays are no labelled images.
+        DataError: if the file cannot be read or its arrays are not labeled images.
     """
     images = read_image_arrays(path)
     splits = dict(zip(("train", "test"), images.load(), strict=True))
@@ -97,7 +97,7 @@ def _read(file: Path) -> SmallImage:
 
 
 def _small(array: np.ndarray) -> np.ndarray:
-    """An image of shape (height, width, channels) as few numbers."""
+    """A flattened thumbnail of an image of shape (height, width, channels)."""
     from PIL import Image
 
     channels = [Image.fromarray(array[..., place].astype(np.float32)) for place in range(array.shape[-1])]
@@ -108,7 +108,7 @@ def _small(array: np.ndarray) -> np.ndarray:
 
 
 def _edges(small: np.ndarray) -> np.ndarray:
-    """How strong edges of each direction are in each cell of small images, and in the whole of them."""
+    """The strength of edges of each orientation, in each cell of the thumbnails and in whole thumbnails."""
     grey = small.reshape(len(small), _SMALL_SIZE, _SMALL_SIZE, 3).mean(axis=-1)
     down, right = np.gradient(grey, axis=(1, 2))
     strength = np.hypot(right, down)

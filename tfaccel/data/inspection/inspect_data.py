@@ -1,4 +1,4 @@
-"""`inspect_data`: what a data set is like, whether it holds tables, images or texts. Nothing is changed."""
+"""`inspect_data`: inspects a dataset of tables, images or texts, without changing it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def inspect_data(
     encoding: str = "utf-8",
     progress: Progress = no_progress,
 ) -> InspectionReport:
-    """Inspects a data set: shape and types, missing values, balance, copies, leaks, labels, memory.
+    """Inspects a dataset: shape and types, missing values, class balance, duplicates, leaks, labels, memory.
 
     Args:
         path: a table (.csv, .tsv, .parquet); images in a `.npz` file; a text (.txt, .md, .rst); a folder with one
-            sub-folder of images or texts for each class; a folder with images and boxes in COCO's format; or a folder
+            sub-folder of images or texts for each class; a folder with images and boxes in COCO format; or a folder
             with `train` and `test` of any of these.
-        target: the column of a table that is predicted; None to leave classes and labels alone.
-        text_column: the column of a table that holds texts to be read; None for a table of numbers and categories.
-        column_kinds: columns that are not what they look like, as NAME=KIND,NAME=KIND.
-        encoding: of CSV and text files, by its name in Python.
-        progress: called now and then with what is being done, how much is done and how much there is.
+        target: the target column of a table; None to skip the checks of classes and labels.
+        text_column: the column of a table that holds texts; None for a table of numbers and categories.
+        column_kinds: overrides of inferred column kinds, as NAME=KIND,NAME=KIND.
+        encoding: Python's name of the encoding of CSV and text files.
+        progress: called from time to time with the current task, the amount done and the total.
 
     Raises:
         DataError: if nothing can be read.
@@ -84,7 +84,7 @@ def inspect_data(
 
 
 def _table_files(place: Path) -> dict[str, Path]:
-    """Part -> file; empty where there is no table."""
+    """Part -> file; empty if there is no table."""
     if place.is_file():
         return {"train": place} if place.suffix.lower() in _TABLE_SUFFIXES else {}
     found = {

@@ -1,4 +1,4 @@
-"""Labels that are probably wrong: those that a model which has not seen them is confident are others."""
+"""Labels that are probably wrong: a cross-validated model confidently predicts others."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 
 from tfaccel.data.inspection.findings import Examples, Finding
 
-_MAX_EXAMPLES = 10_000  # a sample of more is looked at
+_MAX_EXAMPLES = 10_000  # larger datasets are sampled
 _NUM_FOLDS = 5
-_MIN_CLASS_EXAMPLES = 10  # with fewer, nobody can say what the class looks like
-_CLEARLY = 0.5  # by which the likelier class must be ahead of the given one
-_MIN_KAPPA = 0.65  # agreement with the labels, beyond chance, from which a classifier may doubt them
+_MIN_CLASS_EXAMPLES = 10  # smaller classes cannot be learned
+_CLEARLY = 0.5  # minimum lead of the likelier class over the given one
+_MIN_KAPPA = 0.65  # minimum agreement with the labels, beyond chance, of a classifier that may doubt them
 _TEMPERATURES = np.geomspace(0.3, 20.0, 60)
 KIND = "probable label error"
 
 
 def probable_label_errors(classifier: Any, features: Any, examples: Examples) -> list[Finding]:
-    r"""Examples whose label a classifier doubts that was trained on the other folds.
+    r"""Examples whose label is doubted by a classifier trained on the other folds.
 
-    The classifier's probabilities are calibrated first: of the powers $p^{1/T}$, normalised, those with the highest
-    likelihood of the labels are taken. With $\hat p_j(x)$ the cross-validated probability of class j, and $t_j$ its
-    mean over the examples labelled j, an example labelled i is in doubt where some $j \ne i$ has $\hat p_j(x) \ge t_j$
-    and $\hat p_j(x) - \hat p_i(x) \ge 0.5$. The clearest come first.
+    The classifier's probabilities are first calibrated by temperature scaling: normalized powers $p^{1/T}$, with the T
+    that maximizes the likelihood of the labels. With $\hat p_j(x)$ the cross-validated probability of class j, and
+    $t_j$ its mean over the examples labeled j, the label i of an example is doubted if some $j \ne i$ has
+    $\hat p_j(x) \ge t_j$ and $\hat p_j(x) - \hat p_i(x) \ge 0.5$. The clearest cases come first.
 
-    A classifier that itself agrees with the labels too seldom (Cohen's kappa below 0.65) doubts none: most of what it
-    doubts would be its own errors. A finding says so.
+    A classifier that rarely agrees with the labels (Cohen's kappa below 0.65) doubts none, since most of its doubts
+    would be its own errors. A finding reports this.
 
     Args:
-        classifier: one of scikit-learn's, with `predict_proba`.
+        classifier: a scikit-learn classifier with `predict_proba`.
         features: of shape (num_examples, num_features), dense or sparse.
-        examples: names and labels; those without a label are passed over, and classes with fewer than ten examples.
+        examples: names and labels; examples without a label and classes with fewer than ten examples are skipped.
 
     Source: Northcutt et al., Confident learning, 2021, https://arxiv.org/abs/1911.00068
 
@@ -69,7 +69,7 @@ def probable_label_errors(classifier: Any, features: Any, examples: Examples) ->
         Finding(
             KIND,
             examples.names[rows[number]],
-            f"it is labelled {labels[number]}, but looks like {names[others[number].argmax()]} "
+            f"it is labeled {labels[number]}, but looks like {names[others[number].argmax()]} "
             f"({100 * others[number].max():.0f} % against {100 * own[number]:.0f} %)",
             "Look at it.",
         )
@@ -78,7 +78,7 @@ def probable_label_errors(classifier: Any, features: Any, examples: Examples) ->
 
 
 def _calibrated(probabilities: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """The probabilities at the temperature that makes the labels likeliest."""
+    """The probabilities at the temperature that maximizes the likelihood of the labels."""
     logits = np.log(np.clip(probabilities, 1e-12, 1.0))
     best, least = probabilities, np.inf
     for temperature in _TEMPERATURES:
@@ -91,7 +91,7 @@ def _calibrated(probabilities: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def _usable_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to look at, and their labels; none where there are no two classes with enough examples."""
+    """The rows to check, and their labels; empty if fewer than two classes have enough examples."""
     none = np.array([], dtype=np.int64), np.array([], dtype=str)
     if examples.labels is None:
         return none

@@ -1,4 +1,4 @@
-"""Inspection of tables: columns, missing values, copies, leaks, correlations, labels."""
+"""Inspection of tables: columns, missing values, duplicates, leaks, correlations, labels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfaccel.data.tables.dates import could_be_either
 from tfaccel.data.tables.table import Column, Table
 
 _HIGH_CORRELATION = 0.98
-_MAX_CORRELATED_COLUMNS = 300  # among which correlations are looked for
+_MAX_CORRELATED_COLUMNS = 300  # more are not checked for correlations
 _MANY_MISSING = 0.5  # fraction of the rows
-# Kind of a column -> what training makes of missing values in it.
+# Kind of a column -> how training handles its missing values.
 _OF_MISSING = {
-    NUMERIC: "Medians stand in for them.",
-    CATEGORICAL: "They are a category of their own.",
-    DATE: "Medians stand in for them, and the model is told where.",
+    NUMERIC: "They are replaced by the median.",
+    CATEGORICAL: "They form a separate category.",
+    DATE: "They are replaced by the median, and a feature tells the model where.",
     IGNORED: "",
 }
 _MAX_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
@@ -42,9 +42,9 @@ def inspect_tables(
     Args:
         tables: "train" and perhaps "test" -> the table.
         path: where they are from, for the report.
-        target: the column to predict; None to leave classes and labels alone.
-        column_kinds: column -> kind, for those that are not what they look like.
-        progress: told what is being done.
+        target: the column to predict; None to skip the checks of classes and labels.
+        column_kinds: column -> kind, to override the inferred kinds.
+        progress: called with the current state.
 
     Raises:
         DataError: if the target, or a column of the training part in the test part, is missing.
@@ -131,8 +131,8 @@ def _inspect_column(
         numbers, wrong = numbers_of(column)
         if len(wrong):
             row = int(wrong.min())
-            text = f"{len(wrong)} values are no numbers, first {column.values[row]!r} in row {row + 1}"
-            advice = f"Mend them, or say --column_kinds={column.name}=categorical."
+            text = f"{len(wrong)} values are not numbers, first {column.values[row]!r} in row {row + 1}"
+            advice = f"Fix them, or say --column_kinds={column.name}=categorical."
             findings.append(Finding("text among numbers", column.name, text, advice))
         present = numbers[np.isfinite(numbers)]
         if len(present):
@@ -145,7 +145,7 @@ def _inspect_column(
 
 def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
     if could_be_either(column.texts().tolist()):
-        text = "nobody can tell day and month of its dates apart"
+        text = "day and month of its dates are ambiguous"
         return Finding("dates of two readings", column.name, text, "Write them as 2024-05-31; else it is not used.")
     text = f"{num_distinct} different texts in {len(column.values)} rows"
     advice = f"It is not used, except with --text_column={column.name}."
@@ -153,7 +153,7 @@ def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
 
 
 def _tellers(features: list[Column], kinds: Mapping[str, str], target: Column, are_classes: bool) -> list[Finding]:
-    """Columns that are the target over again."""
+    """Columns that reveal the target."""
     goal = target.texts().tolist(), None if are_classes else _finite(target)
     findings = []
     for column in features:
@@ -163,7 +163,7 @@ def _tellers(features: list[Column], kinds: Mapping[str, str], target: Column, a
 
 
 def _are_classes(target: Column) -> bool:
-    """Whether a target holds classes; many different numbers are numbers to predict."""
+    """Whether a target holds classes; many distinct numbers are a regression target."""
     texts = target.texts()
     distinct = {text for text in texts.tolist() if text is not None}
     is_few = len(distinct) <= min(_MAX_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS))
@@ -171,7 +171,7 @@ def _are_classes(target: Column) -> bool:
 
 
 def _correlations(columns: list[Column]) -> list[Finding]:
-    """Pairs of numeric columns, one of which says almost nothing beside the other."""
+    """Pairs of highly correlated numeric columns."""
     columns = columns[:_MAX_CORRELATED_COLUMNS]
     numbers = [_filled(column) for column in columns]
     varied = [number for number, values in enumerate(numbers) if values.std() > 0]
@@ -191,7 +191,7 @@ def _correlations(columns: list[Column]) -> list[Finding]:
 
 
 def _filled(column: Column) -> np.ndarray:
-    """Numbers with the median in place of what is missing or no number."""
+    """Numbers with the median in place of missing or invalid values."""
     numbers = _finite(column)
     if np.isnan(numbers).all():
         return np.zeros(len(numbers))
@@ -199,7 +199,7 @@ def _filled(column: Column) -> np.ndarray:
 
 
 def _finite(column: Column) -> np.ndarray:
-    """Numbers with NaN for what is missing, infinite or no number."""
+    """Numbers with NaN for missing, infinite or invalid values."""
     numbers, _ = numbers_of(column)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 

@@ -1,4 +1,4 @@
-"""Columns that tell the target: copies of it, functions of it, and near-copies."""
+"""Columns that reveal the target: copies, functions and near-copies of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scipy import stats
 
 from tfaccel.data.inspection.findings import Finding
 
-_MIN_ROWS = 20  # from which anything is said
-_EQUAL = 0.98  # fraction of rows in which a copy may be told by its values
-_MIN_ROWS_PER_VALUE = 5  # of a column that could be a function of the target
-_LEFT_OVER = 0.1  # of the errors that the most frequent class makes; more than this is no function
+_MIN_ROWS = 20  # fewer rows are not checked
+_EQUAL = 0.98  # fraction of rows in which a copy must agree with the target
+_MIN_ROWS_PER_VALUE = 5  # of a column that could determine the target
+_LEFT_OVER = 0.1  # largest fraction of the errors of always predicting the most frequent class
 _MONOTONE = 0.9995  # rank correlation
-_SMOOTH = 0.002  # of the target's variance between neighbours by the column
-_APART = 0.05  # spread within classes, of the distance between the nearest two
+_SMOOTH = 0.002  # fraction of the target's variance between neighbors in the column
+_APART = 0.05  # spread within classes, as a fraction of the distance between the nearest two
 _ADVICE = "Would it be known before the target is? If not, leave it out: --column_kinds={}=ignored."
 
 Texts = list[str | None]
@@ -24,12 +24,12 @@ Texts = list[str | None]
 def tells_the_target(
     name: str, column: tuple[Texts, np.ndarray | None], target: tuple[Texts, np.ndarray | None]
 ) -> list[Finding]:
-    """A finding for a column that is the target over again, as far as rows with both can show; else none.
+    """A finding if a column reveals the target in the rows that have both; else an empty list.
 
     Args:
-        name: of the column.
-        column: its values as texts, and as numbers (NaN where there is none) where it is numeric.
-        target: the same of the target; numbers where numbers are predicted, None where classes are.
+        name: the name of the column.
+        column: its values as texts, and as numbers (NaN for missing ones) if it is numeric.
+        target: those of the target, with numbers for regression and None for classification.
 
     Example:
         >>> kinds = ["cat", "dog"] * 20
@@ -61,7 +61,7 @@ def _equal(texts: Texts, goals: Texts) -> str:
 
 
 def _function_of_values(texts: Texts, goals: Texts, values: np.ndarray | None) -> str:
-    """Whether few values of a column say which value the target has."""
+    """Whether a column with few distinct values determines the target."""
     groups: dict[str | None, list[int]] = {}
     for row, text in enumerate(texts):
         groups.setdefault(text, []).append(row)
@@ -80,7 +80,7 @@ def _function_of_values(texts: Texts, goals: Texts, values: np.ndarray | None) -
 
 
 def _smooth(numbers: np.ndarray, values: np.ndarray) -> str:
-    """Whether numbers to predict are a function of a column: of neighbours by the column, targets are neighbours."""
+    """Whether a regression target is a function of a column: neighbors in the column have neighboring targets."""
     if np.ptp(values) == 0:
         return ""
     rank = float(stats.spearmanr(numbers, values).statistic)
@@ -92,7 +92,7 @@ def _smooth(numbers: np.ndarray, values: np.ndarray) -> str:
 
 
 def _apart(numbers: np.ndarray, goals: np.ndarray) -> str:
-    """Whether the numbers of each class are closely together, far from those of the others: a class with some noise."""
+    """Whether the numbers of each class are close together and far from those of other classes: a noisy label."""
     of_class = [numbers[goals == name] for name in sorted(set(goals.tolist()))]
     centers = np.sort([float(np.median(group)) for group in of_class])
     distance = float(np.diff(centers).min()) if len(centers) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Inspection of texts: broken files, lengths, copies, leaks, labels."""
+"""Inspection of texts: unreadable files, lengths, duplicates, leaks, labels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
-_MAX_WORDS = 20_000  # that the classifier knows
-_RARE, _LONG_TEXT = 5, 10_000  # occurrences of a character in a text of so many
-_LONG_LINE = 40  # characters, from which a line that comes twice is no accident
-_EVERY = 200  # files between two reports of progress
+_MAX_WORDS = 20_000  # vocabulary of the classifier
+_RARE, _LONG_TEXT = 5, 10_000  # characters with fewer occurrences are rare in a longer text
+_LONG_LINE = 40  # characters; longer lines do not repeat by accident
+_EVERY = 200  # files between two progress reports
 
 
 def inspect_text_files(
@@ -38,9 +38,9 @@ def inspect_text_files(
             return file.read_text(encoding=encoding)
         except UnicodeDecodeError as error:
             text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
-            return Finding("unreadable file", str(file), text, "Mend it, or give its --encoding.")
+            return Finding("unreadable file", str(file), text, "Fix it, or give its --encoding.")
         except (OSError, UnicodeError) as error:
-            return Finding("unreadable file", str(file), str(error), "Mend or remove it.")
+            return Finding("unreadable file", str(file), str(error), "Repair or remove it.")
 
     texts, rows, findings = read_labelled_files(files, path, read, noun="texts", every=_EVERY, progress=progress)
     names = tuple(str(files.paths[row]) for row in rows)
@@ -48,10 +48,10 @@ def inspect_text_files(
 
 
 def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress = no_progress) -> InspectionReport:
-    """Inspects one text, as a language model is trained on.
+    """Inspects a single text for language modeling.
 
     Raises:
-        DataError: if it cannot be read, or holds nothing.
+        DataError: if it cannot be read, or is empty.
 
     Example:
         >>> import tempfile
@@ -67,7 +67,7 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
     except LookupError as error:
         raise DataError(f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252.") from error
     except (OSError, UnicodeError) as error:
-        raise DataError(f"Cannot read {path}: {error}. Mend it, or give its --encoding.") from error
+        raise DataError(f"Cannot read {path}: {error}. Fix it, or give its --encoding.") from error
     if not text.strip():
         raise DataError(f"{path} holds no text.")
     findings, lines, counts = [], text.splitlines(), Counter(text)
@@ -88,7 +88,7 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
         )
     long_lines = Counter(" ".join(line.split()) for line in lines)
     findings += [
-        Finding("duplicate", f"lines of {path}", f"{count} times the same: {line}", "Keep one, unless it is meant.")
+        Finding("duplicate", f"lines of {path}", f"{count} times the same: {line}", "Keep one, unless it is intended.")
         for line, count in long_lines.items()
         if count > 1 and len(line) >= _LONG_LINE
     ]
@@ -107,14 +107,14 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
 
 
 def _is_odd(mark: str) -> bool:
-    """Whether a character does not belong into a text: a control character, or the sign for one that was not read."""
+    """Whether a character does not belong in a text: a control character or a replacement character."""
     return mark in "\ufffd\ufeff" or (unicodedata.category(mark) == "Cc" and mark not in "\n\r\t\f")
 
 
 def inspect_text_tables(
     tables: Mapping[str, Table], *, path: str, text_column: str, target: str | None, progress: Progress = no_progress
 ) -> InspectionReport:
-    """Inspects a column of texts, and the labels in another one where `target` is given.
+    """Inspects a column of texts, and the labels in another one if `target` is given.
 
     Raises:
         DataError: if one of the columns is missing.
@@ -156,7 +156,7 @@ def _report(
     if not kept:
         raise DataError(f"All {len(texts)} texts in {path} are empty.")
     texts = [texts[row] for row in kept]
-    # Copies that differ in white space and capitals only are copies too.
+    # Texts that differ only in whitespace or case count as duplicates.
     keys = tuple(hashlib.sha1(" ".join(text.casefold().split()).encode()).digest() for text in texts)
     labels = None if labels is None else labels[kept]
     examples = Examples(tuple(names[row] for row in kept), parts[kept], keys, labels)

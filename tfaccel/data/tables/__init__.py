@@ -1,1 +1,1 @@
-"""Tables: columns, their encoding, and batches of rows."""
+"""Tabular datasets: columns, their encoding, and batches of rows."""

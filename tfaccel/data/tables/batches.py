@@ -1,4 +1,4 @@
-"""Batches of a tabular set as `tf.data`, in an order that follows from seed and epoch."""
+"""Batches of a tabular set as `tf.data`, in an order determined by seed and epoch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TabularBatches:
     """The batches of a tabular set.
 
     Args:
-        data: what to batch.
-        one_hot: give classes as rows of zeros and a one.
+        data: the tabular set.
+        one_hot: whether to one-hot encode the classes.
 
     Example:
         >>> from tfaccel.data.tables.options import TableOptions
@@ -45,11 +45,10 @@ class TabularBatches:
         shard: Shard | None = None,
         num_epochs: int = 1,
     ) -> tf.data.Dataset:
-        """Training batches: inputs, targets and, where classes have weights, a weight for each row.
+        """Training batches: inputs, targets and, if classes have weights, a sample weight for each row.
 
-        All batches are full; the rows left over are other ones in each epoch. Arguments and errors are those of
-        `tfaccel.data.pipeline.Pipeline.train`, but that `num_epochs` epochs come one behind the other: theirs are so
-        short that to prepare each alone takes as long as to train on it.
+        All batches are full; each epoch drops different leftover rows. Takes the arguments and raises the errors of
+        `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_rows = len(self._data.train.targets)
         positions = epoch_positions(
@@ -64,7 +63,7 @@ class TabularBatches:
         return array_batches(batch, positions)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test rows in their order, without weights; the last batch may have fewer."""
+        """The test rows in order, without weights; the last batch may be smaller."""
         part = self._data.test
         rows = self._rows(part.inputs, part.targets, np.arange(len(part.targets)))
         with tf.device("/CPU:0"):

@@ -1,4 +1,4 @@
-"""Which columns of a table are numbers, which are categories or dates, and which are of no use."""
+"""The kind of each column of a table: numeric, categorical, date or ignored."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
 NUMERIC, CATEGORICAL, DATE, IGNORED = KINDS = ("numeric", "categorical", "date", "ignored")
-# A column of which this part can be read as numbers is meant to hold numbers.
+# A column is numeric if this fraction of its values parses as numbers.
 _MOSTLY_NUMBERS = 0.8
-# Texts of which nearly every row has its own say nothing about other rows.
+# Texts that are nearly all distinct do not generalize to other rows.
 _MOSTLY_DISTINCT, _FEW_ROWS = 0.9, 20
 
 
 def kinds_from_text(text: str) -> dict[str, str]:
-    """The kinds of columns as they are written on a command line.
+    """Parses the kinds of columns from a command line.
 
     Raises:
-        DataError: if the text is not of this form.
+        DataError: if the text does not have this form.
 
     Example:
         >>> kinds_from_text("zip=categorical, id=ignored")
@@ -35,7 +35,7 @@ def kinds_from_text(text: str) -> dict[str, str]:
 
 
 def check_kinds(kinds: Mapping[str, str], table: Table) -> None:
-    """Raises DataError if a kind is unknown, or given to a column that is not there."""
+    """Raises DataError if a kind is unknown, or given for a column that does not exist."""
     for name, kind in kinds.items():
         table.column(name)
         if kind not in KINDS:
@@ -44,7 +44,7 @@ def check_kinds(kinds: Mapping[str, str], table: Table) -> None:
 
 
 def numbers_of(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """A column as float64 with NaN for what is missing or no number, and the rows that hold something else.
+    """A column as float64 with NaN for missing and non-numeric values, and the rows of the non-numeric ones.
 
     Example:
         >>> numbers_of(Column("age", np.array(["3", None, "three"], dtype=object)))
@@ -64,7 +64,7 @@ def numbers_of(column: Column) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kind_of(column: Column) -> str:
-    """What a column looks like: "numeric" or "date" where most of its values are, "ignored" for nearly distinct texts.
+    """The inferred kind of a column: "numeric" or "date" if most values are, "ignored" for nearly distinct texts.
 
     Example:
         >>> kind_of(Column("color", np.array(["red", "blue", "red"], dtype=object)))
@@ -86,38 +86,38 @@ def kind_of(column: Column) -> str:
 
 
 def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.ndarray:
-    """A numeric column as float64, NaN for what is missing.
+    """A numeric column as float64, with NaN for missing values.
 
     Args:
         column: the column.
         source: where it is from, for messages.
-        advice: what can be done beside mending the row; None to say that the column may be of another kind.
+        advice: what to do other than fixing the row; None to suggest another kind for the column.
 
     Raises:
-        DataError: if a value is no finite number; the message names row and column.
+        DataError: if a value is not a finite number; the message names row and column.
 
     Example:
         >>> as_numbers(Column("age", np.array(["3", "three"], dtype=object)), "pets.csv")
         Traceback (most recent call last):
         ...
         tfaccel.errors.DataError: Column 'age' of pets.csv holds numbers, but row 2 below the header has 'three'. \
-Mend the row, or say what the column is: --column_kinds=age=categorical.
+Fix the row, or say what the column is: --column_kinds=age=categorical.
     """
     numbers, wrong = numbers_of(column)
     if len(wrong):
         row = int(wrong.min())
         raise DataError(
             f"Column {column.name!r} of {source} holds numbers, but row {row + 1} below the header has "
-            f"{column.values[row]!r}. Mend the row{_other_kind(column.name) if advice is None else advice}."
+            f"{column.values[row]!r}. Fix the row{_other_kind(column.name) if advice is None else advice}."
         )
     return numbers
 
 
 def order_of_dates(column: Column, source: str) -> str:
-    """In which order the dates of a column have year, month and day.
+    """The order of year, month and day in the dates of a column.
 
     Raises:
-        DataError: if a value is no date (row and column are named), or day and month cannot be told apart.
+        DataError: if a value is not a date (row and column are named), or day and month are ambiguous.
 
     Example:
         >>> order_of_dates(Column("born", np.array(["31.05.2024", "01.06.2024"], dtype=object)), "pets.csv")
@@ -135,14 +135,14 @@ def order_of_dates(column: Column, source: str) -> str:
 
 
 def check_dates(column: Column, order: str, source: str, *, advice: str = "") -> None:
-    """Raises DataError, which names row and column, for a value that is no date of this order."""
+    """Raises DataError, which names row and column, if a value is not a date in this order."""
     texts = column.texts().tolist()
     is_date = ~np.isnan(date_parts(texts, order)["year"])
     wrong = [row for row, text in enumerate(texts) if text is not None and not is_date[row]]
     if wrong:
         raise DataError(
             f"Column {column.name!r} of {source} holds dates, but row {wrong[0] + 1} below the header has "
-            f"{texts[wrong[0]]!r}. Mend the row{advice}."
+            f"{texts[wrong[0]]!r}. Fix the row{advice}."
         )
 
 

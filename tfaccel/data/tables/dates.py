@@ -1,4 +1,4 @@
-"""Dates in columns of a table: how they are written, and the numbers that describe them to a model."""
+"""Date columns: their formats, and the numeric features derived from them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 _TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 _SIGN = r"[-/.]"
-# Order -> how dates are written in it, in the words of RE2 and Python alike; and the groups of year, month and day.
-# A time of day may follow; an offset from UTC is passed over: the clock on the wall counts.
+# Order -> the pattern of its dates, valid in both RE2 and Python, and the groups of year, month and day.
+# A time of day may follow; an offset from UTC is ignored: local time counts.
 PATTERNS: dict[str, tuple[str, tuple[int, int, int]]] = {
     "ymd": (rf"([0-9]{{4}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_TIME}", (1, 2, 3)),
     "dmy": (rf"([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{4}}){_TIME}", (3, 2, 1)),
@@ -24,17 +24,17 @@ YEAR, MONTH, DAY, WEEKDAY = "year", "month", "day", "weekday"
 _SEASON, _TIME_OF_DAY = ("season, sine", "season, cosine"), ("time of day, sine", "time of day, cosine")
 PARTS = (YEAR, MONTH, DAY, WEEKDAY, *_SEASON, *_TIME_OF_DAY)
 _DAYS_OF_YEAR, _HOURS = 365.25, 24.0
-# A column of which this fraction can be read as dates is meant to hold dates.
+# A column holds dates if this fraction of its values parses as dates.
 _MOSTLY_DATES = 0.8
 
 
 @dataclass(frozen=True)
 class DatePart:
-    """One number that describes a date.
+    """One numeric feature of a date.
 
     Args:
         column: the column with the dates.
-        order: of year, month and day in it: a key of `PATTERNS`.
+        order: the order of year, month and day: a key of `PATTERNS`.
         part: one of `PARTS`.
     """
 
@@ -43,7 +43,7 @@ class DatePart:
     part: str
 
     def numbers(self, texts: Sequence[str | None]) -> np.ndarray:
-        """The part of each date; NaN for what is missing or no date.
+        """The part of each date; NaN for missing or invalid dates.
 
         Example:
             >>> DatePart("day", "dmy", "weekday").numbers(["31.05.2024", None])
@@ -53,10 +53,9 @@ class DatePart:
 
 
 def date_order(texts: Sequence[str | None]) -> str | None:
-    """In which order the dates of a column have year, month and day; None where it holds something else.
+    """The order of year, month and day in the dates of a column; None if it does not hold dates.
 
-    Days and months that could be either are only taken for such where points are between them, which stand behind the
-    day.
+    If day and month are ambiguous, dates with dots are read day first; with other separators the result is None.
 
     Example:
         >>> date_order(["2024-05-31", "2024-06-01T14:00"]), date_order(["05/31/2024"]), date_order(["5/6/2024", "tea"])
@@ -76,7 +75,7 @@ def date_order(texts: Sequence[str | None]) -> str | None:
 
 
 def could_be_either(texts: Sequence[str | None]) -> bool:
-    """Whether a column holds dates of which nobody can tell day and month apart.
+    """Whether a column holds dates whose day and month are ambiguous.
 
     Example:
         >>> could_be_either(["05/06/2024", "07/08/2024"])
@@ -89,7 +88,7 @@ def could_be_either(texts: Sequence[str | None]) -> bool:
 
 
 def date_parts(texts: Sequence[str | None], order: str) -> dict[str, np.ndarray]:
-    """All parts of dates, float64; NaN for what is missing or no date."""
+    """All parts of dates, float64; NaN for missing or invalid dates."""
     pattern, groups = PATTERNS[order]
     fields = np.zeros((5, len(texts)), np.int64)
     for row, text in enumerate(texts):
@@ -103,7 +102,7 @@ def date_parts(texts: Sequence[str | None], order: str) -> dict[str, np.ndarray]
 
 
 def is_valid(year: Any, month: Any, day: Any, hour: Any, minute: Any) -> Any:
-    """Which of these are dates and times that exist; arrays of whole numbers, numpy's or TensorFlow's."""
+    """Which of these are valid dates and times; the arguments are integer arrays of NumPy or TensorFlow."""
     month_length = _days(year + month // 12, month % 12 + 1, 1) - _days(year, month, 1)
     is_day = (year > 0) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= month_length)
     return is_day & (hour < 24) & (minute < 60)
@@ -119,11 +118,11 @@ def parts_of(
     """All parts of dates, in the order of `PARTS`.
 
     Args:
-        fields: year, month, day, hour and minute: arrays of whole numbers, numpy's or TensorFlow's.
-        sine, cosine, as_float: numpy's or TensorFlow's functions.
+        fields: year, month, day, hour and minute: integer arrays of NumPy or TensorFlow.
+        sine, cosine, as_float: functions of NumPy or TensorFlow.
 
-    Monday is weekday 0. The season goes round in a year, the time of day in a day, so that ends and beginnings are
-    near.
+    Monday is weekday 0. The season is cyclic over a year and the time of day over a day, so that end and beginning are
+    close.
     """
     year, month, day, hour, minute = fields
     days = _days(year, month, day)
@@ -134,7 +133,7 @@ def parts_of(
 
 
 def _days(year: Any, month: Any, day: Any) -> Any:
-    """Days since 1 January 1970 in the Gregorian calendar; the year is counted from March, so that leap days end it."""
+    """Days since January 1, 1970 in the Gregorian calendar; years start in March, so that leap days are at the end."""
     since_march = (month + 9) % 12
     year = year - since_march // 10
     return 365 * year + year // 4 - year // 100 + year // 400 + (153 * since_march + 2) // 5 + day - 719469

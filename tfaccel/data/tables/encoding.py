@@ -1,4 +1,4 @@
-"""The noun `TableEncoding`: how rows of a table become a model's inputs, kept as JSON beside the model."""
+"""`TableEncoding`: how rows of a table become a model's inputs, saved as JSON with the model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers: the model takes them as they are, NaN where one is missing.
+    """A column of numbers: the model takes them unscaled, with NaN for missing values.
 
     Args:
         name: the column's name.
-        center: the median of the training rows; what is missing counts as that.
+        center: the median of the training rows, which replaces missing values.
         scale: the standard deviation of the training rows, above 0.
-        has_missing: whether training rows miss values, so that the model is told where.
-        date: what the numbers are of the dates in another column; None for a column of numbers.
+        has_missing: whether training rows have missing values, so that the model gets a feature for them.
+        date: the part of the dates in another column that the numbers are; None for a column of numbers.
     """
 
     name: str
@@ -44,7 +44,7 @@ class NumericColumn:
 
     @classmethod
     def of(cls, name: str, values: np.ndarray, *, date: DatePart | None = None) -> Self:
-        """The description of a column by its training rows, which are not all missing."""
+        """The description of a column, computed from its training rows, which are not all missing."""
         missing = np.isnan(values)
         present = values[~missing]
         return cls(name, float(np.median(present)), float(np.std(present)) or 1.0, bool(missing.any()), date)
@@ -52,13 +52,13 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """A column of categories, numbered: 0 where one is missing, 1 for rare and unknown ones, then the others.
+    """A column of categories with integer codes: 0 for missing, 1 for rare and unknown ones, then the others.
 
     Args:
         name: the column's name.
-        categories: those with a number of their own, from 2 on.
-        has_missing: whether training rows miss values, so that the model knows what that means.
-        has_rare: whether training rows have rare categories, so that the model knows what to make of unknown ones.
+        categories: those with their own code, starting at 2.
+        has_missing: whether training rows have missing values, so that their code is trained.
+        has_rare: whether training rows have rare categories, so that the code of unknown ones is trained.
     """
 
     name: str
@@ -68,11 +68,11 @@ class CategoricalColumn:
 
     @property
     def num_codes(self) -> int:
-        """One more than the highest number."""
+        """The number of codes."""
         return len(self.categories) + NUM_SPECIAL_CODES
 
     def codes(self, column: Column) -> np.ndarray:
-        """The categories' numbers: int32, of shape (num_rows,).
+        """The codes of the categories: int32, of shape (num_rows,).
 
         Example:
             >>> colors = CategoricalColumn("color", ("blue", "red"))
@@ -91,11 +91,11 @@ class TableEncoding:
     Args:
         numeric: the columns of numbers, in the order of the model's input `numbers`.
         categorical: the columns of categories, in the order of the model's input `categories`.
-        target: the column that is predicted.
-        class_names: the classes, in the order of the model's outputs; empty where a number is predicted.
+        target: the column to predict.
+        class_names: the classes, in the order of the model's outputs; empty for regression.
 
     Raises:
-        DataError: if there is no column at all.
+        DataError: if there are no columns.
 
     Example:
         >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
@@ -114,14 +114,14 @@ class TableEncoding:
             raise DataError(f"There is no column of use beside the target {self.target!r}.")
 
     def encode(self, table: Table) -> dict[str, np.ndarray]:
-        """The model's inputs for the rows of a table; columns that are not needed may be there.
+        """The model's inputs for the rows of a table, which may have more columns than needed.
 
         Returns:
             `numbers`: float32, of shape (num_rows, num_numeric_columns); and `categories`: int32, of shape (num_rows,
-            num_categorical_columns); each only where there are such columns.
+            num_categorical_columns); each only if there are such columns.
 
         Raises:
-            DataError: if a column is missing, or text stands in a numeric one (row and column are named).
+            DataError: if a column is missing, or a numeric one holds text (row and column are named).
         """
         inputs = {}
         absent = [name for name in self.sources if name not in table.names]
@@ -141,17 +141,17 @@ class TableEncoding:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The columns of a table that are needed -> their kinds; the categorical ones come last."""
+        """The required columns of a table -> their kinds; the categorical ones come last."""
         first = {column.source: NUMERIC if column.date is None else DATE for column in self.numeric}
         return {**first, **{column.name: CATEGORICAL for column in self.categorical}}
 
     def to_json(self) -> dict[str, Any]:
-        """The encoding as JSON-serialisable data."""
+        """The encoding as JSON-serializable data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The encoding that `to_json` gave."""
+        """The encoding that `to_json` returned."""
         return cls(
             numeric=tuple(_numeric_of_json(column) for column in data["numeric"]),
             categorical=tuple(
@@ -184,7 +184,7 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
         if len(too_large):
             raise DataError(
                 f"Column {column.name!r} of {table.source} has {numbers[too_large[0]]:g} in row {too_large[0] + 1} "
-                "below the header, which float32 cannot hold. Mend the row."
+                "below the header, which float32 cannot hold. Fix the row."
             )
         return numbers
     check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")

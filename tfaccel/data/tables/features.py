@@ -1,4 +1,4 @@
-"""How many numbers describe a row of a table inside a model."""
+"""The number of features of a table's rows inside a model."""
 
 from tfaccel.data.tables.encoding import TableEncoding
 
@@ -6,7 +6,7 @@ _MAX_EMBEDDING_WIDTH = 16
 
 
 def embedding_width(num_codes: int) -> int:
-    """Numbers that stand for one category: about the square root of how many there are, at most 16.
+    """The embedding size of a category: about the square root of the number of codes, at most 16.
 
     Example:
         >>> embedding_width(4), embedding_width(50), embedding_width(10_000)
@@ -16,7 +16,7 @@ def embedding_width(num_codes: int) -> int:
 
 
 def num_features(encoding: TableEncoding) -> int:
-    """How many numbers describe a row behind the first layers.
+    """The number of features of a row after the first layers.
 
     Example:
         >>> from tfaccel.data.tables.encoding import NumericColumn

@@ -1,4 +1,4 @@
-"""Tables from files: CSV with Python's own reader, Parquet with pyarrow (the extra `data`)."""
+"""Tables from files: CSV with Python's csv module, Parquet with pyarrow (the extra `data`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfaccel.errors import DataError
 
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIXES = (".parquet", ".pq")
-# Texts that stand for a missing value, in lower case.
+# Lowercase texts that denote a missing value.
 _MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 _DELIMITERS = ",;\t|"
 _MAX_FIELD_LENGTH = 2**24  # characters
@@ -25,16 +25,16 @@ _MAX_FIELD_LENGTH = 2**24  # characters
 def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Table:
     """The table in a CSV or Parquet file.
 
-    A CSV file has a header; its fields are separated by commas, semicolons, tabs or bars, whichever the header has
-    most of. Empty fields, NA, N/A, NaN, null, None and ? are missing values. Every column of a CSV file comes as texts.
-    A column without a name, such as the first one that pandas writes, is called by its place: column_1.
+    A CSV file has a header; its delimiter is the comma, semicolon, tab or bar, whichever is most frequent in the
+    header. Empty fields, NA, N/A, NaN, null, None and ? are missing values. All columns of a CSV file are read as text.
+    A column without a name, such as the index that pandas writes, is named by its position: column_1.
 
     Args:
         path: the file.
-        encoding: of a CSV file, by its name in Python.
+        encoding: Python's name of the encoding of a CSV file.
 
     Raises:
-        DataError: if there is no such file, the encoding is unknown or another one, or the file is broken; the message
+        DataError: if the file does not exist, the encoding is unknown or wrong, or the file is malformed; the message
             names the line.
 
     Example:
@@ -66,7 +66,7 @@ def _codec(encoding: str) -> str:
         raise DataError(
             f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."
         ) from error
-    return "utf-8-sig" if name == "utf-8" else name  # which leaves out the mark that spreadsheets put first
+    return "utf-8-sig" if name == "utf-8" else name  # which skips the byte order mark that spreadsheets write
 
 
 def _read_csv(path: Path, encoding: str) -> Table:
@@ -92,7 +92,7 @@ def _parsed(file: Any, path: Path) -> Iterator[list[str]]:
     """The rows of a CSV file, the header first; each has as many fields as the header."""
     first = file.readline()
     if "\0" in first:
-        raise DataError(f"{path} is no text: its first line holds a zero byte.")
+        raise DataError(f"{path} is not a text file: its first line holds a zero byte.")
     delimiter = max(_DELIMITERS, key=first.count)
     file.seek(0)
     reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -101,7 +101,7 @@ def _parsed(file: Any, path: Path) -> Iterator[list[str]]:
         num_fields = num_fields or len(row)
         if row and len(row) != num_fields:
             raise DataError(
-                f"Line {reader.line_num} of {path} has {len(row)} fields, but the header has {num_fields}. Mend it."
+                f"Line {reader.line_num} of {path} has {len(row)} fields, but the header has {num_fields}. Fix it."
             )
         yield row
 
@@ -113,12 +113,12 @@ def _header(names: list[str], path: Path) -> list[str]:
     names = [name or f"column_{number}" for number, name in enumerate(names, 1)]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a name of its own.")
+        raise DataError(f"Two columns of {path} are called {repeated!r}. Give each a different name.")
     return names
 
 
 def _texts(values: Iterator[str]) -> np.ndarray:
-    """An object array of texts, equal ones kept once, None for what is missing."""
+    """An object array of texts that shares equal ones, with None for missing values."""
     kept: dict[str, str | None] = {}
     found = []
     for value in values:

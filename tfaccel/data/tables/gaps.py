@@ -1,4 +1,4 @@
-"""Rows of a table that hold what no training row was like: gaps where there were none, categories never seen."""
+"""Rows of a table unlike any training row: missing values in complete columns, and unseen categories."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfaccel.data.tables.table import Table
 
 @dataclass(frozen=True)
 class TableGaps:
-    """What a model cannot know of a table's rows.
+    """Values in a table's rows that a model was not trained on.
 
     Args:
         empty: rows without a value in any column that the model takes: booleans.
-        missing: column -> rows that miss its value, though no training row did.
-        unseen: column -> rows with a category that no training row had, where training had no rare ones to go by.
-        rare: column -> rows with a category that no training row had, which counts as the rare ones of training.
-        fill: column -> what stands for such a value if it is predicted all the same.
+        missing: column -> rows without its value, although all training rows had one.
+        unseen: column -> rows with an unseen category, if the training rows had no rare categories.
+        rare: column -> rows with an unseen category, which gets the code of the rare ones in training.
+        fill: column -> the replacement of such a value if the row is predicted anyway.
     """
 
     empty: np.ndarray
@@ -30,11 +30,11 @@ class TableGaps:
     fill: Mapping[str, str]
 
     def reasons(self) -> dict[int, str]:
-        """Row -> what it holds that the model cannot know."""
+        """Row -> what in it the model was not trained on."""
         found: dict[int, list[str]] = {}
         for rows_of, text in (
-            (self.missing, "misses {!r}, which no training row does"),
-            (self.unseen, "has a {!r} that no training row has"),
+            (self.missing, "lacks {!r} (no training row does)"),
+            (self.unseen, "has an unseen {!r}"),
         ):
             for name, rows in rows_of.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
@@ -44,29 +44,31 @@ class TableGaps:
         return of_empty | {row: f"it {' and '.join(texts)}" for row, texts in found.items()}
 
     def lines(self, *, are_filled: bool) -> list[str]:
-        """For each column, in how many rows that is so, and what becomes of them.
+        """For each column, the number of affected rows, and how they are handled.
 
         Args:
-            are_filled: whether these rows are predicted all the same.
+            are_filled: whether these rows are predicted anyway.
         """
         found = []
-        for rows_of, text in ((self.missing, "is missing in"), (self.unseen, "has a category of its own in")):
+        for rows_of, text in (
+            (self.missing, "is missing in {} of {} rows, but in no training row"),
+            (self.unseen, "has an unseen category in {} of {} rows"),
+        ):
             for name, count in self._counts(rows_of).items():
-                becomes = f"{self.fill[name]} stands for it" if are_filled else "these rows are not predicted"
-                found.append(f"{name!r} {text} {count} of {len(self.empty)} rows, and in no training row; {becomes}")
+                becomes = f"{self.fill[name]} replaces it" if are_filled else "these rows are not predicted"
+                found.append(f"{name!r} {text.format(count, len(self.empty))}; {becomes}")
         for name, count in self._counts(self.rare).items():
-            text = f"{name!r} has a category in {count} of {len(self.empty)} rows that no training row has"
-            found.append(f"{text}; it counts as the rare ones")
+            found.append(f"{name!r} has an unseen category in {count} of {len(self.empty)} rows; it counts as rare")
         return found
 
     def _counts(self, rows_of: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Column -> how many of the rows that are not empty; columns with one at least."""
+        """Column -> number of affected rows that are not empty; only columns with at least one."""
         counts = {name: int(np.sum(rows & ~self.empty)) for name, rows in rows_of.items()}
         return {name: count for name, count in counts.items() if count}
 
 
 def gaps_of(encoding: TableEncoding, table: Table) -> TableGaps:
-    """What no training row was like.
+    """Finds the values in a table that no training row was like.
 
     Example:
         >>> from tfaccel.data.tables.table import Column

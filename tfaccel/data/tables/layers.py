@@ -1,4 +1,4 @@
-"""The first layers of a model for tables: raw numbers are scaled and filled in, categories embedded, in the model."""
+"""The first layers of a model for tables, which impute and scale raw numbers and embed categories."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfaccel.data.tables.features import embedding_width
 
 
 def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
-    """The model's inputs, and a tensor of shape (num_rows, num_features) that describes each row.
+    """The model's inputs, and the feature tensor, of shape (num_rows, num_features).
 
-    Numbers are centred on the median and divided by the standard deviation of the training rows; a missing one counts
-    as the median, and a column that misses some has a second feature that says where. All of this is float32, under
-    mixed precision too: raw numbers may need more than 16 bits. Only Keras's own layers and operations are used, so
-    that a saved model loads anywhere.
+    Numbers are centered on the median and divided by the standard deviation of the training rows. Missing values become
+    the median, and a column that has them gets a second feature that indicates where. All of this is float32, under
+    mixed precision too: raw numbers may need more than 16 bits. Only built-in layers and operations of Keras are used,
+    so that a saved model loads anywhere.
 
     Returns:
-        Inputs by name, as `TableEncoding.encode` gives them; and the tensor.
+        Inputs by name, as returned by `TableEncoding.encode`; and the feature tensor.
 
     Example:
         >>> from tfaccel.data.tables.encoding import NumericColumn

@@ -1,4 +1,4 @@
-"""Rows of numbers from a table: standardised, gaps filled, cut into a training and a test part."""
+"""Numeric rows of a table: standardized, imputed, and split into a training and a test part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = logging.getLogger("tfaccel")
 
 @dataclass(frozen=True)
 class NumberRows:
-    """Standardised rows of a table's numeric columns.
+    """Standardized rows of a table's numeric columns.
 
     Args:
         names: the columns.
-        values: float32, of shape (num_rows, num_columns), in the order of the table; each column has the mean 0 and
-            the standard deviation 1 over the training rows.
-        train, test: the row numbers of both parts, from 0.
+        values: float32, of shape (num_rows, num_columns), in the order of the table; each column has mean 0 and
+            standard deviation 1 over the training rows.
+        train, test: the row indices of both parts.
     """
 
     names: tuple[str, ...]
@@ -34,18 +34,18 @@ class NumberRows:
 
 
 def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> NumberRows:
-    """The numeric columns of a CSV or Parquet file; a fifth of the rows, always the same ones, is kept for testing.
+    """The numeric columns of a CSV or Parquet file; a fifth of the rows, always the same, is held out for testing.
 
-    Missing values become their column's median. Columns of texts, and columns with one value only, are left out, which
-    is said once.
+    Missing values become the median of their column. Text columns and constant columns are dropped, which is logged
+    once.
 
     Args:
         path: the file.
         encoding: of a CSV file.
 
     Raises:
-        DataError: if the file cannot be read, a numeric column holds a text (row and column are named), or there are
-            fewer than two columns or ten rows to learn from.
+        DataError: if the file cannot be read, a numeric column holds text (row and column are named), or there are
+            fewer than two usable columns or ten rows.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,7 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
     """
     table = read_table(path, encoding=encoding)
     if table.num_rows < 10:
-        raise DataError(f"{table.source} has {table.num_rows} rows; ten are the least to learn from.")
+        raise DataError(f"{table.source} has {table.num_rows} rows; it needs at least ten.")
     order = np.random.default_rng(0).permutation(table.num_rows)
     num_test = int(np.ceil(TEST_FRACTION * table.num_rows))
     test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
@@ -74,8 +74,8 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
     if len(columns) < 2:
         raise DataError(
             f"{table.source} must have at least two columns of different numbers. "
-            f"Received: {', '.join(columns) or 'none'}; left out: {', '.join(left_out)}."
+            f"Received: {', '.join(columns) or 'none'}; dropped: {', '.join(left_out)}."
         )
     if left_out:
-        logger.info("Columns without numbers, or with one number only, are left out: %s", ", ".join(left_out))
+        logger.info("Dropped columns that are constant or not numeric: %s", ", ".join(left_out))
     return NumberRows(tuple(columns), np.stack(list(columns.values()), axis=1).astype(np.float32), train, test)

@@ -1,4 +1,4 @@
-"""The noun `TableOptions`: how a user's table is to be read."""
+"""`TableOptions`: how to read a user's table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CLASS_WEIGHTS = ("auto", "balanced", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """How a user's table is to be read.
+    """How to read a user's table.
 
     Args:
         target: the column to predict.
-        column_kinds: column -> "numeric", "categorical", "date" or "ignored", for those that are not what they look
-            like; or a text such as "zip=categorical,id=ignored".
-        encoding: of CSV files, by its name in Python.
-        class_weights: "balanced": each class counts as much as another; "none": each row does; "auto": balanced
-            where the largest class has more than three times the rows of the smallest.
-        min_category_rows: categories in fewer training rows are taken together as rare.
+        column_kinds: column -> "numeric", "categorical", "date" or "ignored", to override the inferred kinds; or a
+            string such as "zip=categorical,id=ignored".
+        encoding: Python's name of the encoding of CSV files.
+        class_weights: "balanced": all classes have equal weight; "none": all rows do; "auto": balanced if the largest
+            class has more than three times the rows of the smallest.
+        min_category_rows: categories in fewer training rows are merged as rare.
 
     Raises:
-        DataError: if a value cannot be used.
+        DataError: if a value is invalid.
 
     Example:
         >>> TableOptions(target="price", column_kinds="zip=categorical").column_kinds

@@ -1,4 +1,4 @@
-"""The noun `TableReport`: what was done to a table before training."""
+"""`TableReport`: the preprocessing of a table before training."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TableReport:
-    """What was done to a table before training; it stands in the run as `data_report.json`.
+    """The preprocessing of a table before training; saved in the run as `data_report.json`.
 
     Args:
         source: where the table is from.
         target: the column to predict.
         num_train_rows, num_test_rows: rows of the two parts.
-        rows_without_target: rows that were left out, because they do not say what to predict.
+        rows_without_target: rows that were dropped for lack of a target.
         numeric, categorical: the columns that are used.
         ignored: column -> why it is not used.
-        imputed: column -> {"value": what stands for missing values, "num_rows": in how many rows of both parts}.
-        rare: column -> the categories that are taken together, since few training rows have them.
-        class_counts: class -> training rows; empty where a number is predicted.
-        class_weights: class -> what one of its rows counts; empty where all count the same.
+        imputed: column -> {"value": the replacement of missing values, "num_rows": number of such rows in both parts}.
+        rare: column -> the categories that are merged because few training rows have them.
+        class_counts: class -> training rows; empty for regression.
+        class_weights: class -> weight of each of its rows; empty if all weights are equal.
     """
 
     source: str
@@ -38,11 +38,11 @@ class TableReport:
     class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-serialisable data."""
+        """The report as JSON-serializable data."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The report for people: one line for each thing that was done.
+        """The report as text: one line for each preprocessing step.
 
         Example:
             >>> TableReport(source="pets.csv", target="kind", num_train_rows=8, num_test_rows=2).lines()
@@ -52,18 +52,18 @@ class TableReport:
         rows = f"{self.num_train_rows} rows to train on, {self.num_test_rows} to test with"
         lines = [f"{self.source}: {rows}, {num_columns}."]
         if self.rows_without_target:
-            lines.append(f"Left out {self.rows_without_target} rows without a value of {self.target!r}.")
+            lines.append(f"Dropped {self.rows_without_target} rows without a value of {self.target!r}.")
         lines += [f"Column {name!r} is not used: {reason}." for name, reason in self.ignored.items()]
         lines += [
-            f"Column {name!r} misses values in {done['num_rows']} rows; they count as {done['value']}."
+            f"Column {name!r} has missing values in {done['num_rows']} rows; they become {done['value']}."
             for name, done in self.imputed.items()
         ]
         lines += [
-            f"Column {name!r}: {len(rare)} rare categories are taken together ({', '.join(rare[:5])}"
+            f"Column {name!r}: {len(rare)} rare categories are merged ({', '.join(rare[:5])}"
             f"{' ...' if len(rare) > 5 else ''})."
             for name, rare in self.rare.items()
         ]
         if self.class_weights:
             weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())
-            lines.append(f"The classes are of unequal size; a row of each counts: {weights}.")
+            lines.append(f"The classes are imbalanced; class weights: {weights}.")
         return lines

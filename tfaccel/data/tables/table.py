@@ -1,4 +1,4 @@
-"""The noun `Table`: named columns of equal length, as they stand in a file."""
+"""`Table`: named columns of equal length, as read from a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Column:
 
     Args:
         name: its name in the header.
-        values: float64 with NaN for what is missing; or texts, an object array with None for what is missing.
+        values: float64 with NaN for missing values; or texts, an object array with None for missing values.
     """
 
     name: str
@@ -24,16 +24,16 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether the values are texts, which may be numbers that have not been read yet."""
+        """Whether the values are texts, which may be unparsed numbers."""
         return self.values.dtype == object
 
     @property
     def missing(self) -> np.ndarray:
-        """Which rows have no value: booleans of shape (num_rows,)."""
+        """A boolean mask of the rows without a value, of shape (num_rows,)."""
         return np.array([v is None for v in self.values], dtype=bool) if self.is_text else np.isnan(self.values)
 
     def texts(self) -> np.ndarray:
-        """The values as texts, None where one is missing; whole numbers are written without a point.
+        """The values as texts, None for missing values; integers are written without a decimal point.
 
         Example:
             >>> Column("age", np.array([3.0, np.nan, 2.5])).texts().tolist()
@@ -73,14 +73,14 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns, in their order."""
+        """The names of the columns, in order."""
         return tuple(column.name for column in self.columns)
 
     def column(self, name: str) -> Column:
         """The column of this name.
 
         Raises:
-            DataError: if there is none; the message has the nearest name.
+            DataError: if there is none; the message suggests the closest name.
         """
         for column in self.columns:
             if column.name == name:
@@ -89,5 +89,5 @@ class Table:
         raise DataError(f"{self.source} has no column {name!r}.{hint}")
 
     def rows(self, numbers: np.ndarray) -> Table:
-        """The table of these rows, by number or by a mask."""
+        """The table of these rows, given by indices or a mask."""
         return Table(self.source, tuple(Column(column.name, column.values[numbers]) for column in self.columns))

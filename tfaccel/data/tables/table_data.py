@@ -1,4 +1,4 @@
-"""The data of a workload of table rows: batches of raw numbers and categories, with their targets."""
+"""The data of a tabular workload: batches of raw numbers and category codes, with their targets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
 
 
 class TableData(Batches):
-    """Batches of rows: a dictionary of inputs, targets and, where classes have weights, a weight for each row.
+    """Batches of rows: a dictionary of inputs, targets and, if classes have weights, a sample weight for each row.
 
-    Classes are one-hot rows, other targets numbers, of shape (num_rows, 1). The table is `source`, a `TabularSet`.
+    Classes are one-hot encoded; other targets are numbers of shape (num_rows, 1). The table is `source`, a
+    `TabularSet`.
 
     Args:
         data_dir: a CSV or Parquet file, or a folder with the tables train and test; None for an embedded table.
         embedded: the name of a table that comes with scikit-learn: "breast_cancer", "wine" or "diabetes".
         classification: whether the target is a class; otherwise it is a number.
-        target: the column that is predicted.
-        **options: further fields of `tfaccel.data.tables.options.TableOptions`: how the table is read.
+        target: the column to predict.
+        **options: further fields of `tfaccel.data.tables.options.TableOptions`.
 
     Raises:
-        DataError: if the table cannot be used; the message names the column, and the row where there is one.
+        DataError: if the table cannot be used; the message names the column, and the row if there is one.
 
     Example:
         >>> inputs, labels = next(iter(TableData(embedded="wine", classification=True).train_data(32, seed=0, epoch=0)))

@@ -1,4 +1,4 @@
-"""Tabular sets from a user's files, and from those that come with scikit-learn."""
+"""Tabular sets from a user's files or from scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabete
 
 
 def read_tabular_set(data_dir: str | os.PathLike[str], options: TableOptions, *, classification: bool) -> TabularSet:
-    """The table in a file, or in a folder with the files `train` and `test` (.csv, .tsv or .parquet), made ready.
+    """Prepares the table in a file, or in a folder with the files `train` and `test` (.csv, .tsv or .parquet).
 
-    Arguments and errors are those of `make_tabular_set` and `read_table`.
+    Takes the arguments and raises the errors of `make_tabular_set` and `read_table`.
 
     Example:
         >>> import tempfile

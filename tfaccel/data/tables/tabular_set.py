@@ -1,4 +1,4 @@
-"""The noun `TabularSet`: a table made ready for training, in a training and a test part."""
+"""`TabularSet`: a table prepared for training, split into a training and a test part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers, target_numbers
 
-_NUM_TARGET_BINS = 10  # by which rows with numbers to predict are split
+_NUM_TARGET_BINS = 10  # for stratified splits in regression
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class TabularPart:
     """Rows of a table as arrays.
 
     Args:
-        inputs: what the model takes, see `TableEncoding.encode`.
-        targets: the class of each row, a number from 0 (int64); or the number to predict (float32).
+        inputs: the model's inputs, see `TableEncoding.encode`.
+        targets: the class index of each row (int64), or the number to predict (float32).
     """
 
     inputs: Mapping[str, np.ndarray]
@@ -45,13 +45,13 @@ class TabularPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TabularSet:
-    """A table made ready for training.
+    """A table prepared for training.
 
     Args:
-        encoding: how rows become inputs, known from the training rows alone.
+        encoding: how rows become inputs, computed from the training rows only.
         train, test: the two parts.
-        class_weights: what a training row of each class counts; None where all count the same.
-        report: what was done to the table.
+        class_weights: the weight of a training row of each class; None if all are equal.
+        report: the preprocessing of the table.
     """
 
     encoding: TableEncoding
@@ -63,7 +63,7 @@ class TabularSet:
 
 @dataclass
 class _Columns:
-    """The columns of a table that are used, numbers read, why others are not, and how dates are written."""
+    """The used columns of a table with parsed numbers, the reasons to ignore others, and the date orders."""
 
     table: Table
     kinds: dict[str, str]
@@ -74,20 +74,20 @@ class _Columns:
 def make_tabular_set(
     table: Table, options: TableOptions, *, classification: bool, test_table: Table | None = None
 ) -> TabularSet:
-    """Makes a table ready for training.
+    """Prepares a table for training.
 
-    Rows without a target are left out. Without a test table, a fifth of the rows, stratified and always the same, is
-    kept for testing. Medians, scales and categories are those of the training rows.
+    Rows without a target are dropped. Without a test table, a stratified fifth of the rows, always the same, is held
+    out for testing. Medians, scales and categories are those of the training rows.
 
     Args:
-        table: the rows to train on, and to test with where there is no test table.
+        table: the training rows, or all rows if there is no test table.
         options: how to read it; `options.target` must be given.
         classification: whether the target is a class; otherwise it is a number.
-        test_table: the rows to test with.
+        test_table: the test rows.
 
     Raises:
-        DataError: if the target column is missing, a class has a single row, text stands in a numeric column, or no
-            column is of use.
+        DataError: if the target column is missing, a class has a single row, a numeric column holds text, or no column
+            is usable.
 
     Example:
         >>> numbers, kinds = np.arange(20.0), np.array(["cat", "dog"] * 10, dtype=object)
@@ -167,14 +167,14 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
 
 def _why_ignored(column: Column, *, is_given: bool) -> str:
     if is_given:
-        return "you said so"
+        return "set by you"
     if could_be_either(column.texts().tolist()):
-        return "nobody can tell day and month of its dates apart; write them as 2024-05-31"
-    return "nearly every row has a text of its own"
+        return "day and month of its dates are ambiguous; write them as 2024-05-31"
+    return "nearly all its texts are distinct"
 
 
 def _date_columns(column: Column, order: str) -> list[NumericColumn]:
-    """The parts of dates that differ among the training rows; the first says where dates are missing."""
+    """The parts of dates that vary among the training rows; the first indicates missing dates."""
     texts = column.texts().tolist()
     found: list[NumericColumn] = []
     for part, numbers in date_parts(texts, order).items():
@@ -185,7 +185,7 @@ def _date_columns(column: Column, order: str) -> list[NumericColumn]:
 
 
 def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
-    """The columns that have a kind, numeric ones as numbers; a table without columns of use keeps them all."""
+    """The columns that have a kind, numeric ones as numbers; a table without usable columns keeps them all."""
     used = [table.column(name) for name in kinds]
     columns = (Column(c.name, as_numbers(c, table.source)) if kinds[c.name] == NUMERIC else c for c in used)
     return Table(table.source, tuple(columns) or table.columns)
@@ -222,7 +222,7 @@ def _encoding(
 
 def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, dict[str, object]]:
     values = {column.name: f"the median, {column.center:g}" for column in encoding.numeric}
-    values |= {column.name: "a category of their own" for column in encoding.categorical}
+    values |= {column.name: "a separate category" for column in encoding.categorical}
     sources = {column.name: column.source for column in encoding.numeric}
     counts = {name: sum(int(part.column(sources.get(name, name)).missing.sum()) for part in parts) for name in values}
     return {name: {"value": values[name], "num_rows": count} for name, count in counts.items() if count}
@@ -236,7 +236,7 @@ def _class_weights(targets: np.ndarray, num_classes: int, wanted: str) -> np.nda
 
 
 def target_bins(targets: np.ndarray) -> np.ndarray:
-    """A class for each row by which fraction of all numbers its own is in, at least two rows in each: to split rows by.
+    """The quantile bin of each row's target, for stratified splits; every bin has at least two rows.
 
     Example:
         >>> target_bins(np.arange(40.0)).tolist() == np.repeat([0, 1, 2, 3], 10).tolist()

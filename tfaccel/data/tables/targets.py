@@ -1,4 +1,4 @@
-"""The column to predict: as classes, or as numbers."""
+"""The target column, as classes or as numbers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 def class_numbers(
     column: Column, source: str, *, known: tuple[str, ...] = (), smallest: int = 1
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of the classes, and the class of each row as a number from 0.
+    """The class names, and the class index of each row.
 
-    Classes are in the order of their names, numbers in the order of their size.
+    Classes are sorted by name, or numerically if they are numbers.
 
     Args:
         column: the target, with a value in every row.
         source: where it is from, for messages.
-        known: the classes, where they are known already.
-        smallest: rows that each class must have.
+        known: the classes, if they are known already.
+        smallest: minimum number of rows of each class.
 
     Raises:
-        DataError: if there is no row, one class only, an unknown class, a class with too few rows, or far too many
+        DataError: if there are no rows, only one class, an unknown class, a class with too few rows, or far too many
             classes.
 
     Example:
@@ -59,17 +59,17 @@ def class_numbers(
     counts = np.bincount(numbers, minlength=len(names))
     if not known and counts.min() < smallest:
         raise DataError(
-            f"The class {names[int(counts.argmin())]!r} of column {column.name!r} in {source} has one row; two are the "
-            "least, one to train on and one to test with. Add rows, or remove the class."
+            f"The class {names[int(counts.argmin())]!r} of column {column.name!r} in {source} has one row; it needs at "
+            "least two, one to train on and one to test with. Add rows, or remove the class."
         )
     return names, numbers
 
 
 def target_numbers(column: Column, source: str) -> np.ndarray:
-    """The numbers to predict, float32, NaN where one is missing.
+    """The numbers to predict, float32, with NaN for missing values.
 
     Raises:
-        DataError: if text stands among them (row and column are named), or all are equal.
+        DataError: if the column holds text (row and column are named), or all numbers are equal.
 
     Example:
         >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()

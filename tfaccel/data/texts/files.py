@@ -28,7 +28,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        raise DataError(f"A text file is wanted. Received the folder {path}.")
+        raise DataError(f"Expected a text file. Received the folder {path}.")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -69,7 +69,7 @@ def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tup
     text = read_text(path)
     least = int(np.ceil(2 * min_characters / _TEST_FRACTION))
     if len(text) < least:
-        raise DataError(f"{path} has {len(text)} characters; {least} are the least to train and to test with.")
+        raise DataError(f"{path} has {len(text)} characters; it needs at least {least} to train and test with.")
     cut = len(text) - int(_TEST_FRACTION * len(text))
     return text[:cut], text[cut:]
 
@@ -110,7 +110,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
                 values.append(value)
     except csv.Error as error:
         line = min(reader.line_num + 1, len(lines))  # line_num does not count the malformed line.
-        raise DataError(f"{path}, line {line}: {error}. Mend the row.") from error
+        raise DataError(f"{path}, line {line}: {error}. Fix the row.") from error
     if not found[0]:
         raise DataError(f"{path} has no row below the names of its columns.")
     return found
@@ -118,7 +118,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
 
 def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -> None:
     if names.count(column) > 1:
-        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a name of its own.")
+        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a different name.")
     if column not in names:
         hint = did_you_mean(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
         raise DataError(f"{path} has no column {column!r}.{hint}")
