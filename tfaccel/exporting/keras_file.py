@@ -1,4 +1,4 @@
-"""Whether a `.keras` file can be loaded without running what its author wrote."""
+"""Checks that loading a `.keras` file does not run code from the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfaccel.errors import ExportError
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 256 * 2**20
 _MAX_MEMBERS = 10_000
-_MAX_RATIO = 1000  # of a member's size to what it takes in the file
-_SMALL_BYTES = 2**20  # members up to this size may be packed as tightly as they like
-_MAX_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # of all members together
-# Classes that run what a file brings along: code, pickles, or a SavedModel from elsewhere.
+_MAX_RATIO = 1000  # compression ratio of a member
+_SMALL_BYTES = 2**20  # members up to this size may have any compression ratio
+_MAX_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # the same for all members together
+# Classes that run code: from the file, from pickles, or from a SavedModel elsewhere.
 _RUNS_CODE = {
     "Lambda": "a Lambda layer, which runs Python code from the file",
     "__lambda__": "a Python lambda, which is code from the file",
@@ -33,15 +33,15 @@ _FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
 
 
 def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
-    """Reads what a `.keras` file says it is, and imports the modules of tfaccel that define its layers.
+    """Checks the config of a `.keras` file, and imports the tfaccel modules that define its layers.
 
     Args:
         path: the file.
-        modules: modules of the user's own, already imported, whose classes the file may name.
+        modules: the user's modules, already imported, whose classes the file may use.
 
     Raises:
-        ExportError: if it is no `.keras` file, is made to overrun the machine or to write elsewhere, would run code, or
-            names a class that is neither Keras's, tfaccel's nor of `modules`.
+        ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, would run
+            code, or uses a class that is not from Keras, tfaccel or `modules`.
     """
     entries = list(_entries(_config(path)))
     for entry in entries:
@@ -76,7 +76,7 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
 
 
 def _config(path: Path) -> Any:
-    """What `config.json` in the file says."""
+    """The content of `config.json` in the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -111,7 +111,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def _entries(config: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a configuration that names a class or a function."""
+    """All entries of a config that name a class or a function."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
