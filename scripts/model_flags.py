@@ -16,21 +16,21 @@ from tfaccel.scripts.scoped_flags import Flag, value
 from tfaccel.training.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
-    "run_dir": (str, "the folder of a run that `tfaccel train` left"),
+    "run_dir": (str, "the directory of a finished run"),
     "model": (
         str,
-        "in place of --run_dir: a .keras or .tflite file, a SavedModel, or a folder of its versions or of an export",
+        "instead of --run_dir: a .keras or .tflite file, a SavedModel, or a folder of its versions or of an export",
     ),
-    "modules": ([], "modules of your own that define layers of a .keras file; only name those that you trust"),
-    "name": (str, "the model's name; by default that of the recipe, of the export or of the file"),
+    "modules": ([], "your modules that define layers of a .keras file; only name modules that you trust"),
+    "name": (str, "the model's name (default: that of the recipe, the export or the file)"),
 }
 
 
 def chosen_place() -> ModelPlace:
-    """The model that --run_dir or --model names.
+    """The model given by --run_dir or --model.
 
     Raises:
-        ExportError: if none or both are given, or what is named is no model.
+        ExportError: if none or both are given, or there is no model.
     """
     run_dir, model = value("run_dir"), value("model")
     if (run_dir is None) == (model is None):
@@ -61,7 +61,7 @@ def _place_of_model(path: Path) -> ModelPlace:
 
 
 def quiet_tensorflow() -> None:
-    """Imports TensorFlow; what it tells of itself is left out, unless the user asks for it."""
+    """Imports TensorFlow and silences its log, unless the user set TF_CPP_MIN_LOG_LEVEL."""
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -73,7 +73,7 @@ def quiet_tensorflow() -> None:
 
 @contextlib.contextmanager
 def shown_log(*, program: str) -> Iterator[None]:
-    """Shows tfaccel's messages on standard error."""
+    """Shows tfaccel's log on standard error."""
     logger = logging.getLogger("tfaccel")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"{program}: %(message)s"))
@@ -91,7 +91,7 @@ def shown_log(*, program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Ends the program at SIGTERM as errors do, so that nothing half-written stays; the exit status is 143."""
+    """Makes SIGTERM end the program like an error, so that no partial files remain; the exit status is 143."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

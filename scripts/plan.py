@@ -22,7 +22,7 @@ from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flag
 define_workload_flags()
 define_plan_flags()
 _HARDWARE = flags.DEFINE_string(
-    "hardware", None, "JSON file that describes the machine to plan for (default: this machine)", allow_override=True
+    "hardware", None, "JSON file describing the machine to plan for (default: this machine)", allow_override=True
 )
 _WRITE = flags.DEFINE_string("write", None, "write the chosen plan to this JSON file", allow_override=True)
 _JSON = flags.DEFINE_bool("json", False, "print JSON", allow_override=True)
@@ -110,7 +110,7 @@ def _chosen_table(plan: Plan) -> Table:
 
 
 def devices_text(devices: tuple[str, ...]) -> str:
-    """The devices in short: "GPU:0 to GPU:7" for many."""
+    """The devices, abbreviated if there are many, such as "GPU:0 to GPU:7 (8)"."""
     return ", ".join(devices) if len(devices) <= 2 else f"{devices[0]} to {devices[-1]} ({len(devices)})"
 
 
@@ -127,7 +127,7 @@ def _other_differences(plan: Plan, first: Plan) -> list[str]:
 
 
 def _other_reasons(plans: list[Plan]) -> list[str]:
-    """One line for each value that the first plan does not have, in the order of the candidates."""
+    """One line per value that differs from the first plan, in the order of the candidates."""
     said = {(explanation.field, explanation.value) for explanation in explain(plans[0])}
     lines = []
     for plan in plans[1:]:

@@ -1,4 +1,4 @@
-"""Flags of one command that are there while it runs: other commands have flags of the same names for something else."""
+"""Flags that exist only while a command runs, since other commands use the same names for other purposes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-# A flag's default, and its help; the default's type, or a type in its place, says what is taken.
+# A flag's default, and its help; the default, or a type instead of it, determines the flag's type.
 Flag = tuple[Any, str]
 
 _DEFINE = {
@@ -20,9 +20,9 @@ _DEFINE = {
 
 @contextmanager
 def scoped_flags(definitions: Mapping[str, Flag], module_name: str) -> Iterator[None]:
-    """Defines flags, and puts back those of other commands at the end.
+    """Defines flags, and restores those of other commands at the end.
 
-    A default of a type itself (`str`, `int`) stands for none of that type.
+    A type (`str`, `int`) as default means a flag of that type without a default.
     """
     before = {name: flags.FLAGS[name] for name in definitions if name in flags.FLAGS}
     for name in before:

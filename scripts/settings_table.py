@@ -1,4 +1,4 @@
-"""What `tfaccel benchmark settings` reads, writes and shows."""
+"""The input, output and table of `tfaccel benchmark settings`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from tfaccel.measuring.suite_options import SuiteOptions
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.training.files import write_json
 
-_RECIPES = flags.DEFINE_list(
-    "recipes", ["all"], "settings: the recipes to try settings of; or all", allow_override=True
-)
+_RECIPES = flags.DEFINE_list("recipes", ["all"], "settings: recipes whose settings to try; or all", allow_override=True)
 _SEEDS = flags.DEFINE_integer(
     "seeds",
     5,
-    "settings: how many seeds, from 0 on, each setting is tried with",
+    "settings: number of seeds, starting at 0, per setting",
     lower_bound=1,
     upper_bound=1000,
     allow_override=True,
@@ -41,7 +39,7 @@ _SEEDS = flags.DEFINE_integer(
 
 
 def run_settings(out: str | None) -> dict[str, Any]:
-    """Tries settings; `out` is written after each run, and what stands there is not done again."""
+    """Tries settings; `out` is written after each run, and runs that it already contains are skipped."""
     path = None if out is None else Path(out)
     recipes = chosen_recipes(_RECIPES.value)
     progress = partial(show_progress, "benchmark")
@@ -67,7 +65,7 @@ def run_settings(out: str | None) -> dict[str, Any]:
 
 
 def chosen_recipes(names: Sequence[str]) -> list[str]:
-    """The recipes whose settings are tried, each once; raises TfaccelError for one without."""
+    """The recipes whose settings to try, without duplicates; raises TfaccelError for one without settings."""
     if list(names) == ["all"]:
         return list(RECIPE_SETTINGS)
     for name in names or [""]:
@@ -84,12 +82,12 @@ def read_trials(path: Path) -> list[SettingTrial]:
     try:
         return [SettingTrial(**trial) for trial in json.loads(path.read_text())["trials"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise TfaccelError(f"--out: {path} is no report of settings to go on with. Name another file.") from error
+        raise TfaccelError(f"--out: {path} is not a settings report to continue. Name another file.") from error
 
 
 def print_settings(data: dict[str, Any]) -> None:
-    """A table of all settings; the present ones in full, others by what is changed."""
-    table = Table(title="Settings, on training data kept aside", title_justify="left")
+    """Prints a table of all settings; the current ones in full, others by what differs."""
+    table = Table(title="Settings, on held-out training data", title_justify="left")
     for heading in ("recipe", "setting", "metric"):
         table.add_column(heading, overflow="fold")
     for heading in ("mean", "spread", "seeds", "gain", "its spread", "better"):

@@ -1,4 +1,4 @@
-"""The flags that name what to train, shared by the commands that need a workload."""
+"""The flags that select a workload, shared by several commands."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def define_workload_flags() -> None:
     """Defines the flags, once for the whole program."""
     texts = {
         "recipe": "a ready recipe; `tfaccel recipes` lists them",
-        "workload": "a workload of your own, as package.module:function; the current folder is searched too",
+        "workload": "your own workload, as package.module:function; the current folder is searched too",
     }
     for name, text in texts.items():
         if name not in flags.FLAGS:
@@ -30,10 +30,10 @@ def define_workload_flags() -> None:
 
 
 def chosen_workload(**kwargs: Any) -> Workload:
-    """The workload that --recipe or --workload names, made with the keyword arguments.
+    """The workload given by --recipe or --workload, built with the keyword arguments.
 
     Raises:
-        WorkloadError: if none or both are given, or what is named cannot be loaded.
+        WorkloadError: if none or both are given, or it cannot be loaded.
     """
     recipe, import_path = flags.FLAGS["recipe"].value, flags.FLAGS["workload"].value
     if recipe is not None and import_path is None:
