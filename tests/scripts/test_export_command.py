@@ -38,9 +38,9 @@ def write_lambda(path):
         (["--out=out"], "Give --run_dir=DIR or --model=PATH. Received: neither."),
         (["--out=out", "--model=evil.keras", "--run_dir=x"], "Received: both."),
         (["--out=out", "--model=nowhere.keras"], "There is no file or folder nowhere.keras (--model)."),
-        (["--out=out", "--run_dir=nowhere"], "nowhere is no run directory: it has no config.json."),
+        (["--out=out", "--run_dir=nowhere"], "nowhere is not a run directory: it has no config.json."),
         (["--out=out", "--model=evil.keras"], "evil.keras is refused: it holds a Lambda layer, which runs Python code"),
-        (["--out=out", "--model=text.keras"], "text.keras is no model in Keras's format"),
+        (["--out=out", "--model=text.keras"], "text.keras is not a model in Keras's format"),
         (
             ["--out=out", "--model=evil.keras", "--formats=tflite"],
             "There is no format 'tflite'. Did you mean 'litert'?",

@@ -100,7 +100,7 @@ def largest_difference(found: Arrays, wanted: Arrays, file: str) -> tuple[float,
         ExportError: if outputs are missing, or differ by more than 1e-4 of the largest (or of 1).
     """
     if set(found) != set(wanted):
-        raise ExportError(f"{file} gives the outputs {', '.join(found)}; the Keras model gives {', '.join(wanted)}.")
+        raise ExportError(f"{file} has the outputs {', '.join(found)}; the Keras model has {', '.join(wanted)}.")
     pairs = [_difference(found[name], array, f"{file}: output {name}") for name, array in wanted.items()]
     return max(difference for difference, _ in pairs), max(size for _, size in pairs)
 
@@ -121,7 +121,7 @@ def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, 
     size = float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0.0))
     if not difference <= TOLERANCE * max(1.0, size):
         raise ExportError(
-            f"{name} differs by {difference:.3g} from the Keras model's, of which the largest is {size:.3g}. Nothing "
+            f"{name} differs by {difference:.3g} from the Keras model's, whose largest value is {size:.3g}. Nothing "
             "was written. Please report this model."
         )
     return difference, size

@@ -157,7 +157,7 @@ class Exporter:
         leaves, names = keras.tree.flatten(sample), self._nest_order()
         if len(leaves) != len(names):
             raise ExportError(
-                f"The model takes {len(names)} inputs ({', '.join(names)}). Received a sample of {len(leaves)}."
+                f"The model has {len(names)} inputs ({', '.join(names)}). Received: a sample with {len(leaves)}."
             )
         return {
             name: np.asarray(leaf)[:4].astype(inputs[name].dtype.as_numpy_dtype)

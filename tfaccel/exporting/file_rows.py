@@ -132,7 +132,7 @@ def _folder(folder: Path, kind: str) -> Rows:
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     shown = tuple(path for path in files if not path.name.startswith("."))
     if not shown:
-        raise DataError(f"{folder} holds no file that ends in {', '.join(suffixes)}.")
+        raise DataError(f"{folder} contains no files that end in {', '.join(suffixes)}.")
     return Rows(tuple(map(str, shown)), files=shown)
 
 
@@ -212,7 +212,9 @@ def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
         arrays[name] = _checked(found[name], spec, f"{name} in {path}")
     lengths = {len(array) for array in arrays.values()}
     if len(lengths) != 1 or lengths == {0}:
-        raise DataError(f"The arrays in {path} must have rows, equally many. Received: {sorted(lengths)}.")
+        raise DataError(
+            f"The arrays in {path} must have the same number of rows, at least one. Received: {sorted(lengths)}."
+        )
     return Rows(tuple(str(row) for row in range(lengths.pop())), arrays=arrays)
 
 

@@ -36,7 +36,7 @@ def json_lines(path: Path) -> list[Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {path} as JSON lines in UTF-8: {error}.") from error
     if not found:
-        raise DataError(f"{path} holds no line.")
+        raise DataError(f"{path} is empty.")
     return found
 
 
@@ -46,7 +46,9 @@ def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"Line {number} of {path} is no JSON: {error.msg} (column {error.colno}).") from error
+                raise DataError(
+                    f"Line {number} of {path} is not valid JSON: {error.msg} (column {error.colno})."
+                ) from error
             except (ValueError, RecursionError) as error:
                 raise DataError(f"Line {number} of {path} cannot be read: {error}.") from error
 
@@ -127,8 +129,8 @@ def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]
         place = next((place for place, row in enumerate(rows) if row.shape != rows[0].shape), None)
         if place is not None:
             raise DataError(
-                f"Line {lines[place][0]} of {path}: {name!r} has shape {rows[place].shape}; that of the first line has "
-                f"{rows[0].shape}. Rows of one file have one shape."
+                f"Line {lines[place][0]} of {path}: {name!r} has shape {rows[place].shape}; in the first line it has "
+                f"{rows[0].shape}. All rows of a file must have the same shape."
             )
     return {name: np.stack(rows) for name, rows in columns.items()}
 

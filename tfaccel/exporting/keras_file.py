@@ -50,8 +50,8 @@ def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
             name = entry["config"].get("name") if isinstance(entry.get("config"), dict) else None
             where = f" (layer {name!r})" if name else ""
             raise ExportError(
-                f"{path} is refused: it holds {reason}{where}. Nothing of it was run. Replace it by a layer with a "
-                "class of its own, and save the model again."
+                f"{path} is refused: it holds {reason}{where}. No code was run. Replace it with a custom layer class, "
+                "and save the model again."
             )
     for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
         _check_module(module, path, tuple(modules))
@@ -68,7 +68,7 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
             raise ExportError(f"{path} needs {module}, which this version of tfaccel does not have: {error}") from error
         return
     if package in sys.stdlib_module_names:
-        raise ExportError(f"{path} is refused: it names something of Python's module {module!r}, where no layer is.")
+        raise ExportError(f"{path} is refused: it uses Python's module {module!r}, which defines no layers.")
     raise ExportError(
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
         f"If you trust that module, name it: --modules={module}"
@@ -88,12 +88,12 @@ def _config(path: Path) -> Any:
         raise ExportError(f"There is no file {path}.") from error
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ExportError(f"{path} is no model in Keras's format ({reason}). Save it with model.save().") from error
+        raise ExportError(f"{path} is not a model in Keras's format ({reason}). Save it with model.save().") from error
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
     if len(members) > _MAX_MEMBERS:
-        raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MAX_MEMBERS} are the most.")
+        raise ExportError(f"{path} is refused: it holds {len(members)} files; at most {_MAX_MEMBERS} are allowed.")
     total, total_packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     if total > _SMALL_TOTAL_BYTES and total > _MAX_TOTAL_RATIO * total_packed:
         raise ExportError(f"{path} is refused: it grows from {total_packed:,} to {total:,} bytes when unpacked.")

@@ -85,7 +85,7 @@ def _known(raw_input: RawInput | None) -> dict[str, Any]:
         return {"input": f"pixels from 0 to 255, {size} x {size} x {raw_input.num_channels}"}
     if isinstance(raw_input, TextInput):
         return {
-            "input": f"numbers of {raw_input.num_tokens} {raw_input.vocabulary.unit}, 0 for none, 1 for unknown ones"
+            "input": f"ids of {raw_input.num_tokens} {raw_input.vocabulary.unit}, 0 for padding, 1 for unknown ones"
         }
     return {}
 
@@ -97,11 +97,11 @@ def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
     found = ", ".join(dict.fromkeys(f"{layer!r} ({kind})" for kind, layer in pairs))
     if found:
         return (
-            f"LiteRT cannot take these layers of the model: {found}; the operations in brackets have no form in it. "
-            "Replace them by others, or leave litert out of --formats."
+            f"LiteRT does not support these layers of the model: {found} (operation in parentheses). Replace them, or "
+            "leave litert out of --formats."
         )
     reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
-    return f"LiteRT cannot take this model ({type(error).__name__}): {reason} Leave litert out of --formats."
+    return f"LiteRT cannot convert this model ({type(error).__name__}): {reason} Leave litert out of --formats."
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class LitertPredictor(Predictor):
         self._prepare: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(place.raw_input, (ImageInput, TextInput)):
             if len(self.inputs) != 1:
-                raise ExportError(f"{place.path} takes {len(self.inputs)} inputs, and says that it takes raw ones.")
+                raise ExportError(f"{place.path} has {len(self.inputs)} inputs; models of raw inputs must have one.")
             self._prepare, spec, self._tables = preprocessing(place.raw_input)
             self.raw_inputs = {str(spec.name): spec}
 
@@ -77,7 +77,7 @@ class LitertPredictor(Predictor):
     def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:
         """The outputs for encoded images, or texts in UTF-8."""
         if self._prepare is None:
-            raise ExportError(f"{self.place.path} does not say what its inputs are made of. Give arrays (.npy, .npz).")
+            raise ExportError(f"{self.place.path} does not describe its raw inputs. Give arrays (.npy, .npz).")
         (name,) = self.inputs
         return self.tensors({name: self._prepare(tf.constant(list(contents), tf.string)).numpy()})
 
@@ -112,7 +112,7 @@ def _runner(place: ModelPlace) -> Any:
 def _spec(name: str, detail: Mapping[str, Any], place: ModelPlace) -> tf.TensorSpec:
     sizes = [None if size < 0 else int(size) for size in detail["shape_signature"].tolist()] or [1]
     if sizes[0] not in (None, 1):
-        raise ExportError(f"{place.path} takes {sizes[0]} rows at once in {name!r}; files that take one are predicted.")
+        raise ExportError(f"{place.path} has batch size {sizes[0]} for {name!r}; only a batch size of 1 is supported.")
     kind = np.float32 if _is_quantized(detail) else detail["dtype"]
     return tf.TensorSpec((None, *sizes[1:]), tf.as_dtype(kind), name=name)
 

@@ -48,10 +48,10 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
     folder = Path(run_dir)
     if not (folder / "config.json").is_file():
         raise ExportError(
-            f"{folder} is no run directory: it has no config.json. Name a folder that `tfaccel train` left."
+            f"{folder} is not a run directory: it has no config.json. Give a folder written by `tfaccel train`."
         )
     if not (folder / MODEL_FILE).is_file():
-        raise ExportError(f"The run in {folder} has left no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
+        raise ExportError(f"The run in {folder} has no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
     try:
         recipe = json.loads((folder / "config.json").read_text())["recipe"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -103,13 +103,13 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     file = Path(path)
     if file.suffix.lower() in (".h5", ".hdf5"):
         raise ExportError(
-            f"{file} is refused: models in HDF5 files may run code when they are loaded. Load it where you trust it, "
-            "and save it as a .keras file."
+            f"{file} is refused: models in HDF5 files may run code when they are loaded. If you trust it, load it with "
+            "Keras and save it as a .keras file."
         )
     if is_litert_file(file):
         raise ExportError(
-            f"{file} is a LiteRT file, from which no Keras model can be made. `tfaccel predict --model={file}` takes "
-            "it; elsewhere give the run (--run_dir) or the .keras file that it was made from."
+            f"{file} is a LiteRT file, which cannot be converted to a Keras model. `tfaccel predict --model={file}` "
+            "supports it; otherwise give the run (--run_dir) or the .keras file that it was converted from."
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)

@@ -52,13 +52,13 @@ def write_onnx(path: Path, model: keras.Model) -> None:
         except Exception as error:  # the converter raises many kinds of errors
             reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
             raise ExportError(
-                f"The model cannot be written as ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
+                f"Cannot convert the model to ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
             ) from error
     if unknown:
         named = ", ".join(dict.fromkeys(f"{place!r} ({kind})" for place, kind in unknown))
         raise ExportError(
-            f"ONNX cannot take these parts of the model: {named}; tf2onnx has no form for the operations in brackets. "
-            "Replace them by others, or leave onnx out of --formats."
+            f"ONNX does not support these parts of the model: {named}; tf2onnx cannot convert the operations in "
+            "parentheses. Replace them, or leave onnx out of --formats."
         )
     if not path.is_file():
         raise ExportError("Keras wrote no ONNX file. Leave onnx out of --formats.")

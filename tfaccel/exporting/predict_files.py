@@ -83,7 +83,7 @@ def predict_files(
             for place, name in enumerate(names):
                 line = _line(name, {key: value[place] for key, value in outputs.items()}, predictor)
                 if "class" in line and not math.isfinite(line["probability"]):
-                    unreadable[name] = f"the model gives {line['probability']} for it, which is no probability"
+                    unreadable[name] = f"the model's probability for it is {line['probability']}"
                     continue
                 if "class" in line:
                     counts[line["class"]] = counts.get(line["class"], 0) + 1
@@ -128,7 +128,7 @@ def _of_arrays(predictor: Predictor, arrays: Mapping[str, np.ndarray], names: li
     except tf.errors.OpError as error:
         for place, name in enumerate(names if len(names) > 1 else ()):
             _of_arrays(predictor, {key: array[place : place + 1] for key, array in arrays.items()}, [name])
-        raise DataError(f"The model cannot take row {names[0]}: {graph_error_reason(error)}") from error
+        raise DataError(f"The model failed on row {names[0]}: {graph_error_reason(error)}") from error
 
 
 def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:

@@ -125,8 +125,8 @@ def _input_nest(model: keras.Model, sample: Any) -> Any:
         return model.input
     if sample is None:
         raise ExportError(
-            f"{type(model).__name__} does not say what it takes, as functional and sequential models do. Give a batch: "
-            "export(..., sample=x)."
+            f"The inputs of {type(model).__name__} are unknown, unlike those of functional and sequential models. Give "
+            "a batch: export(..., sample=x)."
         )
     return keras.tree.map_structure(_spec_of, sample)
 
@@ -179,7 +179,7 @@ def _as_float32(value: Any) -> tf.Tensor:
 def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, list[Any]]:
     if len(specs) != 1:
         raise ExportError(
-            f"Raw inputs are known for models of one input. Received a model of {len(specs)}: {', '.join(specs)}."
+            f"Raw inputs are supported for models with one input. Received: {len(specs)}: {', '.join(specs)}."
         )
     prepare, raw_spec, resources = preprocessing(raw_input)
     ((_, spec),) = specs.items()
@@ -200,7 +200,8 @@ def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) 
     names = set(keras.tree.flatten(names_nest))
     if names != wanted:
         raise ExportError(
-            f"A model of this table takes {', '.join(sorted(wanted))}. Received: {', '.join(sorted(names))}."
+            f"A model of this table must have the inputs {', '.join(sorted(wanted))}. "
+            f"Received: {', '.join(sorted(names))}."
         )
 
     def call(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
