@@ -1,4 +1,4 @@
-"""Measures how fast tfaccel is, by turns with what it is compared to, and says whether each bound is met.
+"""Measures tfaccel's speed, interleaved with what it is compared to, and checks each bound.
 
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
@@ -10,18 +10,18 @@
     tfaccel benchmark serve --figures=image_classification,soak
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
-Suites: `engine` (what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`; CPU only, about eight
-minutes on two cores), `recipes` (each recipe trained until it reaches what it states: by `tfaccel.train`, by
-`Model.fit` with Keras's defaults, and by `Model.fit` with the recipe's own settings; one to ten minutes a recipe),
-`search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes a repetition),
-`samplers` (30 trials of an MLP by Optuna's own loop and by `tfaccel.search`, TPE and Bayesian; a repetition is a seed
-and takes three minutes; needs the extra `optuna`),
-`compress` (the image recipe in int8 and with 80 % zeros: size, accuracy and latency beside float32, two minutes; and
-what part of int8's loss on a network with uneven channels QAT wins back, half a minute a repetition), `serve`
-(throughput with and without batching, latency at half of the highest load, and a soak of a minute with a hot reload;
-six minutes) and `settings` (each recipe's settings and their neighbours, on a fraction of the training data kept aside,
-never on test data; `--out` is written after each run and gone on with; hours for all recipes). Let nothing else run
-while times are measured. Exit status 1 if a bound is missed.
+Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`; CPU only, about
+eight minutes on two cores), `recipes` (trains each recipe to its stated result with `tfaccel.train`, with `Model.fit`
+and Keras's defaults, and with `Model.fit` and the recipe's settings; one to ten minutes per recipe), `search`
+(`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes per repetition), `samplers` (30
+trials of an MLP with Optuna's own loop and with `tfaccel.search`, TPE and Bayesian; each repetition uses one seed and
+takes three minutes; needs the extra `optuna`), `compress` (the image recipe in int8 and with 80 % sparsity: size,
+accuracy and latency compared with float32, two minutes; and the fraction of int8's accuracy loss on a network with
+uneven channels that QAT recovers, half a minute per repetition), `serve` (throughput with and without batching, latency
+at half of the maximum load, and a one-minute soak with a hot reload; six minutes) and `settings` (each recipe's
+settings and neighboring ones, on held-out training data, never on test data; `--out` is written after each run, and a
+later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is
+missed.
 """
 
 import json
@@ -52,8 +52,8 @@ ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epo
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
 _FLAGS: dict[str, Flag] = {
-    "figures": (["all"], "what to measure: figures of the engine, or recipes; or all"),
-    "out": (str, "also write the report, raw times included, to this JSON file"),
+    "figures": (["all"], "figures to measure, or recipes for that suite; or all"),
+    "out": (str, "also write the report, including raw times, to this JSON file"),
     "json": (False, "print the report as JSON"),
     **SETTINGS_FLAGS,
 }
@@ -62,11 +62,11 @@ _FLAGS: dict[str, Flag] = {
 def benchmark_flags() -> flags.FlagValues:
     """The flags of the command, not parsed yet."""
     values = command_flags(_FLAGS)
-    text = "timed windows of each program"
+    text = "timed windows per program"
     flags.DEFINE_integer("repetitions", 5, text, lower_bound=1, upper_bound=10_000, flag_values=values)
-    text = "multiplies the steps of each window; below 1 for trials, whose figures mean little"
+    text = "factor for the number of steps per window; below 1 for quick tests, whose figures are not meaningful"
     flags.DEFINE_float("scale", 1.0, text, lower_bound=1e-6, upper_bound=100.0, flag_values=values)
-    text = "settings: how many seeds, from 0 on, each setting is tried with"
+    text = "settings: number of seeds, starting at 0, per setting"
     flags.DEFINE_integer("seeds", 5, text, lower_bound=1, upper_bound=1000, flag_values=values)
     return values
 
@@ -106,7 +106,7 @@ def _main(suite: str, values: flags.FlagValues) -> int:
 
 
 def check_flags(suite: str, values: flags.FlagValues) -> None:
-    """Raises TfaccelError for a flag that means nothing to the suite."""
+    """Raises TfaccelError for a flag that the suite does not use."""
     of_settings, of_others = ("recipes", "seeds"), ("figures", "repetitions", "scale")
     own, other = (of_settings, of_others) if suite == "settings" else (of_others, of_settings)
     for name in other:
@@ -127,7 +127,7 @@ def _choose_settings(values: flags.FlagValues) -> int:
 
 def _use_cpu_only() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The bounds, and what recipes state, are a CPU's.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # bounds and stated results are for CPUs
 
 
 def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
@@ -177,9 +177,9 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises TfaccelError, before minutes of measuring, for a file that cannot be written afterwards."""
+    """Raises TfaccelError for a file that cannot be written, before minutes of measuring."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise TfaccelError(f"--out: cannot write {path}. Name a file in a folder that exists and can be written.")
+        raise TfaccelError(f"--out: cannot write {path}. Name a file in an existing, writable folder.")
 
 
 def write_json(path: Path, data: object) -> None:
@@ -190,7 +190,7 @@ def write_json(path: Path, data: object) -> None:
 
 
 def print_report(report: Report) -> None:
-    """A table of all figures, then what makes them doubtful."""
+    """Prints a table of all figures, then warnings about their reliability."""
     console = table_console()
     table = Table(title=f"Benchmark of the {report.suite}", title_justify="left")
     for heading in ("figure", "quantity"):

@@ -1,4 +1,4 @@
-"""What every command-line program shares: absl flags, one-line errors, exit status 2 for bad input."""
+"""Shared by all command-line programs: absl flags, one-line errors, exit status 2 for bad input."""
 
 import errno
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FILE_WIDTH = 10_000
-MAX_SECONDS = 10**8  # some three years; the operating system's clocks take little more
+MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
 
 
 def run_command(
@@ -30,7 +30,7 @@ def run_command(
     """Parses a command's flags from `argv` and calls `main`; returns the exit status.
 
     Unknown flags, wrong values, positional arguments and errors meant for users (`TfaccelError`) print one line on
-    standard error and give status 2, or the one that the error names. So do files that cannot be read or written, and
+    standard error and give status 2, or the error's own status. So do files that cannot be read or written, and
     running out of memory.
 
     Args:
@@ -54,7 +54,7 @@ def run_command(
         status = main()
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # What reads the output wants no more of it, as `head` does.
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (flags.Error, TfaccelError, OSError, MemoryError) as error:
@@ -84,13 +84,13 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-# What TensorFlow says where it cannot write a file.
+# TensorFlow's messages for files that it cannot write.
 _UNWRITTEN = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)))
 _LESS_MEMORY = "Use a smaller model or smaller batches, or a machine with more memory."
 
 
 def _shortage(error: Exception) -> str | None:
-    """What to say of an error of TensorFlow's that means that memory or the disk is full; None for any other error."""
+    """The message for a TensorFlow error that means that memory or the disk is full; None for any other error."""
     kinds, text = {kind.__name__ for kind in type(error).__mro__}, " ".join(str(error).split())
     if "OpError" in kinds and any(cause in text for cause in _UNWRITTEN):
         return f"{text:.300}."
@@ -108,10 +108,10 @@ def _add_flags_of_absl(values: flags.FlagValues) -> None:
 
 
 def check_numbers(values: flags.FlagValues) -> None:
-    """Checks the values of all numeric flags whose definition names no upper bound.
+    """Checks the values of all numeric flags that were defined without an upper bound.
 
     Raises:
-        TfaccelError: for a number that is not finite, or larger than anything that counts or lasts.
+        TfaccelError: for a number that is not finite, or larger than any sensible count or time.
     """
     for flag in own_flags(values):
         is_time = flag.name.endswith(("_seconds", "_ms"))
@@ -126,7 +126,7 @@ def check_numbers(values: flags.FlagValues) -> None:
 
 
 def show_progress(program: str, text: str) -> None:
-    """One line on standard error: rewritten on a terminal, else a new one each time; "" clears it."""
+    """Shows one line on standard error: rewritten in place on a terminal, otherwise a new line; "" clears it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()
@@ -135,9 +135,9 @@ def show_progress(program: str, text: str) -> None:
 
 
 def table_console(*, highlight: bool = True) -> "Console":
-    """Where tables are printed: as wide as a terminal, and as wide as the table needs where there is none.
+    """A console for tables: as wide as the terminal, or as wide as the table without one.
 
-    Nothing is wrapped in a file, so that names and values can be found in it.
+    Lines in files are never wrapped, so that names and values can be searched for.
     """
     from rich.console import Console
 

@@ -1,12 +1,12 @@
-"""`tfaccel compress`: smaller variants of a run's model, compared with it, and the one that may replace it.
+"""Makes smaller variants of a run's model, compares them with it, and selects the smallest acceptable one.
 
     tfaccel compress --run_dir=runs/digits
     tfaccel compress --run_dir=runs/digits --methods=float16,dynamic,int8,qat,prune+int8 --max_metric_drop=0.01
 
-The run directory then has a folder `compressed` with the table (`report.json`), a picture, all variants, and the
-smallest one within the limit as `model.tflite`. A variant must be within the limit with --confidence (95 %), as far
-as the number of held-out examples can tell. Exit status 0: a variant won; 1: none did; 3: one might, but there are too
-few examples to tell, and the summary says how many it takes; 2: bad input.
+The results are in the folder `compressed` of the run directory: the table (`report.json`), a plot, all variants, and
+the smallest one within the limit as `model.tflite`. A variant must be within the limit with --confidence (95 %), given
+the number of held-out examples. Exit status 0: a variant was selected; 1: none passed; 3: undecided, since there are
+too few examples (the summary says how many are needed); 2: bad input.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_flags, compress_options, run_dir
 from tfaccel.scripts.model_flags import quiet_tensorflow
 
-TOO_FEW_EXAMPLES = 3  # Exit status.
+TOO_FEW_EXAMPLES = 3  # exit status
 
 
 def run(argv: list[str]) -> int:
@@ -42,7 +42,7 @@ def _main(values: flags.FlagValues) -> int:
     directory, options = run_dir(values), compress_options(values)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with contextlib.suppress(RunDirError):  # `compress` says so, after it has looked at its options
+    with contextlib.suppress(RunDirError):  # `compress` reports it, after checking its options
         check_finished_run(directory)
         quiet_tensorflow()
     if not values.quiet:
@@ -60,7 +60,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 def print_result(result: CompressResult) -> None:
-    """The table of all variants, each layer's sensitivity, and the summary."""
+    """Prints the table of all variants, each layer's sensitivity, and the summary."""
     console = table_console()
     better = "lower" if result.lower_is_better else "higher"
     table = Table(title=f"{result.metric} ({better} is better) on {result.held_out}", title_justify="left")
@@ -74,8 +74,8 @@ def print_result(result: CompressResult) -> None:
     for line in [line for one in result.results for line in notes_of(result, one)]:
         console.print(Text(line))
     if result.sensitivity:
-        costs = Table(title="Each layer alone in int8, the costliest first", title_justify="left")
-        for heading in ("layer", f"{result.metric} is worse by", "outputs move by", "operations"):
+        costs = Table(title="Sensitivity of each layer alone in int8, highest first", title_justify="left")
+        for heading in ("layer", f"{result.metric} drop", "output change", "operations"):
             costs.add_column(heading, justify="left" if heading in ("layer", "operations") else "right")
         for cost in result.sensitivity:
             costs.add_row(*(Text(cell) for cell in sensitivity_cells(cost)))

@@ -13,17 +13,17 @@ from tfaccel.errors import TfaccelError
 _METHODS = "; ".join(f"{method.name}: {method.text}" for method in METHODS.values())
 _TEXTS = {
     "run_dir": "the directory of a finished run",
-    "workload": "the run's workload, as package.module:function, where it is no recipe's",
-    "metric": "what to judge by: a metric of the run, loss, or agreement with the float model; else the first metric "
-    "that is no loss",
-    "out_dir": "where the outcome goes; else the folder compressed in the run directory",
+    "workload": "the run's workload, as package.module:function, if it is not a recipe",
+    "metric": "metric to compare by: a metric of the run, loss, or agreement with the float model (default: the first "
+    "metric that is not a loss)",
+    "out_dir": "folder for the results (default: the folder compressed in the run directory)",
 }
-# Options of the methods with training: flag -> how it is read, the option's name, and its help.
+# Options of the methods with training: flag -> its type, the option's name, and its help.
 _TRAINING: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "train_epochs": (int, "epochs", "passes over the training data of the methods with training"),
-    "train_learning_rate": (float, "learning_rate", "the highest learning rate of the methods with training"),
-    "sparsity": (float, "sparsity", "part of the weights that pruning makes zero"),
-    "num_clusters": (int, "num_clusters", "different values that clustering leaves in each kernel"),
+    "train_epochs": (int, "epochs", "training epochs of the methods with training"),
+    "train_learning_rate": (float, "learning_rate", "peak learning rate of the methods with training"),
+    "sparsity": (float, "sparsity", "fraction of the weights that pruning sets to zero"),
+    "num_clusters": (int, "num_clusters", "number of distinct values per kernel after clustering"),
 }
 
 
@@ -33,23 +33,23 @@ def compress_flags() -> flags.FlagValues:
     own: dict[str, Any] = {"flag_values": values}
     for name, text in {**_TEXTS, **{name: text for name, (_, _, text) in _TRAINING.items()}}.items():
         flags.DEFINE_string(name, None, text, **own)
-    text = f"what to try, with commas between: {_METHODS}. prune+int8 and the like quantize a pruned or clustered model"
+    text = f"methods to try, separated by commas: {_METHODS}. Combinations such as prune+int8 quantize the result"
     flags.DEFINE_list("methods", list(DEFAULT_METHODS), text, **own)
-    text = "how much worse the metric may be, in its own unit; below 0 a gain is demanded"
+    text = "max drop of the metric, in its own unit; a negative value requires a gain"
     flags.DEFINE_float("max_metric_drop", 0.01, text, **own)
-    text = "with which confidence the metric must be within --max_metric_drop; 0 judges by the held-out examples alone"
+    text = "confidence that the drop is within --max_metric_drop; 0 uses the drop on the held-out examples as is"
     flags.DEFINE_float("confidence", 0.95, text, **own)
-    text = "whether the metric is better when lower (min) or higher (max); auto goes by its name"
+    text = "whether a lower (min) or higher (max) metric is better; auto infers it from the name"
     flags.DEFINE_enum("direction", "auto", ["auto", "min", "max"], text, **own)
-    text = "training examples that show the ranges of activations"
+    text = "number of training examples to calibrate activation ranges"
     flags.DEFINE_integer("num_representative", 200, text, lower_bound=1, **own)
-    text = "numbers of threads to measure latency with; else one, and one for each core"
+    text = "numbers of threads to measure latency with (default: one, and one per core)"
     flags.DEFINE_list("latency_threads", [], text, **own)
-    text = "how long to time each file with each number of threads"
+    text = "seconds to measure each file with each number of threads"
     flags.DEFINE_float("latency_seconds", 1.0, text, lower_bound=0.001, **own)
-    flags.DEFINE_bool("sensitivity", False, "also measure what each layer alone in int8 costs", **own)
+    flags.DEFINE_bool("sensitivity", False, "also measure the metric drop with each layer alone in int8", **own)
     flags.DEFINE_bool("json", False, "print the result as JSON", **own)
-    flags.DEFINE_bool("quiet", False, "no progress; the result alone", **own)
+    flags.DEFINE_bool("quiet", False, "print only the result, no progress", **own)
     return values
 
 
@@ -65,7 +65,7 @@ def compress_options(values: flags.FlagValues) -> dict[str, Any]:
     """The keyword arguments of `tfaccel.compress` that are set by flags.
 
     Raises:
-        TfaccelError: for a value that is no number where one is wanted.
+        TfaccelError: for a value that is not a number.
     """
     names = (
         "methods",

@@ -1,12 +1,12 @@
-"""Proves what works here: the installation, and that every device computes right; names the remedy for what does not.
+"""Checks the installation and whether every device computes correctly; suggests a remedy for each problem.
 
     tfaccel doctor
     tfaccel doctor --json
     tfaccel doctor --tpu_ready --recipe=image_classification --tpu=v5e
     tfaccel doctor --tpu_ready --workload=my_project.digits:workload --tpu=v5e-8 --global_batch_size=1024
 
-With --tpu_ready: whether the train step of a recipe or workload can run on a TPU, and what hinders it, without a TPU.
-Each probe runs in a child process, which may crash or hang. Exit status 1 if a check failed.
+With --tpu_ready: checks, without a TPU, whether the train step of a recipe or workload can run on one, and what
+prevents it. Each probe runs in a child process, which may crash or hang. Exit status 1 if a check failed.
 """
 
 import json
@@ -35,9 +35,9 @@ from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
 _FLAGS: dict[str, Flag] = {
     "json": (False, "print the checks as JSON"),
-    "tpu_ready": (False, "look whether the train step of --recipe or --workload can run on a TPU"),
-    "tpu": (str, "with --tpu_ready: the kind of TPU, and how many cores: v5e, v5e-8 (default: one core of each kind)"),
-    "global_batch_size": (AUTO, "with --tpu_ready: examples of a batch over all cores, or auto: the workload's own"),
+    "tpu_ready": (False, "check whether the train step of --recipe or --workload can run on a TPU"),
+    "tpu": (str, "with --tpu_ready: TPU generation, optionally with cores: v5e, v5e-8 (default: one core of each)"),
+    "global_batch_size": (AUTO, "with --tpu_ready: batch size over all cores, or auto: the workload's own"),
 }
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     """Runs `tfaccel doctor`; returns its exit status."""
     values = command_flags(_FLAGS)
     define_workload_flags(values)
-    text = "how long a single probe may take; the TPU compiler has five times as long for each program"
+    text = "time limit of a probe in seconds; the TPU compiler gets five times as long per program"
     flags.DEFINE_float("time_limit_seconds", 120.0, text, lower_bound=0.1, flag_values=values)
     return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
@@ -71,7 +71,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 def _tpu_readiness(examination: Examination, values: flags.FlagValues) -> Callable[[], list[Check]]:
-    """The checks of --tpu_ready, to be run; what the flags say is looked at now."""
+    """Returns a function that runs the checks of --tpu_ready; the flags are checked now."""
     target = parse_tpu(values.tpu)
     workload = chosen_workload(values)
     recipe, import_path = values.recipe, values.workload
@@ -86,24 +86,24 @@ def _tpu_readiness(examination: Examination, values: flags.FlagValues) -> Callab
 
 
 def _global_batch_size(workload: Workload, text: str) -> int:
-    """What --global_batch_size says, else the workload's own."""
+    """The value of --global_batch_size, or the workload's."""
     if text == AUTO:
         return workload.global_batch_size
     size = int(value_of("global_batch_size", text, COUNT))
     if size > (workload.num_train_examples or size):
         raise TfaccelError(
-            f"A batch of --global_batch_size={size} is more than all {workload.num_train_examples} training examples."
+            f"--global_batch_size={size} is larger than the number of training examples, {workload.num_train_examples}."
         )
     return size
 
 
 def show_trying(text: str) -> None:
-    """What is being tried; "" for nothing any more."""
+    """Shows what is being tried; "" clears it."""
     show_progress("tfaccel doctor", text and f"trying {text} ...")
 
 
 def print_checks(checks: list[Check], console: Console) -> None:
-    """A table of all checks, then the remedies, unwrapped so that commands can be copied."""
+    """Prints a table of all checks, then the remedies, unwrapped so that commands can be copied."""
     table = Table(box=None, pad_edge=False)
     for title in ("check", "status", "detail"):
         table.add_column(title, overflow="fold", no_wrap=title != "detail")
@@ -112,13 +112,13 @@ def print_checks(checks: list[Check], console: Console) -> None:
     console.print(table)
     faults = [check for check in checks if check.remedy]
     if faults:
-        console.print(Text("\nwhat to do:"))
+        console.print(Text("\nremedies:"))
     for check in faults:
         line = Text.assemble("  ", (check.name, _STYLES[check.status]), ": ", check.remedy)
         console.print(line, soft_wrap=True)
     num_failed = sum(check.status == "fail" for check in checks)
     num_warned = sum(check.status == "warn" for check in checks)
-    console.print(Text(f"\n{len(checks)} checks, {num_failed} failed, {num_warned} with a warning"))
+    console.print(Text(f"\n{len(checks)} checks, {num_failed} failed, {num_warned} warnings"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints what this machine and installation are, to paste into a bug report.
+"""Describes this machine and installation, to paste into a bug report.
 
 tfaccel env
 tfaccel env --json > machine.json     # `tfaccel plan --hardware=machine.json` plans for it elsewhere
@@ -15,7 +15,7 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 
-_FLAGS: dict[str, Flag] = {"json": (False, "print the same as JSON")}
+_FLAGS: dict[str, Flag] = {"json": (False, "print the output as JSON")}
 
 
 def run(argv: list[str]) -> int:
@@ -49,7 +49,7 @@ def _hardware_rows(hardware: dict[str, Any]) -> list[tuple[str, str]]:
     cores = f"{hardware['num_physical_cores']} cores, {hardware['num_usable_cores']} threads usable"
     rows = [
         ("CPU", f"{hardware['cpu_model']}, {cores}"),
-        ("CPU features", ", ".join(hardware["cpu_features"]) or "none that matter"),
+        ("CPU features", ", ".join(hardware["cpu_features"]) or "none that are relevant"),
         ("memory", _gibibytes(hardware["memory_bytes"])),
     ]
     rows += [(f"{device['kind']}:{device['index']}", _device_text(device)) for device in hardware["devices"]]

@@ -1,12 +1,11 @@
-"""Writes a trained model for those who deploy it; each file is compared with the model in a fresh process.
+"""Exports a trained model for deployment; each file is compared with the model in a fresh process.
 
 tfaccel export --run_dir=runs/digits --out=digits
 tfaccel export --run_dir=runs/digits --formats=saved_model,litert --out=digits
 tfaccel export --model=model.keras --formats=onnx --out=line --name=line
 
-The formats are keras, saved_model (TensorFlow Serving's layout), litert and onnx (pip install 'tfaccel[onnx]'). A
-folder that was exported to before gets another version of the SavedModel. The exit status is 2 where nothing was
-written.
+The formats are keras, saved_model (TensorFlow Serving's layout), litert and onnx (pip install 'tfaccel[onnx]').
+Exporting to the same folder again adds a version of the SavedModel. Exit status 2 if nothing was written.
 """
 
 import contextlib
@@ -25,11 +24,11 @@ from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, qu
 
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
-    "formats": (list(DEFAULT_FORMATS), f"what to write: {', '.join(FORMATS)}"),
-    "out": (str, "a new folder, or one that was exported to before"),
-    "version": (int, "of the SavedModel; by default 1, or one more than the highest in --out"),
+    "formats": (list(DEFAULT_FORMATS), f"formats to write, separated by commas: {', '.join(FORMATS)}"),
+    "out": (str, "a new folder, or the folder of an earlier export"),
+    "version": (int, "version of the SavedModel (default: 1, or one more than the highest in --out)"),
     "json": (False, "print the result as JSON"),
-    "quiet": (False, "no progress; the result alone"),
+    "quiet": (False, "print only the result, no progress"),
 }
 
 
@@ -41,7 +40,7 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues) -> int:
     if not values.out:
-        raise ExportError("Give --out=DIR, a new folder for what is exported.")
+        raise ExportError("Give --out=DIR, a new folder for the export.")
     place = chosen_place(values)
     quiet_tensorflow()
     from tfaccel.exporting.export import check_formats, export
@@ -66,7 +65,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 def print_result(result: ExportResult) -> None:
-    """A table of the files, and what to do with them."""
+    """Prints a table of the files, and commands that use them."""
     console = table_console(highlight=False)
     table = Table(title=f"Exported {result.name} to {result.folder}", title_justify="left", box=None)
     table.add_column("format")
@@ -85,7 +84,10 @@ def print_result(result: ExportResult) -> None:
         )
     console.print(table)
     if result.float32_difference:
-        print(f"\nAll but model.keras calculate in float32; outputs change by at most {result.float32_difference:.2g}.")
+        print(
+            "\nAll files except model.keras compute in float32, which changes outputs by at most "
+            f"{result.float32_difference:.2g}."
+        )
     for name, command in result.commands.items():
         print(f"\n{_USES[name]}\n  {command}")
 

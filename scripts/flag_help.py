@@ -1,4 +1,4 @@
-"""The help of commands that have many flags: in groups, each flag with what it is when it is not set."""
+"""The help of commands with many flags: in groups, each flag with its default."""
 
 from absl import flags
 
@@ -14,20 +14,20 @@ _PLAN = (
     "plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps steps_per_execution "
     "synchronize_batch_norm num_threads set"
 )
-# Title -> flags in order. Flags of the workload's own parameters have a group too; all others come last.
+# Title -> flags in order. The workload's own parameters have a separate group; all others come last.
 _GROUPS = {
     "What to train": "recipe workload data_dir",
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
     "The run": "run_dir resume checkpoint_interval",
-    "What is printed": "json quiet",
+    "Output": "json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"
 
 
 def grouped_flags_help(values: flags.FlagValues, parameters: WorkloadParameters | None = None) -> str:
-    """The flags of a command by groups; a group without flags is left out."""
+    """The flags of a command, by group; empty groups are left out."""
     by_name = {flag.name: flag for flag in own_flags(values)}
     own = parameters.names if parameters else []
     chosen = {title: [name for name in names.split() if name in by_name] for title, names in _GROUPS.items()}
@@ -49,7 +49,7 @@ def grouped_flags_help(values: flags.FlagValues, parameters: WorkloadParameters 
 
 
 def _help(flag: flags.Flag, default: object) -> str:
-    """One flag, with the default of the workload's function where the flag itself leaves it to that function."""
+    """One flag, with its default, or the workload function's default if the flag has none."""
     if default is None and flag.default not in (None, AUTO, []):
         default = flag.default_as_str.strip("'")
     default = str(default).lower() if isinstance(default, bool) else default

@@ -1,12 +1,12 @@
-"""Says what a data set is like, and changes nothing.
+"""Inspects a dataset, without changing it.
 
 tfaccel inspect-data --data_dir=customers.csv --target=stays
-tfaccel inspect-data --data_dir=photos                      # a folder with one sub-folder for each class
+tfaccel inspect-data --data_dir=photos                      # a folder with one subfolder per class
 tfaccel inspect-data --data_dir=reviews.csv --text_column=review --target=stars --json
 
-It names missing values, constant and correlated columns, copies and leaks between the training and the test part,
-unreadable files and labels that are probably wrong, and says how much each class should count. The exit status is 0
-where the data could be read, whatever was found, and 2 where it could not.
+It reports missing values, constant and correlated columns, duplicates and leaks between the training and test splits,
+unreadable files, probable label errors, and suggested class weights. Exit status 0 if the data could be read, whatever
+was found; 2 otherwise.
 """
 
 import json
@@ -26,26 +26,26 @@ from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 
 _TEXTS: dict[str, Flag] = {
-    "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz or text file, a folder of classes, or in COCO's format"),
-    "target": (str, "the column of a table that is predicted; without it, classes and labels are left alone"),
-    "text_column": (str, "the column of a table that holds texts to be read"),
+    "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz or text file, a folder of classes, or in COCO format"),
+    "target": (str, "column of a table to predict; without it, classes and labels are not inspected"),
+    "text_column": (str, "column of a table that holds texts"),
     "column_kinds": (
         "",
-        "columns that are not what they look like: NAME=KIND,...; numeric, categorical, date, ignored",
+        "column kinds that override the detected ones: NAME=KIND,...; numeric, categorical, date, ignored",
     ),
-    "encoding": ("utf-8", "of CSV and text files"),
+    "encoding": ("utf-8", "encoding of CSV and text files"),
 }
 _QUIET_SECONDS = 2.0  # before progress is shown
-_MIN_CHARACTERS = 120  # of a line: a column's name is written whole
+_MIN_CHARACTERS = 120  # min line width, so that column names are not cut
 _MAX_COLUMNS_SHOWN = 40
 _MAX_CLASSES_SHOWN = 30
-_MAX_FINDINGS_SHOWN = 10  # of one kind
+_MAX_FINDINGS_SHOWN = 10  # per kind
 _MAX_TEXT_LENGTH = 300  # characters
 
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    values = command_flags({**_TEXTS, "json": (False, "print the same as JSON")})
+    values = command_flags({**_TEXTS, "json": (False, "print the output as JSON")})
     return run_command(lambda: _main(values), argv, values, description=(__doc__ or "").strip())
 
 
@@ -67,7 +67,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 class _Progress:
-    """One line on standard error that says what is being done, from two seconds on."""
+    """Shows progress as one line on standard error, after two seconds."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -116,7 +116,7 @@ def _print(report: InspectionReport) -> None:
 
 
 def _cut(text: str) -> str:
-    """A text that is not too long for people; JSON has it whole."""
+    """Shortens a long text; the JSON output has all of it."""
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]} ..."
 
 

@@ -1,6 +1,6 @@
-"""The `tfaccel` command: finds the program of a subcommand and runs it.
+"""The `tfaccel` command: runs the program of a subcommand.
 
-Nothing heavy is imported before the subcommand is known, so `tfaccel --help` answers at once.
+Nothing heavy is imported before the subcommand is known, so `tfaccel --help` is fast.
 """
 
 import difflib
@@ -8,19 +8,19 @@ import sys
 from importlib import import_module
 
 COMMANDS = {
-    "env": "print what this machine and installation are, to paste into a bug report",
-    "doctor": "prove what works: imports, every device, XLA; names the remedy for what does not",
+    "env": "describe this machine and installation, to paste into a bug report",
+    "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "recipes": "list the ready training recipes",
-    "train": "train a recipe or a workload of your own",
-    "tune": "search for the best hyperparameters, trials side by side",
+    "train": "train a recipe or your own workload",
+    "tune": "search for the best hyperparameters, with parallel trials",
     "compress": "make smaller variants of a run's model, compare them, and pick one",
-    "export": "write a trained model for those who deploy it: SavedModel, LiteRT, ONNX, each compared with the model",
+    "export": "export a trained model for deployment: SavedModel, LiteRT, ONNX, each compared with the model",
     "serve": "serve a model over HTTP, with TensorFlow Serving's REST protocol",
     "predict": "predict files and folders with a trained model",
-    "inspect-data": "say what a data set is like: missing values, copies, leaks, probable label errors",
-    "test": "prove parity: N replicas give what one device gives",
-    "benchmark": "measure what tfaccel costs and gains beside plain Keras and a loop written by hand",
+    "inspect-data": "inspect a dataset: missing values, duplicates, leaks, probable label errors",
+    "test": "test parity: N replicas must match one device",
+    "benchmark": "measure tfaccel's speed and overhead compared with plain Keras and a custom training loop",
 }
 
 

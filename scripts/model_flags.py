@@ -18,21 +18,21 @@ from tfaccel.scripts.command_flags import Flag
 from tfaccel.training.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
-    "run_dir": (str, "the folder of a run that `tfaccel train` left"),
+    "run_dir": (str, "the directory of a finished run"),
     "model": (
         str,
-        "in place of --run_dir: a .keras or .tflite file, a SavedModel, or a folder of its versions or of an export",
+        "instead of --run_dir: a .keras or .tflite file, a SavedModel, or a folder of its versions or of an export",
     ),
-    "modules": ([], "modules of your own that define layers of a .keras file; only name those that you trust"),
-    "name": (str, "the model's name; by default that of the recipe, of the export or of the file"),
+    "modules": ([], "your modules that define layers of a .keras file; only name modules that you trust"),
+    "name": (str, "the model's name (default: that of the recipe, the export or the file)"),
 }
 
 
 def chosen_place(values: flags.FlagValues) -> ModelPlace:
-    """The model that --run_dir or --model names.
+    """The model given by --run_dir or --model.
 
     Raises:
-        ExportError: if none or both are given, or what is named is no model.
+        ExportError: if none or both are given, or there is no model.
     """
     run_dir, model = values.run_dir, values.model
     if (run_dir is None) == (model is None):
@@ -89,7 +89,7 @@ def quiet_import() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_log(*, program: str) -> Iterator[None]:
-    """Shows tfaccel's messages on standard error."""
+    """Shows tfaccel's log on standard error."""
     logger = logging.getLogger("tfaccel")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"{program}: %(message)s"))
@@ -107,7 +107,7 @@ def shown_log(*, program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Ends the program at SIGTERM as errors do, so that nothing half-written stays; the exit status is 143."""
+    """Makes SIGTERM end the program like an error, so that no partial files remain; the exit status is 143."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

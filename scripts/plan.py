@@ -21,7 +21,7 @@ from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 
 _FLAGS: dict[str, Flag] = {
-    "hardware": (str, "JSON file that describes the machine to plan for (default: this machine)"),
+    "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
     "write": (str, "write the chosen plan to this JSON file"),
     "json": (False, "print JSON"),
 }
@@ -114,7 +114,7 @@ def _chosen_table(plan: Plan) -> Table:
 
 
 def devices_text(devices: tuple[str, ...]) -> str:
-    """The devices in short: "GPU:0 to GPU:7" for many."""
+    """The devices, abbreviated if there are many, such as "GPU:0 to GPU:7 (8)"."""
     return ", ".join(devices) if len(devices) <= 2 else f"{devices[0]} to {devices[-1]} ({len(devices)})"
 
 
@@ -131,7 +131,7 @@ def _other_differences(plan: Plan, first: Plan) -> list[str]:
 
 
 def _other_reasons(plans: list[Plan]) -> list[str]:
-    """One line for each value that the first plan does not have, in the order of the candidates."""
+    """One line per value that differs from the first plan, in the order of the candidates."""
     said = {(explanation.field, explanation.value) for explanation in explain(plans[0])}
     lines = []
     for plan in plans[1:]:

@@ -1,4 +1,4 @@
-"""The flags that fix fields of a plan, shared by `tfaccel plan` and `tfaccel train`."""
+"""The flags that set fields of a plan, shared by several commands."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ AUTO = "auto"
 _HELP = {
     "strategy": "none, one_device, mirrored, multi_worker_mirrored, tpu, or auto",
     "devices": "devices that hold replicas, such as GPU:0,GPU:1, or auto",
-    "logical_cpus": "number of logical devices that the CPU is divided into, or auto",
+    "logical_cpus": "number of logical devices to split the CPU into, or auto",
     "dtype_policy": "float32, mixed_float16, mixed_bfloat16, or auto",
-    "xla": "on, off, or auto: compile forward and backward pass with XLA",
+    "xla": "on, off, or auto: whether to compile the forward and backward pass with XLA",
     "global_batch_size": "examples per optimizer step over all replicas, or auto",
     "accumulation_steps": "micro-batches per optimizer step, or auto",
-    "steps_per_execution": "optimizer steps in one call, or auto",
-    "synchronize_batch_norm": "on, off, or auto: statistics of batch normalization over the rows of all replicas",
-    "num_threads": "threads for TensorFlow's operations, or auto",
+    "steps_per_execution": "optimizer steps per call, or auto",
+    "synchronize_batch_norm": "on, off, or auto: whether batch normalization synchronizes statistics across replicas",
+    "num_threads": "number of threads for TensorFlow's operations, or auto",
 }
 
 
@@ -28,15 +28,15 @@ def define_plan_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     for name, text in _HELP.items():
         flags.DEFINE_string(name, AUTO, text, flag_values=values)
-    text = "set another field of the plan, as FIELD=VALUE; may be given several times"
+    text = "set another field of the plan, as FIELD=VALUE; can be repeated"
     flags.DEFINE_multi_string("set", [], text, flag_values=values)
 
 
 def fixed_fields(values: flags.FlagValues) -> dict[str, Any]:
-    """The plan fields that were set by flags; those left at auto are not in it.
+    """The plan fields set by flags, without those left at auto.
 
     Raises:
-        PlanError: for a value that the field cannot have, an unknown field, or a field that is set twice.
+        PlanError: for an invalid value, an unknown field, or a field that is set twice.
     """
     fixed: dict[str, Any] = {}
     for field, flag in OVERRIDE_FLAGS.items():
@@ -59,7 +59,7 @@ def _why_not(field: str) -> str:
 
 
 def _value(field: str, text: str, flag: str) -> Any:
-    """The text of a flag as the field's value."""
+    """Converts the text of a flag to the field's value."""
     value: Any = text
     if field in SWITCH_FIELDS:
         value = _switch(text, flag)

@@ -1,15 +1,15 @@
-"""Predicts files and folders with a trained model, and writes a line for each.
+"""Predicts files and folders with a trained model, and writes one line per row.
 
 tfaccel predict --run_dir=runs/digits --input=photos --output=classes.csv
 tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.jsonl
 tfaccel predict --model=runs/digits/compressed/model.tflite --input=photos --output=classes.csv
 tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
 
-Images (PNG, JPEG), texts (.txt: a line each; a folder: a file each; a table with a column of texts), tables (.csv,
-.parquet), arrays (.npy, .npz) and JSON lines (.jsonl: a text, a row of a table or the model's inputs each) are read, as
-the model takes them. What cannot be predicted is named and passed over; the exit status is then 1: files that cannot be
-read, rows of a table without any value, and rows with what no training row was like: a gap in a column that had none, a
-category of its own (--unknown_values).
+Depending on the model, the input is images (PNG, JPEG), texts (.txt: one per line; a folder: one per file; a table with
+a text column), tables (.csv, .parquet), arrays (.npy, .npz) or JSON lines (.jsonl: a text, a row of a table, or the
+model's inputs per line). Rows that cannot be predicted are reported and skipped, and the exit status is then 1:
+unreadable files, table rows without any value, and table rows with a missing value in a column that had none in
+training, or with an unknown category (--unknown_values).
 """
 
 import json
@@ -29,20 +29,20 @@ _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
     "input": (str, "a file or folder to predict"),
     "output": (str, "a file that ends in .csv or .jsonl"),
-    "text_column": ("text", "the column of a table, or the name in JSON lines, that holds the texts"),
-    "encoding": ("utf-8", "of CSV and text files"),
+    "text_column": ("text", "column of a table, or name in JSON lines, that holds the texts"),
+    "encoding": ("utf-8", "encoding of CSV and text files"),
     "unknown_values": (
         "skip",
-        "rows of a table that miss a value which no training row misses, or have a category that the model knows "
-        "nothing of: skip names them and leaves them out, fill predicts them as training fills gaps",
+        "how to treat table rows with a missing value in a column that had none in training, or with an unknown "
+        "category: skip reports and skips them, fill predicts them with values filled in as in training",
     ),
     "allow_file_operations": (False, "use a SavedModel that may read and write files, if you trust it"),
-    "rows_at_once": (64, "rows of a batch"),
-    "json": (False, "print what was done as JSON"),
-    "quiet": (False, "no progress"),
+    "rows_at_once": (64, "batch size, in rows"),
+    "json": (False, "print the result as JSON"),
+    "quiet": (False, "do not show progress"),
 }
 _QUIET_SECONDS = 2.0  # before progress is shown
-_MAX_NAMED = 20  # files that cannot be read
+_MAX_NAMED = 20  # max inputs to name that cannot be predicted
 
 
 def run(argv: list[str]) -> int:
@@ -107,7 +107,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 class _Progress:
-    """One line on standard error, from two seconds on."""
+    """Shows progress as one line on standard error, after two seconds."""
 
     def __init__(self, *, is_quiet: bool) -> None:
         self._is_quiet = is_quiet

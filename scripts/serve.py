@@ -9,8 +9,8 @@ tfaccel serve --model_config_file=models.config           # several models, in T
 POST /v1/models/NAME[/versions/N|/labels/LABEL]:predict, :classify and :regress; GET /v1/models/NAME[/versions/N],
 .../metadata, /healthz, /readyz and /metrics. gRPC: PredictionService (Predict, Classify, Regress, MultiInference,
 GetModelMetadata) and ModelService (GetModelStatus). A folder of versions, each with a SavedModel or a model.tflite, is
-watched: a new version is served once it is whole and loaded, and no request is dropped. SIGTERM ends the server when
-the requests that were sent are answered. Needs pip install 'tfaccel[serve]'.
+watched: a new version is served once it is complete and loaded, without dropping requests. On SIGTERM, the server
+finishes pending requests and exits. Needs pip install 'tfaccel[serve]'.
 """
 
 import contextlib
@@ -32,33 +32,33 @@ from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, qu
 from tfaccel.serving.options import ServeOptions
 
 _OPTIONS: dict[str, Flag] = {
-    "host": ("127.0.0.1", "the address to listen on; 0.0.0.0 is reached from other machines, and asks for no password"),
-    "port": (8501, "the port of HTTP; 0 for any that is free"),
+    "host": ("127.0.0.1", "address to listen on; 0.0.0.0 accepts other machines, without authentication"),
+    "port": (8501, "HTTP port; 0 for any free port"),
     "grpc_port": (
         int,
-        "the port of gRPC, at the same address (0.0.0.0 stands for IPv6 too); 0 for any that is free; by default there "
-        "is none. TensorFlow Serving's is 8500",
+        "gRPC port, at the same address (0.0.0.0 includes IPv6); 0 for any free port; no gRPC by default. TensorFlow "
+        "Serving uses 8500",
     ),
-    "max_batch_size": (32, "rows that are given to the model at once, at most; 1 for no batching"),
+    "max_batch_size": (32, "max rows per batch; 1 for no batching"),
     "batch_wait_ms": (2.0, "milliseconds that a request waits for others to share a batch with"),
     "max_queue": (
         256,
-        "requests that wait for the model, at most; others are answered with 429 (gRPC: RESOURCE_EXHAUSTED)",
+        "max requests that wait for the model; others get status 429 (gRPC: RESOURCE_EXHAUSTED)",
     ),
     "max_request_bytes": (
         32 * 2**20,
-        "the largest body of a request; larger ones are answered with 413 (gRPC: RESOURCE_EXHAUSTED)",
+        "max size of a request's body; larger ones get status 413 (gRPC: RESOURCE_EXHAUSTED)",
     ),
-    "body_seconds": (60.0, "how long the body of a request may take to arrive; slower ones are answered with 408"),
-    "head_seconds": (10.0, "how long the headers of a request may take to arrive; slower ones are answered with 408"),
-    "allowed_origins": ([], "web pages of these origins may ask (CORS), such as https://example.org; * for all"),
-    "poll_seconds": (1.0, "how often folders of versions, and --model_config_file, are looked at"),
-    "max_versions": (0, "the newest so many versions are served; 0 for all that are there"),
-    "stop_seconds": (30.0, "how long requests that are being answered may take after SIGTERM"),
+    "body_seconds": (60.0, "max seconds to receive a request's body; slower ones get status 408"),
+    "head_seconds": (10.0, "max seconds to receive a request's headers; slower ones get status 408"),
+    "allowed_origins": ([], "origins of web pages that may send requests (CORS), as https://example.org; * for all"),
+    "poll_seconds": (1.0, "seconds between checks of version folders and --model_config_file"),
+    "max_versions": (0, "serve this many of the newest versions; 0 for all"),
+    "stop_seconds": (30.0, "max seconds to finish pending requests after SIGTERM"),
 }
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
-    "model_config_file": (str, "in place of --model: a file with a model_config_list, as TensorFlow Serving takes it"),
+    "model_config_file": (str, "instead of --model: a file with a model_config_list, in TensorFlow Serving's format"),
     "allow_file_operations": (False, "serve SavedModels that may read and write files, if you trust them"),
     **_OPTIONS,
 }
@@ -123,7 +123,7 @@ def _say(addresses: Any, versions: Any) -> None:
 
 @contextlib.contextmanager
 def _served(place: ModelPlace, modules: Sequence[str]) -> Iterator[Path]:
-    """The folder or LiteRT file that is served; a SavedModel is made for the time being of a `.keras` file."""
+    """The folder or LiteRT file to serve; a `.keras` file is converted to a temporary SavedModel."""
     if place.path.is_dir() or is_litert_file(place.path):
         yield place.path
         return

@@ -1,4 +1,4 @@
-"""What `tfaccel benchmark settings` reads, writes and shows."""
+"""The input, output and table of `tfaccel benchmark settings`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.scripts.command_flags import Flag
 from tfaccel.training.files import write_json
 
-SETTINGS_FLAGS: dict[str, Flag] = {"recipes": (["all"], "settings: the recipes to try settings of; or all")}
+SETTINGS_FLAGS: dict[str, Flag] = {"recipes": (["all"], "settings: recipes whose settings to try; or all")}
 
 
 def run_settings(out: str | None, *, recipes: Sequence[str], num_seeds: int) -> dict[str, Any]:
-    """Tries settings; `out` is written after each run, and what stands there is not done again."""
+    """Tries settings; `out` is written after each run, and runs that it already contains are skipped."""
     path = None if out is None else Path(out)
     recipes = chosen_recipes(recipes)
     progress = partial(show_progress, "benchmark")
@@ -57,7 +57,7 @@ def run_settings(out: str | None, *, recipes: Sequence[str], num_seeds: int) -> 
 
 
 def chosen_recipes(names: Sequence[str]) -> list[str]:
-    """The recipes whose settings are tried, each once; raises TfaccelError for one without."""
+    """The recipes whose settings to try, without duplicates; raises TfaccelError for one without settings."""
     if list(names) == ["all"]:
         return list(RECIPE_SETTINGS)
     for name in names or [""]:
@@ -74,12 +74,12 @@ def read_trials(path: Path) -> list[SettingTrial]:
     try:
         return [SettingTrial(**trial) for trial in json.loads(path.read_text())["trials"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise TfaccelError(f"--out: {path} is no report of settings to go on with. Name another file.") from error
+        raise TfaccelError(f"--out: {path} is not a settings report to continue. Name another file.") from error
 
 
 def print_settings(data: dict[str, Any]) -> None:
-    """A table of all settings; the present ones in full, others by what is changed."""
-    table = Table(title="Settings, on training data kept aside", title_justify="left")
+    """Prints a table of all settings; the current ones in full, others by what differs."""
+    table = Table(title="Settings, on held-out training data", title_justify="left")
     for heading in ("recipe", "setting", "metric"):
         table.add_column(heading, overflow="fold")
     for heading in ("mean", "spread", "seeds", "gain", "its spread", "better"):

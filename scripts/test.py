@@ -1,14 +1,13 @@
-"""Proves parity: N replicas give what plain Keras gives on one device with the same global batches.
+"""Tests parity: N replicas must match plain Keras on one device with the same global batches.
 
     tfaccel test
     tfaccel test --coverage=values --replicas=4 --workers=3
     tfaccel test --only="batch_norm" --json
 
-Trains small models both ways, in child processes on this machine's CPU, and compares every weight, the optimizer's
-state, loss and metrics of every epoch, evaluation and predictions. Where plain Keras does wrong, the comparison is with
-what is right, and the table names the fault. Dropout, and batch normalization that is not synchronized, are compared
-with one device that treats the rows of each replica by themselves. Exit status 1 if a case is off by more than its
-tolerance.
+Trains small models both ways, in child processes on this machine's CPU, and compares all weights, optimizer state, loss
+and metrics of every epoch, evaluation and predictions. If plain Keras is wrong, a correct model is the reference, and
+the table names the fault. Dropout, and batch normalization without synchronization, are compared with one device that
+processes each replica's rows separately. Exit status 1 if a case exceeds its tolerance.
 """
 
 import json
@@ -31,13 +30,13 @@ from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 
 _FLAGS: dict[str, Flag] = {
-    "all": (False, "the same as --coverage=all"),
-    "shard": ("0/1", "K/N: run every Nth case from case K on, to divide a long run between machines"),
-    "only": ("", "run only the cases whose name has this text in it"),
+    "all": (False, "same as --coverage=all"),
+    "shard": ("0/1", "K/N: run every Nth case, starting at K, to split a long run across machines"),
+    "only": ("", "run only cases whose name contains this text"),
     "json": (False, "print the rows as JSON"),
 }
 _COVERAGE = (
-    "values: each value of each axis under both strategies, about a minute; pairs: every pair of values, some minutes; "
+    "values: each value of each axis under both strategies, about a minute; pairs: every pair of values, minutes; "
     "triples: half an hour; all: every combination, which takes days (see --shard)"
 )
 
@@ -72,7 +71,7 @@ def _main(values: flags.FlagValues) -> int:
 
 
 def chosen_cases(values: flags.FlagValues) -> list[ParityCase | ParityCheck]:
-    """What the flags ask for."""
+    """The cases that the flags select."""
     placements = [Placement("mirrored", values.replicas), Placement("multi_worker", values.workers)]
     number, count = _shard(values.shard)
     chosen: list[ParityCase | ParityCheck] = [
@@ -81,7 +80,7 @@ def chosen_cases(values: flags.FlagValues) -> list[ParityCase | ParityCheck]:
     chosen += covered_cases("all" if values.all else values.coverage, placements)
     chosen = [case for case in chosen if values.only in case.name][number::count]
     if not chosen:
-        raise TfaccelError(f"No case is left. Received: --only={values.only!r}, --shard={values.shard}.")
+        raise TfaccelError(f"No case matches. Received: --only={values.only!r}, --shard={values.shard}.")
     return chosen
 
 
@@ -102,7 +101,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def run_with_progress(cases: Sequence[ParityCase | ParityCheck]) -> list[ParityRow]:
-    """Runs the cases; standard error shows how far they are."""
+    """Runs the cases, with progress on standard error."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -118,7 +117,7 @@ def run_with_progress(cases: Sequence[ParityCase | ParityCheck]) -> list[ParityR
 
 
 def print_rows(rows: Sequence[ParityRow]) -> None:
-    """A table of all rows, what is wrong with plain Keras, and what failed."""
+    """Prints a table of all rows, the faults of plain Keras, and failures."""
     console = table_console()
     table = Table(box=None, pad_edge=False)
     for title in ("strategy", "case", "difference", "tolerance", ""):
@@ -132,7 +131,7 @@ def print_rows(rows: Sequence[ParityRow]) -> None:
         outcome = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
         table.add_row(row.strategy, name, difference, f"{row.tolerance:.1e}", outcome)
     console.print(table)
-    console.print("\nDifference: the largest of any value, relative to the largest of its array where that is above 1.")
+    console.print("\nDifference: the maximum over all values, relative to the largest of its array if that exceeds 1.")
     for number, fault in enumerate(faults, start=1):
         console.print(Text(f"[{number}] {fault}"), soft_wrap=True)
     for row in rows:

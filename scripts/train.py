@@ -1,16 +1,16 @@
-"""Trains a recipe or a workload of your own, and leaves a run directory.
+"""Trains a recipe or your own workload, and writes a run directory.
 
-    tfaccel train --recipe=image_classification                        # leaves runs/image_classification-DATE
+    tfaccel train --recipe=image_classification                        # writes runs/image_classification-DATE
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
-    tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # goes on after a stop
+    tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
 
-Several workers run this command each, with the cluster and their own task index in TF_CONFIG (or under Slurm or in an
-indexed job of Kubernetes). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; worker 0 alone
-writes the run directory, which the others need not see.
+With several workers, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
+Slurm, or in an indexed Kubernetes job). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
+worker 0 writes the run directory, which the others need not see.
 
-Exit status: 0; 2 for bad input, or files that cannot be written; 3 where another worker did not come or is gone: all
-workers started again with --resume=auto go on from the newest checkpoint; 130 for Ctrl-C.
+Exit status: 0; 2 for bad input, or files that cannot be written; 3 if another worker did not start or was lost (restart
+all workers with --resume=auto to continue from the newest checkpoint); 130 for Ctrl-C.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_dir import checked_place
 
-# These fields of the plan are shown before training; others where they are set by you.
+# Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
@@ -75,7 +75,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         try:
             result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
-            print("\nStopped. The same command with --resume=auto goes on from the newest checkpoint.", file=sys.stderr)
+            print("\nStopped. Continue from the newest checkpoint: the same command, --resume=auto.", file=sys.stderr)
             return _INTERRUPTED
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
@@ -88,7 +88,7 @@ def _what_to_train(values: flags.FlagValues, parameters: WorkloadParameters) -> 
     fixed = fixed_fields(values)
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
-    run_epochs_of(workload, run_option("epochs", values))  # a missing number is told of at once
+    run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
     if plan is None:
         from tfaccel.hardware.detect import detect_hardware
 
@@ -99,7 +99,7 @@ def _what_to_train(values: flags.FlagValues, parameters: WorkloadParameters) -> 
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
-    """A plan from a file, with the fields that were set by flags."""
+    """A plan from a file, changed by flags."""
     reasons = {**dict(plan.reasons), **dict.fromkeys(fixed, SET_BY_YOU)}
     return replace(plan, **fixed, reasons=tuple(reasons.items()))
 
@@ -123,14 +123,14 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
 
 
 def _print_plan(workload: Workload, plan: Plan) -> None:
-    print(f"Plan for {workload.name}: each choice as the flag that changes it, and why. `tfaccel plan` shows others.")
+    print(f"Plan for {workload.name}: each choice as its flag, with the reason. `tfaccel plan` shows alternatives.")
     for explanation in explain(plan):
         if explanation.field in _SHOWN or explanation.reason == SET_BY_YOU:
             print(f"  {_as_flag(explanation)}  {explanation.reason}")
 
 
 def _as_flag(explanation: FieldExplanation) -> str:
-    """A choice as it is written on the command line."""
+    """A choice as a command-line flag."""
     value = explanation.value
     text = ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
     if isinstance(value, bool):
@@ -143,9 +143,9 @@ def _print_result(result: TrainResult) -> None:
     for name, value in result.final.items():
         table.add_row(name, f"{value:.4f}")
     table.add_row("time", f"{result.wall_seconds:.1f} s, first call {result.first_step_seconds:.1f} s")
-    if result.first_step_seconds > 0:  # A run that was stopped after its last step takes none.
+    if result.first_step_seconds > 0:  # a run resumed after its last step runs none
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
-    folder = Path(result.run_dir)  # that of the chief, which other workers may not see
+    folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):
         if (folder / name).exists():

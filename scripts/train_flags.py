@@ -1,4 +1,4 @@
-"""The flags of `tfaccel train` beyond those of the plan and of the workload's name."""
+"""The flags of `tfaccel train`, except those of the plan and of the workload's name."""
 
 import itertools
 from datetime import datetime
@@ -14,29 +14,29 @@ from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
 
-# Flags that become arguments of the workload's function, where they are set: flag -> the kind of value, and its help.
+# Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
 _WORKLOAD_OPTIONS = {
-    "data_dir": (TEXT, "the data to train on, or auto for the recipe's own"),
-    "optimizer": (TEXT, "an optimizer of Keras by its name, or auto for the recipe's choice"),
-    "learning_rate": (NUMBER, "the highest learning rate, or auto for one that suits the optimizer"),
-    "weight_decay": (NUMBER, "as in Keras, multiplied by the learning rate at each step, or auto"),
-    "clipnorm": (NUMBER, "the largest norm of each weight's gradient, or auto for the recipe's choice"),
-    "global_clipnorm": (NUMBER, "the largest norm of all gradients together, or auto for the recipe's choice"),
-    "schedule": (TEXT, "how the learning rate falls: cosine, linear, exponential or constant, or auto"),
-    "warm_up": (NUMBER, "part of all steps in which the learning rate rises, or auto"),
-    "early_stopping": (COUNT, "stop after so many epochs without a lower validation loss, or auto for none"),
+    "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
+    "optimizer": (TEXT, "name of a Keras optimizer, or auto for the recipe's choice"),
+    "learning_rate": (NUMBER, "peak learning rate, or auto for the optimizer's default"),
+    "weight_decay": (NUMBER, "weight decay as in Keras, multiplied by the learning rate at each step, or auto"),
+    "clipnorm": (NUMBER, "max norm of each weight's gradient, or auto for the recipe's choice"),
+    "global_clipnorm": (NUMBER, "max global norm of all gradients, or auto for the recipe's choice"),
+    "schedule": (TEXT, "learning rate schedule: cosine, linear, exponential or constant, or auto"),
+    "warm_up": (NUMBER, "fraction of all steps used for learning rate warm-up, or auto"),
+    "early_stopping": (COUNT, "stop after this many epochs without a lower validation loss, or auto for never"),
 }
 _WORKLOAD_SWITCHES = {
-    "ema": "train with a moving average of the weights, and end with it",
-    "remat": "calculate inner values again in the backward pass: less memory, more time",
+    "ema": "keep a moving average of the weights, and use it as the final weights",
+    "remat": "recompute activations in the backward pass: less memory, more time",
 }
 _DISTILLATION = {
-    "distill_temperature": "what logits are divided by before the teacher's and the student's are compared, or auto",
-    "distill_alpha": "part of the loss that is the teacher's, above 0 and at most 1, or auto",
+    "distill_temperature": "divisor of the teacher's and the student's logits in the distillation loss, or auto",
+    "distill_alpha": "fraction of the loss that is the distillation loss, above 0 and at most 1, or auto",
 }
 _RUN_OPTIONS = {
-    "epochs": "passes over the training data, or auto for what the workload recommends",
-    "checkpoint_interval": "optimizer steps between checkpoints, or auto: after epochs, at 2 % of the time at most",
+    "epochs": "passes over the training data, or auto for the workload's recommendation",
+    "checkpoint_interval": "optimizer steps between checkpoints, or auto: after epochs, for at most 2 % of the time",
 }
 
 
@@ -48,20 +48,20 @@ def define_train_flags(values: flags.FlagValues) -> None:
     for name, text in _WORKLOAD_SWITCHES.items():
         flags.DEFINE_bool(name, False, text, flag_values=values)
     own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_string("teacher", None, "a run directory or .keras file of a model to learn from as well", **own)
-    text = "a new folder for all that the run leaves; runs/NAME-DATE if it is not given"
+    flags.DEFINE_string("teacher", None, "run directory or .keras file of a teacher model for distillation", **own)
+    text = "a new folder for the run's files (default: runs/NAME-DATE)"
     flags.DEFINE_string("run_dir", None, text, **own)
-    flags.DEFINE_string("plan", None, "JSON file with the plan; flags that are set change it", **own)
-    text = "decides initial weights, dropout and the order of the data"
+    flags.DEFINE_string("plan", None, "JSON file with the plan; other flags override its fields", **own)
+    text = "seed of the initial weights, dropout and the order of the data"
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
-    help_text = "auto goes on from the newest checkpoint in --run_dir, if it holds this very run"
+    help_text = "auto continues from the newest checkpoint in --run_dir, if it holds the same run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
-    flags.DEFINE_bool("json", False, "print the result as JSON, and all else on standard error", **own)
-    flags.DEFINE_bool("quiet", False, "no plan and no progress; the result alone", **own)
+    flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
+    flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 
 
 def workload_options(values: flags.FlagValues, parameters: WorkloadParameters) -> dict[str, Any]:
-    """The arguments of the workload's function that are set by flags, those of its own parameters among them.
+    """The arguments of the workload's function that are set by flags, including its own parameters.
 
     Raises:
         TfaccelError: for a value that is not of the flag's kind.
@@ -78,10 +78,10 @@ def workload_options(values: flags.FlagValues, parameters: WorkloadParameters) -
 
 
 def with_teacher(workload: Workload, values: flags.FlagValues) -> Workload:
-    """The workload, learning from --teacher too where that is given.
+    """The workload, with distillation from --teacher if that is given.
 
     Raises:
-        TfaccelError: if there is no such teacher, or an option of distillation without one.
+        TfaccelError: if the teacher does not exist, or a distillation option is given without a teacher.
     """
     texts = {name: str(values[name].value) for name in _DISTILLATION}
     chosen = {name: value_of(name, text, NUMBER) for name, text in texts.items() if text != AUTO}
@@ -103,18 +103,18 @@ def run_option(name: str, values: flags.FlagValues) -> int | None:
 
 
 def run_dir(values: flags.FlagValues) -> str:
-    """The value of --run_dir, or a new folder of the workload's name and the date.
+    """The value of --run_dir, or a new folder named after the workload and the date.
 
     Raises:
-        TfaccelError: if it is not given where a run is to be gone on with, or is empty.
+        TfaccelError: if it is missing with --resume=auto, or empty.
     """
     path: str | None = values.run_dir
     if path:
         return path
     if path == "":
-        raise TfaccelError("--run_dir must name a folder. Received: --run_dir= with nothing behind it.")
+        raise TfaccelError("--run_dir must name a folder. Received: an empty --run_dir=.")
     if values.resume == "auto":
-        raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto goes on with.")
+        raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto continues.")
     name = values.recipe or (values.workload or "").partition(":")[0].rpartition(".")[2]
     first = Path("runs", f"{name or 'run'}-{datetime.now():%Y-%m-%d}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))

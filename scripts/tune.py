@@ -1,15 +1,15 @@
-"""Searches for the best hyperparameters of a recipe or a workload of your own, trials side by side.
+"""Searches for the best hyperparameters of a recipe or your own workload, with parallel trials.
 
     tfaccel tune --recipe=image_classification --algorithm=random --max_trials=16 --parallel=2 --run_dir=runs/search
-    tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # goes on after a stop
+    tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # continues a stopped search
     tfaccel tune --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
     tfaccel tune --recipe=image_classification --algorithm=tpe --pruning=median --max_trials=30 --run_dir=runs/tpe
 
 Algorithms: random, grid, bayesian and hyperband are Keras Tuner's; tpe, cmaes and nsga2 are Optuna's, with its pruners
 (pip install 'tfaccel[optuna]').
 
-Without --space it searches what the recipe offers: architecture, optimizer, learning rate, schedule, batch size,
-regularisation and augmentation, as far as the recipe has them; parameters that are set by flags are not searched. Exit
+Without --space it searches the recipe's own space: architecture, optimizer, learning rate, schedule, batch size,
+regularization and augmentation, where the recipe supports them; parameters that are set by flags are not searched. Exit
 status 1 if no trial has a score.
 """
 
@@ -60,7 +60,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
                 **options,
             )
         except KeyboardInterrupt:
-            print("\nStopped. The same command with --resume=auto goes on; no finished trial is lost.", file=sys.stderr)
+            print("\nStopped. Continue: the same command, --resume=auto. No finished trial is lost.", file=sys.stderr)
             return _INTERRUPTED
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
@@ -70,7 +70,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
 
 
 def _workload(values: flags.FlagValues) -> str | None:
-    """The recipe or import path that --recipe or --workload names; None where a tuner needs no data."""
+    """The recipe or import path given by --recipe or --workload; None if a tuner needs no data."""
     recipe, import_path = values.recipe, values.workload
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -88,7 +88,7 @@ def _workload(values: flags.FlagValues) -> str | None:
 
 
 class _Progress:
-    """A line on standard error for each trial that has finished."""
+    """Prints a line to standard error for each finished trial."""
 
     def __init__(self, max_trials: int | None, *, quiet: bool) -> None:
         self._of = "" if max_trials is None else f" of {max_trials}"
@@ -133,18 +133,18 @@ def _print_result(result: SearchResult) -> None:
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
     if len(ranked) > _MAX_ROWS:
-        print(f"{len(ranked) - _MAX_ROWS} more trials stand in {result.run_dir}/trials.jsonl.")
+        print(f"{len(ranked) - _MAX_ROWS} more trials are in {result.run_dir}/trials.jsonl.")
     if pareto:
-        print("* no other trial is better in one of these and as good in the others (Pareto front)")
+        print("* Pareto front: no other trial is better in one objective and at least as good in the others")
     if result.best is None:
         print("No trial has a score: see the causes above, and the logs in the run directory.")
     else:
-        print(f"Best: trial {result.best.trial_id}; all in {result.run_dir}, {result.wall_seconds:.1f} s in all.")
+        print(f"Best: trial {result.best.trial_id}; results in {result.run_dir}, {result.wall_seconds:.1f} s in total.")
         values = " ".join(f"{name}={value}" for name, value in result.best_hyperparameters.items())
         print(f"Best hyperparameters: {values}")
     if result.best_run_dir is not None:
         final = ", ".join(f"{name} {value:.4f}" for name, value in (result.best_final or {}).items())
-        print(f"Trained again: {result.best_run_dir} ({final}).")
+        print(f"Retrained: {result.best_run_dir} ({final}).")
 
 
 def _rank(row: TrialRow, *, rising: bool) -> tuple[bool, float, str]:

@@ -1,4 +1,4 @@
-"""The flags of `tfaccel tune` beyond those that name and make the workload, and those of the plan."""
+"""The flags of `tfaccel tune`, except those of the workload and of the plan."""
 
 import json
 from typing import Any
@@ -12,32 +12,32 @@ from tfaccel.scripts.workload_flags import define_workload_flags
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
 
-# Flag -> the largest value, and its help.
+# Flag -> the max value, and its help.
 _COUNTS = {
-    "max_trials": (1_000_000, "trials in all; by default 10, or with grid and hyperband all that there are"),
-    "parallel": (1_024, "trials at the same time, each with its own GPUs or its share of the cores"),
-    "max_parameters": (10**15, "the most numbers in a model that is trained; larger ones are failed trials"),
+    "max_trials": (1_000_000, "max number of trials (default: 10, or with grid and hyperband no limit)"),
+    "parallel": (1_024, "number of parallel trials, each with its own GPUs or its share of the cores"),
+    "max_parameters": (10**15, "max parameters of a model; trials with larger models fail"),
     "num_initial_points": (
         1_000_000,
-        "random trials at the beginning (bayesian, tpe, cmaes), or the size of a population (nsga2)",
+        "number of initial random trials (bayesian, tpe, cmaes), or population size (nsga2)",
     ),
-    "executions_per_trial": (1_000, "how often each trial is trained, with other weights each time; scores are means"),
-    "max_retries_per_trial": (1_000, "how often a trial that failed is begun anew"),
-    "max_consecutive_failed_trials": (1_000_000, "the search ends when so many trials in a row have failed"),
+    "executions_per_trial": (1_000, "training runs per trial, with different initial weights; scores are averaged"),
+    "max_retries_per_trial": (1_000, "max retries of a failed trial"),
+    "max_consecutive_failed_trials": (1_000_000, "stop the search after this many consecutive failed trials"),
 }
 _FROM_ZERO = ("max_retries_per_trial",)
 _OBJECTS = {
-    "algorithm_options": "further arguments of the algorithm, as a JSON object such as '{\"beta\": 1.0}'",
+    "algorithm_options": "additional arguments of the algorithm, as a JSON object such as '{\"beta\": 1.0}'",
     "pruning_options": "arguments of Optuna's pruner, as a JSON object",
 }
 _TIMES = {
-    "trial_seconds": "the longest that a trial may take; a longer one is a failed trial",
-    "search_seconds": "no trial is begun after so many seconds",
-    "stall_seconds": "a trial without a sign of life for so many seconds is a failed trial",
+    "trial_seconds": "time limit of a trial in seconds; a trial that exceeds it fails",
+    "search_seconds": "start no new trials after this many seconds",
+    "stall_seconds": "a trial without a heartbeat for this many seconds fails",
 }
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
-    "checkpoint_interval": "Trials are not checkpointed: one that was interrupted begins anew.",
+    "checkpoint_interval": "Trials have no checkpoints: an interrupted trial starts over.",
 }
 
 
@@ -46,13 +46,13 @@ def define_tune_flags(values: flags.FlagValues) -> None:
     for define in (define_workload_flags, define_plan_flags, define_train_flags):
         define(values)
     own: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "how trials are chosen", **own)
-    flags.DEFINE_enum("pruning", "none", PRUNINGS, "which trials are ended early", **own)
+    flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "search algorithm", **own)
+    flags.DEFINE_enum("pruning", "none", PRUNINGS, "rule that stops trials early", **own)
     flags.DEFINE_string(
         "space",
         None,
-        "what is searched, as package.module:function: build(hp), a HyperModel, or "
-        "space(hp) that returns arguments; by default what the recipe offers",
+        "search space, as package.module:function: build(hp), a HyperModel, or "
+        "space(hp) that returns arguments (default: the recipe's)",
         **own,
     )
     flags.DEFINE_string(
@@ -61,8 +61,8 @@ def define_tune_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "objective",
         None,
-        "the metric to better, as NAME, NAME:max or NAME:min; several with commas, "
-        "also latency and size; by default the first validation metric",
+        "metric to optimize, as NAME, NAME:max or NAME:min, or several separated by commas; "
+        "also latency and size (default: the first validation metric)",
         **own,
     )
     for name, (largest, text) in _COUNTS.items():
@@ -72,19 +72,19 @@ def define_tune_flags(values: flags.FlagValues) -> None:
         flags.DEFINE_string(name, None, text, **own)
     for name, text in _TIMES.items():
         flags.DEFINE_float(name, None, text, lower_bound=0.0, **own)
-    flags.DEFINE_bool("keep_models", False, "keep each trial's model of its best epoch in tuner/trial_*/", **own)
-    flags.DEFINE_bool("retrain", False, "train the best trial again and keep its model in best/", **own)
+    flags.DEFINE_bool("keep_models", False, "keep each trial's best model in tuner/trial_*/", **own)
+    flags.DEFINE_bool("retrain", False, "retrain the best trial and keep its model in best/", **own)
 
 
 def search_options(values: flags.FlagValues, parameters: WorkloadParameters) -> dict[str, Any]:
     """The options of `search` that are set by flags.
 
     Raises:
-        TfaccelError: for a flag of `tfaccel train` that means nothing here, or a value that is none.
+        TfaccelError: for a flag of `tfaccel train` that does not apply here, or an invalid value.
     """
     for name, text in _NOT_HERE.items():
         if values[name].present:
-            raise TfaccelError(f"--{name} is no flag of a search. {text}")
+            raise TfaccelError(f"--{name} is not a flag of `tfaccel tune`. {text}")
     of_workload, plan_fields = workload_options(values, parameters), fixed_fields(values)
     options = {name: values[name].value for name in (*_COUNTS, *_TIMES, "objective", "tuner")}
     options |= {name: _read_object(name, values[name].value) for name in _OBJECTS}

@@ -1,4 +1,4 @@
-"""The flags that name what to train, shared by the commands that need a workload."""
+"""The flags that select a workload, shared by several commands."""
 
 import os
 import sys
@@ -22,17 +22,17 @@ def define_workload_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     texts = {
         "recipe": "a ready recipe; `tfaccel recipes` lists them",
-        "workload": "a workload of your own, as package.module:function; the current folder is searched too",
+        "workload": "your own workload, as package.module:function; the current folder is searched too",
     }
     for name, text in texts.items():
         flags.DEFINE_string(name, None, text, flag_values=values)
 
 
 def chosen_workload(values: flags.FlagValues, **kwargs: Any) -> Workload:
-    """The workload that --recipe or --workload names, made with the keyword arguments.
+    """The workload given by --recipe or --workload, built with the keyword arguments.
 
     Raises:
-        WorkloadError: if none or both are given, or what is named cannot be loaded.
+        WorkloadError: if none or both are given, or it cannot be loaded.
     """
     recipe, import_path = values.recipe, values.workload
     if recipe is not None and import_path is None:

@@ -1,4 +1,4 @@
-"""Flags that a workload brings along: one for each parameter of the function that makes it."""
+"""The flags of a workload: one for each parameter of the function that builds it."""
 
 import contextlib
 import inspect
@@ -26,10 +26,9 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 class WorkloadParameters:
     """The flags of a workload's own parameters, added to those of a command.
 
-    There is one for each parameter of the function that makes the workload, which --recipe or --workload in `argv`
-    names. Parameters that are flags already (--data_dir, --epochs ...) are passed over, and so are those of a kind that
-    cannot be written as text. The help is what the function's docstring says of the parameter, or the comment beside or
-    above it.
+    There is one for each parameter of the function that builds the workload, selected by --recipe or --workload in
+    `argv`. Parameters that already are flags (--data_dir, --epochs ...) are skipped, and so are those whose type cannot
+    be written as text. The help comes from the function's docstring, or from the comment next to the parameter.
 
     Args:
         argv: the command line, before it is parsed.
@@ -89,10 +88,10 @@ class WorkloadParameters:
 
 
 def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
-    """What was written for a flag, as a value of a kind, or as one of several texts.
+    """Converts the text of a flag to a value of this kind, or checks that it is one of several texts.
 
     Raises:
-        WorkloadError: if it is not.
+        WorkloadError: if the text is not valid.
     """
     if isinstance(kind, tuple):
         if text not in kind:
@@ -112,7 +111,7 @@ def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
 
 
 def _written(name: str, argv: Sequence[str]) -> str | None:
-    """The value that a flag has in `argv`, before flags are parsed."""
+    """The value of a flag in `argv`, before flags are parsed."""
     for index, argument in enumerate(argv):
         flag, equals, value = argument.lstrip("-").partition("=")
         if argument.startswith("-") and flag == name:
@@ -121,7 +120,7 @@ def _written(name: str, argv: Sequence[str]) -> str | None:
 
 
 def _function(recipe: str | None, import_path: str | None) -> Callable[..., Any] | None:
-    """The function that makes the workload; None where it cannot be loaded: loading the workload says what is wrong."""
+    """The function that builds the workload; None if it cannot be loaded, which is reported later."""
     module, _, function = (f"{RECIPES_PACKAGE}.{recipe}:workload" if recipe else import_path or "").partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -135,7 +134,7 @@ def _function(recipe: str | None, import_path: str | None) -> Callable[..., Any]
 
 
 def _kind(hint: Any) -> str | tuple[str, ...] | None:
-    """The kind of value of a type hint; None for one that cannot be written as text."""
+    """The kind of value of a type hint; None if it cannot be written as text."""
     parts = [part for part in get_args(hint) if part is not type(None)]
     if get_origin(hint) is Literal:
         return tuple(map(str, get_args(hint)))
@@ -147,7 +146,7 @@ def _kind(hint: Any) -> str | tuple[str, ...] | None:
 
 
 def _argument_texts(docstring: str) -> dict[str, str]:
-    """Parameter -> what the section of arguments of a docstring says of it."""
+    """Parameter -> its description in the docstring's arguments section."""
     section = re.search(r"^(?:Arguments|Args):\n((?:[ \t]+.*\n?|\n)+)", docstring, re.MULTILINE)
     if section is None:
         return {}
@@ -156,7 +155,7 @@ def _argument_texts(docstring: str) -> dict[str, str]:
 
 
 def _comment_texts(function: Callable[..., Any]) -> dict[str, str]:
-    """Parameter -> the comment beside it, or above it, in the source of a function with a line for each parameter."""
+    """Parameter -> the comment next to it, or above it, in the source of a function with one parameter per line."""
     try:
         lines = inspect.getsource(inspect.unwrap(function)).splitlines()
     except (OSError, TypeError):

@@ -221,7 +221,7 @@ def test_layer_that_litert_cannot_take_is_named_and_nothing_is_left(tmp_path):
 def test_part_that_onnx_cannot_take_is_named_and_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # tf2onnx sets it when it is imported
     pytest.importorskip("tf2onnx")
-    with pytest.raises(ExportError, match=r"ONNX cannot take these parts of the model: '.*odd.*' \(Erfinv\)"):
+    with pytest.raises(ExportError, match=r"ONNX does not support these parts of the model: '.*odd.*' \(Erfinv\)"):
         export(refused_model(), ["onnx"], out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -255,7 +255,7 @@ def test_what_does_not_do_what_the_model_does_is_refused(tmp_path):
         ({**wanted, "a": np.array([np.nan, 200.0])}, "output a is NaN in other places"),
         ({**wanted, "label": np.array([b"y"])}, "output label is"),
         ({**wanted, "a": np.zeros((1, 2))}, "output a has shape"),
-        ({"a": wanted["a"]}, "gives the outputs a; the Keras model gives a, label"),
+        ({"a": wanted["a"]}, "has the outputs a; the Keras model has a, label"),
     ]:
         with pytest.raises(ExportError, match=message):
             largest_difference(found, wanted, "f")

@@ -50,13 +50,13 @@ def keras_file(tmp_path):
         ),
         (dense(class_name="TFSMLayer"), "it holds a TFSMLayer, which runs a SavedModel from another place"),
         (dense(class_name="TorchModuleWrapper"), "it holds a TorchModuleWrapper, which unpickles"),
-        (dense(module="os", class_name="system"), "refused: it names something of Python's module 'os'"),
+        (dense(module="os", class_name="system"), "refused: it uses Python's module 'os'"),
         (dense(module="tfaccel.scripts.main", class_name="main"), "names a class of the module 'tfaccel.scripts.main'"),
         (dense(module="kerasx.layers"), "If you trust that module, name it: --modules=kerasx.layers"),
         (dense(module="tfaccel.models.nowhere"), "which this version of tfaccel does not have"),
         (
             dense(config={"fn": {"module": "subprocess", "class_name": "function", "config": "run"}}),
-            "refused: it names something of Python's module 'subprocess'",
+            "refused: it uses Python's module 'subprocess'",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_what_would_run_code_is_refused(keras_file, layer, message):
 
 def test_refused_lambda_is_not_run(keras_file, tmp_path):
     path = keras_file(model_of(dense(class_name="Lambda")))
-    with pytest.raises(ExportError, match=r"is refused: .* Nothing of it was run\."):
+    with pytest.raises(ExportError, match=r"is refused: .* No code was run\."):
         load_keras_model(path)
 
 
@@ -137,18 +137,18 @@ def test_what_keras_refuses_is_said_in_its_words(keras_file, logical_devices, la
 @pytest.mark.parametrize("config", ["{", b"\xff\xfe", "[" * 100_000])
 def test_broken_configuration_is_no_model(keras_file, config):
     with pytest.raises(
-        ExportError, match=r"model\.keras is no model in Keras's format \(.*\)\. Save it with model\.save"
+        ExportError, match=r"model\.keras is not a model in Keras's format \(.*\)\. Save it with model\.save"
     ):
         check_keras_file(keras_file(config))
 
 
 def test_other_files_are_no_models(tmp_path):
     (tmp_path / "text.keras").write_text("no archive")
-    with pytest.raises(ExportError, match="is no model in Keras's format"):
+    with pytest.raises(ExportError, match="is not a model in Keras's format"):
         load_keras_model(tmp_path / "text.keras")
     with zipfile.ZipFile(tmp_path / "empty.keras", "w"):
         pass
-    with pytest.raises(ExportError, match="is no model in Keras's format"):
+    with pytest.raises(ExportError, match="is not a model in Keras's format"):
         load_keras_model(tmp_path / "empty.keras")
     with pytest.raises(ExportError, match=r"old\.h5 is refused: models in HDF5 files may run code"):
         load_keras_model(tmp_path / "old.h5")
@@ -165,10 +165,10 @@ def test_classes_of_keras_and_of_named_modules_are_taken(keras_file):
 
 
 def test_run_directory_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ExportError, match=r"is no run directory: it has no config\.json"):
+    with pytest.raises(ExportError, match=r"is not a run directory: it has no config\.json"):
         place_of_run(tmp_path)
     (tmp_path / "config.json").write_text('{"recipe": "my lines/2"}')
-    with pytest.raises(ExportError, match=r"has left no model\.keras yet"):
+    with pytest.raises(ExportError, match=r"has no model\.keras yet"):
         place_of_run(tmp_path)
     (tmp_path / "model.keras").write_text("")
     place = place_of_run(tmp_path)

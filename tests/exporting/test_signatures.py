@@ -79,7 +79,7 @@ def test_class_of_its_own_needs_a_sample():
 
     model, sample = Own(), {"a": np.zeros((4, 3))}
     model(sample)
-    with pytest.raises(ExportError, match=r"Own does not say what it takes.*Give a batch: export\(\.\.\., sample=x\)"):
+    with pytest.raises(ExportError, match=r"The inputs of Own are unknown.*Give a batch: export\(\.\.\., sample=x\)"):
         signatures_of(model)
     assert specs_of(signatures_of(model, sample=sample).functions["serving_default"]) == {"a": ([None, 3], "float32")}
 
@@ -221,12 +221,14 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
 def test_raw_inputs_that_do_not_fit_are_refused():
     from tfaccel.exporting.signatures import signatures_of
 
-    with pytest.raises(ExportError, match=r"A model of this table takes categories, numbers\. Received: pixels\."):
+    with pytest.raises(
+        ExportError, match=r"A model of this table must have the inputs categories, numbers\. Received: pixels\."
+    ):
         signatures_of(image_model(), PETS)
 
     with pytest.raises(ExportError, match=r"takes tensors of shape .*8, 8, 1.*raw inputs give .*9, 9, 1"):
         signatures_of(image_model(), ImageInput(image_size=9, num_channels=1))
-    with pytest.raises(ExportError, match=r"Raw inputs are known for models of one input\. Received a model of 2"):
+    with pytest.raises(ExportError, match=r"Raw inputs are supported for models with one input\. Received: 2"):
         signatures_of(several_model(), IMAGES)
 
 

@@ -34,13 +34,13 @@ def write_lambda(path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=line.keras"], "Give --out=DIR, a new folder for what is exported."),
+        (["--model=line.keras"], "Give --out=DIR, a new folder for the export."),
         (["--out=out"], "Give --run_dir=DIR or --model=PATH. Received: neither."),
         (["--out=out", "--model=evil.keras", "--run_dir=x"], "Received: both."),
         (["--out=out", "--model=nowhere.keras"], "There is no file or folder nowhere.keras (--model)."),
-        (["--out=out", "--run_dir=nowhere"], "nowhere is no run directory: it has no config.json."),
+        (["--out=out", "--run_dir=nowhere"], "nowhere is not a run directory: it has no config.json."),
         (["--out=out", "--model=evil.keras"], "evil.keras is refused: it holds a Lambda layer, which runs Python code"),
-        (["--out=out", "--model=text.keras"], "text.keras is no model in Keras's format"),
+        (["--out=out", "--model=text.keras"], "text.keras is not a model in Keras's format"),
         (
             ["--out=out", "--model=evil.keras", "--formats=tflite"],
             "There is no format 'tflite'. Did you mean 'litert'?",
@@ -73,7 +73,7 @@ def test_files_are_listed_with_what_to_do_with_them(export, tmp_path, logical_de
     assert status == 0, err
     assert "Exported line to out" in out and "out/model.tflite" in out
     assert "run_litert.py" in out and "examples.npy" in out
-    assert "Writing a LiteRT file" in err and "in a fresh process, and comparing it" in err
+    assert "Writing a LiteRT file" in err and "in a fresh process, and comparing them" in err
     status, out, err = export("--model=line.keras", "--formats=keras", "--out=again", "--json", "--quiet")
     assert (status, err) == (0, "")
     assert json.loads(out)["files"][0]["max_difference"] == 0.0

@@ -74,7 +74,7 @@ def test_a_run_has_a_folder_of_its_name_and_the_date(parsed, tmp_path):
 
 
 def test_to_go_on_needs_the_folder(parsed):
-    with pytest.raises(TfaccelError, match="Give --run_dir=DIR, the folder of the run that --resume=auto goes on with"):
+    with pytest.raises(TfaccelError, match="Give --run_dir=DIR, the folder of the run that --resume=auto continues"):
         parsed("--recipe=gan", "--resume=auto")
     with pytest.raises(TfaccelError, match="--run_dir must name a folder"):
         parsed("--recipe=gan", "--run_dir=")

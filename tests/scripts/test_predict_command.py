@@ -246,7 +246,7 @@ def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
     assert (status, err) == (1, "predict: cannot predict texts.jsonl:2: it holds no text\n")
     np.save(tmp_path / "x.npy", np.stack([np.zeros((8, 8, 1)), np.full((8, 8, 1), np.nan)]))
     status, _, err = predict(f"--run_dir={runs}/images", "--input=x.npy", "--output=2.csv")
-    assert (status, err) == (1, "predict: cannot predict 1: the model gives nan for it, which is no probability\n")
+    assert (status, err) == (1, "predict: cannot predict 1: the model's probability for it is nan\n")
     assert len(rows_of(tmp_path / "2.csv")) == 1
     (tmp_path / "gap.csv").write_text("a,b,c\n1,2,3\n1,,3\n")
     status, _, err = predict(f"--run_dir={runs}/numbers", "--input=gap.csv", "--output=3.csv")
@@ -331,7 +331,7 @@ def test_litert_files_that_do_not_fit_are_named(predict, runs, tmp_path):
     from tfaccel.errors import ExportError
     from tfaccel.exporting.load_model import load_keras_model
 
-    with pytest.raises(ExportError, match=r"bare\.tflite is a LiteRT file, from which no Keras model can be made"):
+    with pytest.raises(ExportError, match=r"bare\.tflite is a LiteRT file, which cannot be converted to a Keras model"):
         load_keras_model(tmp_path / "bare.tflite")
     (tmp_path / "bare.bin").write_bytes((tmp_path / "bare.tflite").read_bytes())
     with pytest.raises(ExportError, match=r"bare\.bin is a LiteRT file"):
@@ -394,7 +394,7 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
         ("images", ["--input=x.npy", "--output=o.csv", "--rows_at_once=0"], "--rows_at_once must be at least 1."),
         ("images", ["--input=x.npy", "--output=o.csv"], "pixels in x.npy must hold rows of shape (8, 8, 1), float32."),
         ("images", ["--input=bad.npy", "--output=o.csv"], "Cannot read bad.npy"),
-        ("images", ["--input=empty", "--output=o.csv"], "empty holds no file that ends in .png, .jpg, .jpeg."),
+        ("images", ["--input=empty", "--output=o.csv"], "empty contains no files that end in .png, .jpg, .jpeg."),
         ("images", ["--input=none", "--output=o.csv"], "Nothing could be predicted. First: none/a.png"),
         (
             "images",
@@ -405,9 +405,13 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
         ("numbers", ["--input=empty", "--output=o.csv"], "This model takes neither images nor texts"),
         ("numbers", ["--input=a.csv", "--output=o.csv"], "a.csv has 1 columns. This model takes tables of numbers"),
         ("table", ["--input=two.npz", "--output=o.csv"], "two.npz has no array 'categories'."),
-        ("texts", ["--input=tokens.npy", "--output=o.csv"], "The model cannot take row 1: indices[0,0] = 77 is not in"),
-        ("numbers", ["--input=no.jsonl", "--output=o.csv"], "Line 2 of no.jsonl is no JSON: Expecting value (column 4"),
-        ("numbers", ["--input=empty.jsonl", "--output=o.csv"], "empty.jsonl holds no line."),
+        ("texts", ["--input=tokens.npy", "--output=o.csv"], "The model failed on row 1: indices[0,0] = 77 is not in"),
+        (
+            "numbers",
+            ["--input=no.jsonl", "--output=o.csv"],
+            "Line 2 of no.jsonl is not valid JSON: Expecting value (column 4",
+        ),
+        ("numbers", ["--input=empty.jsonl", "--output=o.csv"], "empty.jsonl is empty."),
         (
             "numbers",
             ["--input=short.jsonl", "--output=o.csv"],

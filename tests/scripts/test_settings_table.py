@@ -39,7 +39,7 @@ def test_trials_are_read_back(tmp_path):
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(TfaccelError, match=r"--out: .*other\.json is no report of settings to go on with"):
+    with pytest.raises(TfaccelError, match=r"--out: .*other\.json is not a settings report to continue"):
         read_trials(path)
     assert path.read_text() == text
 

@@ -120,7 +120,7 @@ def test_a_failure_is_named_and_gives_status_1(run, monkeypatch):
         (["--coverage=some"], "flag --coverage=some: value should be one of <values|pairs|triples|all>"),
         (["--shard=2/2"], "--shard is written K/N, with K from 0 to N - 1. Received: --shard=2/2."),
         (["--shard=half"], "Received: --shard=half."),
-        (["--only=nothing like it"], "No case is left. Received: --only='nothing like it', --shard=0/1."),
+        (["--only=nothing like it"], "No case matches. Received: --only='nothing like it', --shard=0/1."),
         (["--replica=2"], "Unknown command line flag 'replica'. Did you mean: replicas ?"),
         (["dense"], "unexpected argument 'dense'."),
     ],

@@ -101,7 +101,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or sta
     ("arguments", "message"),
     [
         ([RECIPE, "--run_dir="], "--run_dir must name a folder."),
-        ([RECIPE, "--resume=auto"], "Give --run_dir=DIR, the folder of the run that --resume=auto goes on with."),
+        ([RECIPE, "--resume=auto"], "Give --run_dir=DIR, the folder of the run that --resume=auto continues."),
         (["--run_dir=run"], "Give --recipe=NAME or --workload=package.module:function. Received: neither."),
         (["--run_dir=run", "--recipe=image_clasification"], "Did you mean 'image_classification'?"),
         ([RECIPE, "--run_dir=run", "--optimizer=adamv"], "Keras has no optimizer 'adamv'. Did you mean 'adam"),

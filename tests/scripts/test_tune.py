@@ -59,7 +59,7 @@ def tune(tmp_path, monkeypatch, capsys):
         ([RECIPE, "--run_dir=a", "--dropout=2"], "`dropout` must be a number from 0 to below 1"),
         (
             [RECIPE, "--run_dir=a", "--plan=p.json"],
-            "--plan is no flag of a search. Fix fields of the plan",
+            "--plan is not a flag of `tfaccel tune`. Fix fields of the plan",
         ),
         ([RECIPE, "--run_dir=a", "--dtype_policy=float61"], "Did you mean"),
         ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband ends trials by itself."),

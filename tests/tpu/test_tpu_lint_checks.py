@@ -45,7 +45,7 @@ def test_known_operations_get_a_fix_of_their_own_and_long_lists_are_cut():
 
 def test_a_refusal_that_no_finding_explains_fails():
     check = checks_of(refusal="Shape must be known")["train step"]
-    assert (check.status, check.detail) == ("fail", "XLA does not compile it: Shape must be known")
+    assert (check.status, check.detail) == ("fail", "XLA cannot compile it: Shape must be known")
     assert checks_of(refusal="x could not find registered transfer manager for Host")["train step"].status == "skip"
 
 

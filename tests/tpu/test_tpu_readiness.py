@@ -85,7 +85,7 @@ def test_a_step_that_cannot_run_gives_status_1_and_is_not_compiled(run_python):
     assert done.returncode == 1
     assert "host calls: take it out of the step" in done.stdout
     assert "not run, since a check above failed" in done.stdout
-    assert done.stdout.rstrip().endswith("1 failed, 0 with a warning")
+    assert done.stdout.rstrip().endswith("1 failed, 0 warnings")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,10 @@ def test_a_step_that_cannot_run_gives_status_1_and_is_not_compiled(run_python):
             ["--recipe=image_classification", "--global_batch_size=many"],
             "must be a whole number of at least 1, or auto",
         ),
-        (["--recipe=image_classification", "--global_batch_size=2000"], "more than all 1437 training examples"),
+        (
+            ["--recipe=image_classification", "--global_batch_size=2000"],
+            "larger than the number of training examples, 1437",
+        ),
     ],
 )
 def test_wrong_flags_give_one_line_and_status_2(run_python, flags, message):

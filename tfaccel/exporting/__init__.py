@@ -1,1 +1,1 @@
-"""Models written for those who deploy them, and used on files."""
+"""Export of models for deployment, and prediction on files."""

@@ -1,4 +1,4 @@
-"""Exported files, loaded again in a fresh process by their own runtime and compared with the Keras model."""
+"""Loads exported files in a fresh process with their own runtime, and compares them with the Keras model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tfaccel.errors import ExportError
 from tfaccel.exporting.fresh_process import packed
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
-TOLERANCE = 1e-4  # of the largest output, at least of 1
-_OF_TENSORFLOW = ("keras", "saved_model")  # one process is fresh for both: to start TensorFlow takes seconds
+TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is larger
+_OF_TENSORFLOW = ("keras", "saved_model")  # they share one fresh process, since TensorFlow takes seconds to start
 _MAX_SECONDS = 600.0
 _MAX_REASON_LENGTH = 400  # characters
 
@@ -26,14 +26,14 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A file that is to do what the Keras model does.
+    """A file that must give the same outputs as the Keras model.
 
     Args:
         kind: "keras", "saved_model", "litert" or "onnx".
         path: the file or folder.
-        rows: what it is asked: arrays by name.
-        wanted: what the Keras model gives.
-        signatures: what can be called in it.
+        rows: inputs: arrays by name.
+        wanted: outputs of the Keras model.
+        signatures: its signatures.
     """
 
     kind: str
@@ -44,11 +44,11 @@ class Comparison:
 
 
 def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> list[tuple[float, float]]:
-    """Of each file, the largest absolute difference from the Keras model's outputs, and the largest absolute output.
+    """For each file, the largest absolute difference from the Keras model's outputs, and the largest absolute output.
 
     Args:
-        files: each is loaded in a process that has loaded nothing but its runtime.
-        modules: the user's own modules that define layers.
+        files: each is loaded in a process that loads only its runtime.
+        modules: the user's modules that define layers.
 
     Raises:
         ExportError: if a file cannot be used there, or differs by more than 1e-4 of the largest output (or of 1).
@@ -94,13 +94,13 @@ def _read(path: str) -> dict[str, np.ndarray]:
 def largest_difference(found: Arrays, wanted: Arrays, file: str) -> tuple[float, float]:
     """The largest absolute difference between outputs, and the largest absolute output.
 
-    Texts must be equal, and NaN stands where NaN stands.
+    Strings must be equal, and NaN must occur in the same places.
 
     Raises:
         ExportError: if outputs are missing, or differ by more than 1e-4 of the largest (or of 1).
     """
     if set(found) != set(wanted):
-        raise ExportError(f"{file} gives the outputs {', '.join(found)}; the Keras model gives {', '.join(wanted)}.")
+        raise ExportError(f"{file} has the outputs {', '.join(found)}; the Keras model has {', '.join(wanted)}.")
     pairs = [_difference(found[name], array, f"{file}: output {name}") for name, array in wanted.items()]
     return max(difference for difference, _ in pairs), max(size for _, size in pairs)
 
@@ -121,7 +121,7 @@ def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, 
     size = float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0.0))
     if not difference <= TOLERANCE * max(1.0, size):
         raise ExportError(
-            f"{name} differs by {difference:.3g} from the Keras model's, of which the largest is {size:.3g}. Nothing "
+            f"{name} differs by {difference:.3g} from the Keras model's, whose largest value is {size:.3g}. Nothing "
             "was written. Please report this model."
         )
     return difference, size

@@ -1,4 +1,4 @@
-"""`export`: a trained model in, files that can be deployed out, each proven equal to it in a fresh process."""
+"""`export`: converts a trained model to deployable files, each compared with it in a fresh process."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def export(
     sample: Any = None,
     modules: Sequence[str] = (),
 ) -> ExportResult:
-    """Writes a model in several formats, and compares each, loaded again in a fresh process, with the Keras model.
+    """Writes a model in several formats, and compares each file in a fresh process with the Keras model.
 
-    `out` gets `model.keras`; `saved_model/VERSION`, in TensorFlow Serving's layout, with the signatures
-    `serving_default` and, where the run knows what raw inputs are, `serving_raw`, and warm-up requests; `model.tflite`
-    with `run_litert.py`, which runs it on a device; `model.onnx`; `tensorflow_serving.sh`, which runs TensorFlow
-    Serving's image on the SavedModel; and `export.json`, the result. A folder that was exported to before gets another
-    version, and its other files anew. Everything is written beside it first: it appears whole, or not at all.
+    `out` gets `model.keras`; `saved_model/VERSION`, in TensorFlow Serving's layout, with the signature
+    `serving_default`, if raw inputs are known also `serving_raw`, and warm-up requests; `model.tflite` with
+    `run_litert.py`, which runs it on a device; `model.onnx`; `tensorflow_serving.sh`, which runs TensorFlow Serving's
+    image on the SavedModel; and `export.json`, the result. Exporting to the same folder again adds a version and
+    replaces the other files. The export is atomic: everything is written next to the folder first and then moved.
 
-    All but `model.keras` calculate in float32: where they are deployed, 16 bits may be slow or missing.
+    All formats except `model.keras` compute in float32, since 16 bits may be slow or unsupported on the target.
 
     Args:
         run_or_model: a run directory, a `.keras` file, or a built Keras model.
-        formats: of "keras", "saved_model", "litert" and "onnx".
-        out: a new folder, or one that was exported to before.
-        name: by which clients ask for the model; None for that of the recipe, or of the file.
-        version: of the SavedModel; None for 1, or one more than the highest in `out`.
-        sample: a batch as the model takes it, of four rows or more, to compare with; None for random numbers. Models
-            of a class of their own need one.
-        modules: modules of your own that define layers of the model in a file.
+        formats: any of "keras", "saved_model", "litert" and "onnx".
+        out: a new folder, or the folder of an earlier export.
+        name: name under which clients request the model; None for the recipe's or the file's.
+        version: version of the SavedModel; None for 1, or one more than the highest in `out`.
+        sample: an input batch of at least four rows to compare with; None for random numbers. Subclassed models need
+            one.
+        modules: your modules that define layers of a model in a file.
 
     Returns:
-        What was written, with the largest difference of each format.
+        The files written, with the largest difference of each format.
 
     Raises:
-        ExportError: if the model cannot be loaded or written (layers that LiteRT cannot take are named), a file does
-            not do what the Keras model does, or `out` holds something else.
+        ExportError: if the model cannot be loaded or converted (layers that LiteRT does not support are named), a file
+            differs from the Keras model, or `out` holds something else.
         VersionError: if a package is missing.
 
     Example:
@@ -84,7 +84,7 @@ def export(
         whole = run_or_model
     model = served_model(whole)
     if model is not whole:
-        logger.info("Of %s, %s is exported", whole.name, model.name)
+        logger.info("Exporting submodel %s of %s", model.name, whole.name)
         place = ModelPlace(Path(), place.name, place.raw_input)
     from tfaccel.exporting.exporter import Exporter
 
@@ -96,10 +96,10 @@ def export(
 
 
 def check_formats(formats: Sequence[str]) -> list[str]:
-    """The formats, each once.
+    """Checks the formats and removes duplicates.
 
     Raises:
-        ExportError: for none, or one that does not exist.
+        ExportError: if there are none, or one does not exist.
 
     Example:
         >>> check_formats(["pdf"])
@@ -118,7 +118,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
 
 
 def _place(run_or_model: Any, name: str | None) -> ModelPlace:
-    """Where the model lies, with the name that was chosen."""
+    """The location of the model, with the chosen name."""
     if isinstance(run_or_model, (str, os.PathLike)):
         path = Path(run_or_model)
         found = place_of_run(path) if path.is_dir() else ModelPlace(path, url_name(path.stem))

@@ -1,4 +1,4 @@
-"""The folder of an export: filled beside it, and moved there when everything in it is whole."""
+"""The folder of an export: written to a temporary folder next to it and moved there when complete."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SAVED_MODEL_FOLDER = "saved_model"
 
 
 def next_version(out: Path, version: int | None) -> int:
-    """The version that an export to a folder gets.
+    """The version of the next export to a folder.
 
     Args:
-        out: the folder, which need not be there.
-        version: the version that is asked for; None for one more than the highest.
+        out: the folder, which need not exist.
+        version: the requested version; None for one more than the highest.
 
     Raises:
-        ExportError: if the folder holds something else than an export, or that version already.
+        ExportError: if the folder holds something other than an export, or already has that version.
     """
     if out.exists() and not out.is_dir():
         raise ExportError(f"--out is a file: {out}. Name a folder.")
@@ -42,7 +42,7 @@ def next_version(out: Path, version: int | None) -> int:
 
 @contextlib.contextmanager
 def export_folder(out: Path) -> Iterator[Path]:
-    """Gives an empty folder beside `out`; what it holds at the end moves there, versions of a SavedModel first.
+    """Yields an empty folder next to `out`, and moves its content to `out` at the end, SavedModel versions first.
 
     Raises:
         ExportError: if nothing can be written there.
@@ -61,7 +61,7 @@ def export_folder(out: Path) -> Iterator[Path]:
             with contextlib.suppress(FileNotFoundError):
                 out.rmdir()
             os.replace(unfinished, out)
-    except OSError as error:  # The disk is full, or another export came first.
+    except OSError as error:  # the disk is full, or another export came first
         raise ExportError(f"Cannot write to {out}: {error}.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

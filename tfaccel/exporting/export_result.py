@@ -1,4 +1,4 @@
-"""The noun `ExportResult`: what `export` wrote, and how far each file is from the Keras model."""
+"""`ExportResult`: the files that `export` wrote, and the difference of each from the Keras model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FORMATS = ("keras", "saved_model", "litert", "onnx")
-DEFAULT_FORMATS = FORMATS[:3]  # what needs no package beside tfaccel's own
+DEFAULT_FORMATS = FORMATS[:3]  # they need no additional packages
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """One format.
+    """One exported format.
 
     Attributes:
         format: "keras", "saved_model", "litert" or "onnx".
@@ -19,7 +19,7 @@ class ExportedFile:
         num_bytes: its size.
         max_difference: largest absolute difference between its outputs, in a fresh process, and the Keras model's.
         max_output: largest absolute output of the Keras model, for comparison.
-        signatures: what can be called.
+        signatures: its signatures.
     """
 
     format: str
@@ -32,16 +32,16 @@ class ExportedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What `export` wrote.
+    """The result of `export`.
 
     Attributes:
-        name: by which clients ask for the model.
-        version: of the SavedModel.
-        folder: where everything lies.
-        files: one for each format.
-        float32_difference: largest difference that calculating in float32 made, against the model as it was trained;
-            0 where it was trained in float32.
-        commands: what to do with it: name -> shell command.
+        name: name under which clients request the model.
+        version: version of the SavedModel.
+        folder: folder of all files.
+        files: one entry per format.
+        float32_difference: largest difference caused by computing in float32, compared with the model as trained; 0 if
+            it was trained in float32.
+        commands: commands to use the files: name -> shell command.
     """
 
     name: str
@@ -52,5 +52,5 @@ class ExportResult:
     commands: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON-serialisable data."""
+        """The result as JSON-serializable data."""
         return asdict(self)

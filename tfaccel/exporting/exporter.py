@@ -1,4 +1,4 @@
-"""One model, written format by format; each is compared with it before the next one is begun."""
+"""Writes one model in several formats, and compares each file with the model."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Exporter:
         model: a built Keras model.
         place: its file, name and raw inputs.
         folder: an empty folder.
-        sample: a batch as the model takes it, or None.
+        sample: an input batch, or None.
         modules: the user's modules that define its layers.
 
     Raises:
-        ExportError: if it is not known what the model takes, or it cannot be called.
+        ExportError: if the model's inputs are unknown, or it cannot be called.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Exporter:
         self._version = 1
 
     def write(self, formats: Sequence[str], *, folder: Path, version: int) -> ExportResult:
-        """Writes and compares; then what goes with the files.
+        """Writes and compares the files, then writes the result.
 
         Args:
-            formats: which.
-            folder: where everything will lie in the end.
-            version: of the SavedModel.
+            formats: the formats to write.
+            folder: the final folder of the export.
+            version: version of the SavedModel.
         """
         self._version = version
         trained = self._outputs(self._model, self._rows) if self._model is not self._exact else self._wanted
@@ -74,7 +74,7 @@ class Exporter:
         for kind in formats:
             logger.info("Writing %s", _NAMES[kind])
             written.append(getattr(self, f"_write_{kind}")())
-        logger.info("Loading what was written in a fresh process, and comparing it with the Keras model")
+        logger.info("Loading the files in a fresh process, and comparing them with the Keras model")
         pairs = zip(written, differences(written, self._modules), strict=True)
         files = [self._file(file, *found) for file, found in pairs]
         result = ExportResult(
@@ -157,7 +157,7 @@ class Exporter:
         leaves, names = keras.tree.flatten(sample), self._nest_order()
         if len(leaves) != len(names):
             raise ExportError(
-                f"The model takes {len(names)} inputs ({', '.join(names)}). Received a sample of {len(leaves)}."
+                f"The model has {len(names)} inputs ({', '.join(names)}). Received: a sample with {len(leaves)}."
             )
         return {
             name: np.asarray(leaf)[:4].astype(inputs[name].dtype.as_numpy_dtype)
@@ -165,11 +165,11 @@ class Exporter:
         }
 
     def _nest_order(self) -> list[str]:
-        """The inputs' names in the order of what the model takes."""
+        """The inputs' names in the order of the model's inputs."""
         return list(keras.tree.flatten(self._signatures.input_nest))
 
     def _outputs(self, model: keras.Model, rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What a Keras model gives in this process, as float32 where it is of half precision."""
+        """The outputs of a Keras model in this process; half precision is converted to float32."""
         arguments = keras.tree.map_structure(lambda name: rows[name], self._signatures.input_nest)
         outputs = [
             np.asarray(keras.ops.convert_to_numpy(value))
@@ -178,7 +178,7 @@ class Exporter:
         return [value if value.dtype.kind in "biufSO" else value.astype(np.float32) for value in outputs]
 
     def _raw_outputs(self, outputs: list[np.ndarray], raw_input: RawInput) -> dict[str, np.ndarray]:
-        """What `serving_raw` has to give, calculated by numpy."""
+        """The expected outputs of `serving_raw`, computed with NumPy."""
         if set(self._signatures.functions[RAW].structured_outputs) != {"label", "probabilities"}:
             return dict(zip(self._names, outputs, strict=True))
         values = outputs[0].astype(np.float64)
@@ -189,7 +189,7 @@ class Exporter:
         return {"label": labels, "probabilities": values}
 
     def _commands(self, formats: Sequence[str], folder: Path) -> dict[str, str]:
-        """What to do with the files, as shell commands."""
+        """Shell commands that use the files."""
         place, commands = folder.resolve(), {}
         if "saved_model" in formats:
             versions, name = place / SAVED_MODEL_FOLDER, self._place.name
@@ -205,7 +205,7 @@ class Exporter:
 
 
 def output_specs_in_order(function: Any) -> dict[str, Any]:
-    """What a function of `signatures_of` gives, in the order of the model's outputs."""
+    """The output specs of a function of `signatures_of`, in the order of the model's outputs."""
     known = output_specs(function)
     return {name: known[name] for name in function.structured_outputs}
 

@@ -1,4 +1,4 @@
-"""Rows to predict from what users have: images, texts, tables and arrays."""
+"""Reads rows to predict from users' files: images, texts, tables and arrays."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Rows:
     """Rows to predict.
 
     Args:
-        names: of the rows, for the output.
-        files: a file for each row, to be read when it is needed; empty where rows are known already.
-        texts: a text for each row.
-        arrays: the model's own inputs, by name.
-        unreadable: name -> why, of rows that are left out.
-        notes: what is to be said of the others.
+        names: names of the rows, for the output.
+        files: one file per row, read on demand; empty if texts or arrays are given.
+        texts: one text per row.
+        arrays: the model's inputs, by name.
+        unreadable: name -> reason, for rows that are skipped.
+        notes: messages about the other rows.
     """
 
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class Rows:
         return len(self.names)
 
     def pieces(self, size: int) -> Iterator[slice]:
-        """The rows in pieces of so many."""
+        """Slices of at most `size` rows."""
         return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
@@ -68,25 +68,24 @@ def read_rows(
     encoding: str = "utf-8",
     unknown_values: str = SKIP,
 ) -> Rows:
-    """The rows in a file or folder.
+    """Reads the rows in a file or folder.
 
-    A folder gives its PNG and JPEG files, or its `.txt` files, those in sub-folders too, in order of their names. A
-    `.txt` file gives a row for each line that is not empty; a table a row for each row; a `.npy` or `.npz` file a row
-    for each place of the first axis; a `.jsonl` file a row for each line, which is a text, an object of the table's
-    columns, or the model's inputs as they are served.
+    A folder provides its PNG and JPEG files, or its `.txt` files, including subfolders, sorted by name. A `.txt` file
+    provides one row per non-empty line; a table, its rows; a `.npy` or `.npz` file, the rows of its arrays; a `.jsonl`
+    file, one row per line, which is a text, an object of the table's columns, or the model's inputs as in serving.
 
     Args:
         path: the file or folder.
-        inputs: what the model takes: name -> shape (with rows in front) and dtype.
-        raw_input: what its inputs are made of.
-        text_column: of a table with texts.
-        encoding: of CSV and text files, by its name in Python.
-        unknown_values: what becomes of a table's rows that miss a value which no training row misses, or have a
-            category that the model knows nothing of: "skip" leaves them out, "fill" predicts them as training fills
-            gaps, and says so. A row without any value is left out in any case.
+        inputs: the model's inputs: name -> shape (with a batch dimension) and dtype.
+        raw_input: description of the raw inputs.
+        text_column: column of a table with texts.
+        encoding: encoding of CSV and text files, as named in Python.
+        unknown_values: how to treat rows of a table with a missing value in a column that had none in training, or with
+            an unknown category: "skip" skips them, "fill" fills them in as in training, and reports it. Rows without
+            any value are always skipped.
 
     Raises:
-        DataError: if there is nothing to read, or it is not what the model takes.
+        DataError: if there is nothing to read, or it does not match the model's inputs.
     """
     kind = "tensors" if raw_input is None else raw_input.kind
     if not path.exists():
@@ -118,7 +117,7 @@ def _taken(kind: str, inputs: Mapping[str, Any]) -> str:
         "text": ".txt files, folders of them, tables or JSON lines with texts, or ",
         "table": "tables (.csv, .parquet, .jsonl), or ",
     }
-    is_flat = [len(spec.shape) for spec in inputs.values()] == [2]  # one row of numbers an example
+    is_flat = [len(spec.shape) for spec in inputs.values()] == [2]  # one row of numbers per example
     return of_kind.get(kind, "tables of numbers, or " if is_flat else "") + arrays
 
 
@@ -133,7 +132,7 @@ def _folder(folder: Path, kind: str) -> Rows:
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     shown = tuple(path for path in files if not path.name.startswith("."))
     if not shown:
-        raise DataError(f"{folder} holds no file that ends in {', '.join(suffixes)}.")
+        raise DataError(f"{folder} contains no files that end in {', '.join(suffixes)}.")
     return Rows(tuple(map(str, shown)), files=shown)
 
 
@@ -149,7 +148,7 @@ def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
 
 
 def _encoded(table: Table, raw_input: TableInput, names: tuple[str, ...], unknown_values: str) -> Rows:
-    """The rows of a table that the model knows how to take, and what is to be said of the others."""
+    """The rows of a table that can be predicted, the reasons why others cannot, and notes."""
     arrays, gaps = raw_input.encoding.encode(table), gaps_of(raw_input.encoding, table)
     reasons = gaps.reasons()
     if unknown_values == FILL:
@@ -213,7 +212,9 @@ def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
         arrays[name] = _checked(found[name], spec, f"{name} in {path}")
     lengths = {len(array) for array in arrays.values()}
     if len(lengths) != 1 or lengths == {0}:
-        raise DataError(f"The arrays in {path} must have rows, equally many. Received: {sorted(lengths)}.")
+        raise DataError(
+            f"The arrays in {path} must have the same number of rows, at least one. Received: {sorted(lengths)}."
+        )
     return Rows(tuple(str(row) for row in range(lengths.pop())), arrays=arrays)
 
 

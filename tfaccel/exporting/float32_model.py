@@ -1,4 +1,4 @@
-"""The same model in float32: where it is deployed, 16 bits may be slow or missing."""
+"""Converts a model to float32, since 16 bits may be slow or unsupported on the target."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
 
 
 def float32_model(model: keras.Model) -> keras.Model:
-    """The model itself where all of it calculates in float32; otherwise a copy of it that does, with the same weights.
+    """Returns the model if all of it computes in float32, otherwise a float32 copy with the same weights.
 
     Raises:
-        ExportError: if the model cannot be built again from its configuration.
+        ExportError: if the model cannot be rebuilt from its config.
     """
     if not any(layer.dtype_policy.name in _HALF for layer in [model, *all_layers(model)]):
         return model
@@ -26,17 +26,17 @@ def float32_model(model: keras.Model) -> keras.Model:
         config.pop("compile_config", None)
         copy = keras.saving.deserialize_keras_object(in_float32(config))
         copy.set_weights(model.get_weights())
-    except Exception as error:  # whatever a class of the user's raises
+    except Exception as error:  # user classes may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ExportError(
-            f"The model calculates in 16 bits, and cannot be built again in float32: {type(error).__name__}: {reason} "
-            "Its own classes need get_config, and to be registered with keras.saving.register_keras_serializable."
+            f"The model computes in 16 bits, and cannot be rebuilt in float32: {type(error).__name__}: {reason} "
+            "Custom classes need get_config, and must be registered with keras.saving.register_keras_serializable."
         ) from error
     return copy
 
 
 def in_float32(config: Any) -> Any:
-    """A configuration with float32 in place of half precision.
+    """Replaces half precision by float32 in a config.
 
     Example:
         >>> in_float32({"units": 3, "dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})

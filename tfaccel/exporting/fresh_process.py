@@ -1,10 +1,10 @@
-"""A program that runs exported models on rows, with nothing loaded but the format's own runtime.
+"""A program that runs exported models on rows, loading only the format's runtime.
 
     python -m tfaccel.exporting.fresh_process '{"jobs": [[FORMAT, MODEL, ROWS.npz, OUTPUTS.npz], ...], "modules": []}'
 
-FORMAT is keras, saved_model, litert or onnx. ROWS has an array for each input, by its name; those whose name begins
-with `raw:` go to the signature serving_raw. OUTPUTS gets an array for each output, by name, or by number where the
-format has names of its own.
+FORMAT is keras, saved_model, litert or onnx. ROWS has one array per input, by name; names with the prefix `raw:` are
+inputs of the signature serving_raw. OUTPUTS gets one array per output, by name, or by number if the format has its own
+names.
 """
 
 import json
@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def run_keras(path: str, rows: Arrays, modules: list[str]) -> Arrays:
-    """Keras's own file, loaded in safe mode; `nest:` says in JSON how the model takes the rows."""
+    """Runs a `.keras` file, loaded in safe mode; `nest:` holds the structure of the inputs as JSON."""
     import keras
 
     from tfaccel.exporting.load_model import load_keras_model
@@ -33,7 +33,7 @@ def run_keras(path: str, rows: Arrays, modules: list[str]) -> Arrays:
 
 
 def run_saved_model(path: str, rows: Arrays, modules: list[str]) -> Arrays:
-    """Both signatures of a SavedModel; outputs of serving_raw keep its mark."""
+    """Runs both signatures of a SavedModel; outputs of serving_raw keep the prefix."""
     import tensorflow as tf
 
     del modules
@@ -51,7 +51,7 @@ def run_saved_model(path: str, rows: Arrays, modules: list[str]) -> Arrays:
 
 
 def run_litert(path: str, rows: Arrays, modules: list[str]) -> Arrays:
-    """The signature serving_default of a LiteRT file, row by row."""
+    """Runs the signature serving_default of a LiteRT file, row by row."""
     from ai_edge_litert.interpreter import Interpreter
 
     del modules
@@ -63,7 +63,7 @@ def run_litert(path: str, rows: Arrays, modules: list[str]) -> Arrays:
 
 
 def run_onnx(path: str, rows: Arrays, modules: list[str]) -> Arrays:
-    """An ONNX file; its inputs are told apart by name, or by their order where it has names of its own."""
+    """Runs an ONNX file; inputs are matched by name, or by order if it has its own names."""
     import onnxruntime
 
     del modules
@@ -105,7 +105,7 @@ def run(kind: str, path: str, files: tuple[str, str], modules: list[str]) -> Non
 
 
 def _as_bytes(array: np.ndarray) -> np.ndarray:
-    """Encoded files travel as a list of lengths in front of all bytes: numpy cuts zeros off the ends of texts."""
+    """Unpacks encoded files from lengths followed by all bytes: NumPy strips trailing zeros from strings."""
     return unpacked(array) if array.dtype == np.uint8 and array.ndim == 1 else array
 
 

@@ -1,4 +1,4 @@
-"""What a SavedModel's graph could do with files and processes, found before anything of it is run."""
+"""Checks, before running it, what a SavedModel's graph could do with files and processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfaccel.exporting.graph_walk import GraphWalk, Place
 from tfaccel.exporting.safe_operations import SAFE_OPERATIONS
 
 ALLOW_FLAG = "--allow_file_operations"
-# Operations that read the file that one of their inputs names: safe where that is a file of the model's own.
+# Operations that read a file named by one of their inputs (index): safe for the model's own files.
 _READERS = {
     "InitializeTableFromTextFile": 1,
     "InitializeTableFromTextFileV2": 1,
@@ -33,14 +33,14 @@ _MAX_NAMED = 6  # operations in a message
 
 
 def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:
-    """The files of a model that its graph may read: name of the node that holds a path -> path.
+    """The files of a model that its graph may read: name of the node that holds the path -> path.
 
     Args:
         meta_graph: a `MetaGraphDef`.
-        folder: of the SavedModel.
+        folder: folder of the SavedModel.
 
     Raises:
-        ExportError: if an asset is named that lies elsewhere.
+        ExportError: if an asset lies outside the folder.
     """
     files = {}
     for tensor, name in _assets(meta_graph):
@@ -55,19 +55,19 @@ def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:
 
 
 def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
-    """Refuses a graph that could do more than calculate.
+    """Rejects a graph that could do more than compute.
 
-    Every operation of the graph and of its functions, run or not, must be one that is known to be safe; a file may be
-    read where its name can only be that of one of the model's own files. What writes checkpoints may be there for
-    saving, which nobody asks for.
+    All operations of the graph and its functions, used or not, must be known to be safe. Reading a file is allowed if
+    its path can only be that of one of the model's own files. Writing checkpoints is allowed in the part of the graph
+    that saves the model, which is never run.
 
     Args:
         walk: the graph.
-        files: what `own_files` gave.
-        folder: for the message.
+        files: the result of `own_files`.
+        folder: folder of the SavedModel, for messages.
 
     Raises:
-        ExportError: names the operations, and where they are.
+        ExportError: if there are unsafe operations; the message names them and their nodes.
     """
     nodes, functions = _for_saving_only(walk)
     found: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _assets(meta_graph: Any) -> list[tuple[str, str]]:
 
 
 def _for_saving_only(walk: GraphWalk) -> tuple[set[str], set[str]]:
-    """Names of the nodes, and of the functions, that only run to save the model."""
+    """Names of the nodes and functions that run only to save the model."""
     saver, signatures = walk.meta_graph.saver_def, walk.meta_graph.signature_def
     saving = walk.needed_for([saver.save_tensor_name])
     running = [name for signature in signatures for name in walk.outputs(signature)]

@@ -1,4 +1,4 @@
-"""What an error of TensorFlow's graphs says, without where in the graph it was."""
+"""Extracts the reason from errors in TensorFlow graphs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ _MAX_REASON_LENGTH = 300  # characters
 def graph_error_reason(error: BaseException) -> str:
     """The reason in an error's message, on one line.
 
-    Errors inside graphs have the place in the graph before it, with the lines of code that made it, and the node behind
-    it.
+    Messages of graph errors contain the location and a traceback before the reason, and the node after it.
 
     Example:
         >>> graph_error_reason(ValueError("Detected at node a, defined at:\\n  File x\\n\\ntoo high\\n [[{{a}}]]"))

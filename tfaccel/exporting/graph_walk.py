@@ -1,4 +1,4 @@
-"""A SavedModel's graph and its functions, as they stand in the file: what calls what, and where a tensor comes from."""
+"""Static analysis of a SavedModel's graph and functions: calls, and the origin of tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _OF_VARIABLES = {"ReadVariableOp", "VarIsInitializedOp", "AssignVariableOp"}
 
 @dataclass(frozen=True)
 class Place:
-    """A node, and where it stands.
+    """A node and its location.
 
     Args:
         node: a `NodeDef`.
-        function: the name of the function that holds it; "" for the graph itself.
+        function: the name of its function; "" for the graph itself.
     """
 
     node: Any
@@ -28,7 +28,7 @@ class Place:
 
 
 class GraphWalk:
-    """What can be said of a graph without running it.
+    """Analyzes a graph without running it.
 
     Args:
         meta_graph: a `MetaGraphDef`.
@@ -47,7 +47,7 @@ class GraphWalk:
                 self._references[name].append(place)
 
     def places(self) -> Iterator[Place]:
-        """All nodes, those of functions too."""
+        """All nodes, including those of functions."""
         for node in self.nodes.values():
             yield Place(node)
         for name, nodes in self._nodes_of.items():
@@ -63,7 +63,7 @@ class GraphWalk:
         return [name for name in found if name in self.functions]
 
     def init_operations(self) -> list[str]:
-        """Names of what is run once when the model is loaded."""
+        """Names of the operations that run once when the model is loaded."""
         if _INIT in self.meta_graph.signature_def:
             return [_node_name(info.name) for info in self.meta_graph.signature_def[_INIT].outputs.values()]
         for key in _INIT_COLLECTIONS:
@@ -73,12 +73,12 @@ class GraphWalk:
         return []
 
     def outputs(self, signature_name: str) -> list[str]:
-        """Names of the nodes that a signature's outputs come from."""
+        """Names of the nodes that produce a signature's outputs."""
         signature = self.meta_graph.signature_def[signature_name]
         return [_node_name(name) for info in signature.outputs.values() for name in tensor_names(info)]
 
     def needed_for(self, names: Iterable[str]) -> set[str]:
-        """Names of the graph's nodes that run when these do."""
+        """Names of all nodes of the graph that these nodes depend on, including themselves."""
         waiting, found = [_node_name(name) for name in names], set()
         while waiting:
             name = waiting.pop()
@@ -88,7 +88,7 @@ class GraphWalk:
         return found
 
     def called_by(self, names: Iterable[str]) -> set[str]:
-        """The functions that these nodes of the graph call, and those that are called there."""
+        """The functions that these nodes of the graph call, directly or indirectly."""
         waiting = [function for name in names for function in self.functions_of(self.nodes[name])]
         found: set[str] = set()
         while waiting:
@@ -99,22 +99,22 @@ class GraphWalk:
         return found
 
     def operations_for(self, names: Iterable[str]) -> set[str]:
-        """The kinds of operations that run when these nodes do."""
+        """The types of all operations that run when these nodes do."""
         needed = self.needed_for(names)
         nodes = [self.nodes[name] for name in needed]
         nodes += [node for function in self.called_by(needed) for node in self._nodes_of[function].values()]
         return {node.op for node in nodes}
 
     def sources(self, place: Place, number: int) -> set[str] | None:
-        """Names of the graph's nodes whose value an input of a node has; None where that cannot be said.
+        """Names of the graph's nodes that an input of a node can take its value from; None if unknown.
 
-        Identities, calls of functions and variables that only take such values are looked through.
+        Traces through identities, function calls and variables that are only assigned such values.
         """
         inputs = [name for name in place.node.input if not name.startswith("^")]
         return self._sources(inputs[number], place.function, set()) if number < len(inputs) else None
 
     def constant(self, place: Place, number: int) -> Any:
-        """The `TensorProto` that an input of a node is; None where it is no constant."""
+        """The `TensorProto` of a node's input; None if it is not a constant."""
         names = self.sources(place, number)
         node = self.nodes[next(iter(names))] if names and len(names) == 1 else self._local(place, number)
         return node.attr["value"].tensor if node is not None and node.op == "Const" else None
@@ -139,7 +139,7 @@ class GraphWalk:
         return None if function else {name}
 
     def _of_argument(self, name: str, function: str, seen: set[tuple[str, str]]) -> set[str] | None:
-        """Where an argument of a function comes from: all of its calls are asked."""
+        """The sources of a function's argument, over all of its calls."""
         names = [argument.name for argument in self.functions[function].signature.input_arg]
         found: set[str] = set()
         for place in self._references[function]:
@@ -155,7 +155,7 @@ class GraphWalk:
         return found or None
 
     def _of_variable(self, handle: str, seen: set[tuple[str, str]]) -> set[str] | None:
-        """What is assigned to a variable, if nothing else than that and reading can happen to it."""
+        """The sources assigned to a variable, if it is only assigned and read."""
         name = _node_name(handle)
         node = self.nodes.get(name)
         if node is None or node.op != "VarHandleOp":
@@ -181,7 +181,7 @@ class GraphWalk:
 
 
 def tensor_names(info: Any) -> list[str]:
-    """The names of the tensors that a `TensorInfo` is made of."""
+    """The names of the tensors in a `TensorInfo`."""
     if info.HasField("coo_sparse"):
         sparse = info.coo_sparse
         return [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]

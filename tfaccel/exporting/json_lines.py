@@ -1,4 +1,4 @@
-"""Rows to predict from a file of JSON lines: one row a line, as they are served or as they stand in a table."""
+"""Reads rows to predict from a JSON lines file, as in serving requests or as rows of a table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfaccel.known_names import did_you_mean
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 
-Line = tuple[int, Any]  # its number in the file, from 1 on, and its value
+Line = tuple[int, Any]  # its number in the file, starting at 1, and its value
 
 
 def json_lines(path: Path) -> list[Line]:
-    """The values in a file of JSON lines; empty lines are left out.
+    """The values in a JSON lines file; empty lines are skipped.
 
     Raises:
-        DataError: if the file cannot be read, has no line, or a line is no JSON (line and column are named).
+        DataError: if the file cannot be read or is empty, or a line is not valid JSON (with line and column).
 
     Example:
         >>> import tempfile
@@ -36,7 +36,7 @@ def json_lines(path: Path) -> list[Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {path} as JSON lines in UTF-8: {error}.") from error
     if not found:
-        raise DataError(f"{path} holds no line.")
+        raise DataError(f"{path} is empty.")
     return found
 
 
@@ -46,13 +46,15 @@ def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"Line {number} of {path} is no JSON: {error.msg} (column {error.colno}).") from error
+                raise DataError(
+                    f"Line {number} of {path} is not valid JSON: {error.msg} (column {error.colno})."
+                ) from error
             except (ValueError, RecursionError) as error:
                 raise DataError(f"Line {number} of {path} cannot be read: {error}.") from error
 
 
 def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str, ...]:
-    """A text for each line, which is a text itself or an object with one.
+    """One text per line; a line is a text or an object with a text.
 
     Raises:
         DataError: for the first line that is neither.
@@ -71,10 +73,10 @@ def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str,
 
 
 def table_of_lines(path: Path, lines: Sequence[Line]) -> Table:
-    """The table whose rows the lines are, each an object of columns; null and what is left out are missing values.
+    """Builds a table from lines that are objects of columns; null or an absent column is a missing value.
 
     Raises:
-        DataError: for the first line that is no object of numbers and texts.
+        DataError: for the first line that is not an object of numbers and texts.
     """
     names: dict[str, None] = {}
     for number, row in lines:
@@ -93,7 +95,7 @@ def table_of_lines(path: Path, lines: Sequence[Line]) -> Table:
 
 
 def _text(value: Any) -> str | None:
-    """A field as it would stand in a CSV file; None where it is missing."""
+    """Formats a field as in a CSV file; None if it is missing."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     text = f"{value:.15g}" if isinstance(value, float) else str(value).strip()
@@ -101,15 +103,15 @@ def _text(value: Any) -> str | None:
 
 
 def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The model's inputs, by name: a line is an object of them, or, where there is one alone, its value.
+    """The model's inputs, by name: a line is an object of them, or the value of the only input.
 
     Args:
         path: the file, for messages.
         lines: its lines.
-        inputs: what the model takes: name -> shape (with rows in front) and dtype.
+        inputs: the model's inputs: name -> shape (with a batch dimension) and dtype.
 
     Raises:
-        DataError: for the first line that does not hold what the model takes.
+        DataError: for the first line that does not match the model's inputs.
     """
     columns: dict[str, list[np.ndarray]] = {name: [] for name in inputs}
     for number, row in lines:
@@ -127,8 +129,8 @@ def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]
         place = next((place for place, row in enumerate(rows) if row.shape != rows[0].shape), None)
         if place is not None:
             raise DataError(
-                f"Line {lines[place][0]} of {path}: {name!r} has shape {rows[place].shape}; that of the first line has "
-                f"{rows[0].shape}. Rows of one file have one shape."
+                f"Line {lines[place][0]} of {path}: {name!r} has shape {rows[place].shape}; in the first line it has "
+                f"{rows[0].shape}. All rows of a file must have the same shape."
             )
     return {name: np.stack(rows) for name, rows in columns.items()}
 

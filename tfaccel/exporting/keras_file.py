@@ -1,4 +1,4 @@
-"""Whether a `.keras` file can be loaded without running what its author wrote."""
+"""Checks that loading a `.keras` file does not run code from the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfaccel.errors import ExportError
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 256 * 2**20
 _MAX_MEMBERS = 10_000
-_MAX_RATIO = 1000  # of a member's size to what it takes in the file
-_SMALL_BYTES = 2**20  # members up to this size may be packed as tightly as they like
-_MAX_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # of all members together
-# Classes that run what a file brings along: code, pickles, or a SavedModel from elsewhere.
+_MAX_RATIO = 1000  # compression ratio of a member
+_SMALL_BYTES = 2**20  # members up to this size may have any compression ratio
+_MAX_TOTAL_RATIO, _SMALL_TOTAL_BYTES = 100, 256 * 2**20  # the same for all members together
+# Classes that run code: from the file, from pickles, or from a SavedModel elsewhere.
 _RUNS_CODE = {
     "Lambda": "a Lambda layer, which runs Python code from the file",
     "__lambda__": "a Python lambda, which is code from the file",
@@ -33,15 +33,15 @@ _FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
 
 
 def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
-    """Reads what a `.keras` file says it is, and imports the modules of tfaccel that define its layers.
+    """Checks the config of a `.keras` file, and imports the tfaccel modules that define its layers.
 
     Args:
         path: the file.
-        modules: modules of the user's own, already imported, whose classes the file may name.
+        modules: the user's modules, already imported, whose classes the file may use.
 
     Raises:
-        ExportError: if it is no `.keras` file, is made to overrun the machine or to write elsewhere, would run code, or
-            names a class that is neither Keras's, tfaccel's nor of `modules`.
+        ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, would run
+            code, or uses a class that is not from Keras, tfaccel or `modules`.
     """
     entries = list(_entries(_config(path)))
     for entry in entries:
@@ -50,8 +50,8 @@ def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
             name = entry["config"].get("name") if isinstance(entry.get("config"), dict) else None
             where = f" (layer {name!r})" if name else ""
             raise ExportError(
-                f"{path} is refused: it holds {reason}{where}. Nothing of it was run. Replace it by a layer with a "
-                "class of its own, and save the model again."
+                f"{path} is refused: it holds {reason}{where}. No code was run. Replace it with a custom layer class, "
+                "and save the model again."
             )
     for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
         _check_module(module, path, tuple(modules))
@@ -68,7 +68,7 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
             raise ExportError(f"{path} needs {module}, which this version of tfaccel does not have: {error}") from error
         return
     if package in sys.stdlib_module_names:
-        raise ExportError(f"{path} is refused: it names something of Python's module {module!r}, where no layer is.")
+        raise ExportError(f"{path} is refused: it uses Python's module {module!r}, which defines no layers.")
     raise ExportError(
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
         f"If you trust that module, name it: --modules={module}"
@@ -76,7 +76,7 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
 
 
 def _config(path: Path) -> Any:
-    """What `config.json` in the file says."""
+    """The content of `config.json` in the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -88,12 +88,12 @@ def _config(path: Path) -> Any:
         raise ExportError(f"There is no file {path}.") from error
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ExportError(f"{path} is no model in Keras's format ({reason}). Save it with model.save().") from error
+        raise ExportError(f"{path} is not a model in Keras's format ({reason}). Save it with model.save().") from error
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
     if len(members) > _MAX_MEMBERS:
-        raise ExportError(f"{path} is refused: it holds {len(members)} files; {_MAX_MEMBERS} are the most.")
+        raise ExportError(f"{path} is refused: it holds {len(members)} files; at most {_MAX_MEMBERS} are allowed.")
     total, total_packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     if total > _SMALL_TOTAL_BYTES and total > _MAX_TOTAL_RATIO * total_packed:
         raise ExportError(f"{path} is refused: it grows from {total_packed:,} to {total:,} bytes when unpacked.")
@@ -111,7 +111,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def _entries(config: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a configuration that names a class or a function."""
+    """All entries of a config that name a class or a function."""
     waiting = [config]
     while waiting:
         value = waiting.pop()

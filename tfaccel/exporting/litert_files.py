@@ -1,4 +1,4 @@
-"""A LiteRT file of a Keras model in float32, with its signature and metadata."""
+"""Converts a Keras model to a float32 LiteRT file with signature and metadata."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def litert_content(
     raw_input: RawInput | None = None,
     rows: Mapping[str, np.ndarray],
 ) -> bytes:
-    """The bytes of a LiteRT file that takes one example at a time, by the signature `serving_default`.
+    """The bytes of a LiteRT file with the signature `serving_default` for one example at a time.
 
     Args:
         model: a built Keras model in float32.
         signatures: its functions; only `serving_default` is written.
-        name: of the model, for its metadata.
-        raw_input: what its inputs are made of and its classes, for its metadata.
-        rows: examples, which tell the length of axes that may have any.
+        name: name of the model, for the metadata.
+        raw_input: description of its raw inputs and classes, for the metadata.
+        rows: examples that define the length of variable axes.
 
     Raises:
-        ExportError: for a model with layers that LiteRT cannot take; the message names them.
+        ExportError: if LiteRT does not support some layers; the message names them.
     """
     function, concrete = _of_one_example(signatures, model, rows)
     with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, _quiet():
@@ -64,7 +64,7 @@ def litert_content(
 
 
 def _of_one_example(signatures: Signatures, model: keras.Model, rows: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-    """The model's own function for batches of one row, and its trace."""
+    """The model as a function of batches of one row, and its trace."""
     specs = {
         name: tf.TensorSpec((1, *rows[name].shape[1:]), spec.dtype, name=name)
         for name, spec in signatures.inputs.items()
@@ -85,28 +85,28 @@ def _known(raw_input: RawInput | None) -> dict[str, Any]:
         return {"input": f"pixels from 0 to 255, {size} x {size} x {raw_input.num_channels}"}
     if isinstance(raw_input, TextInput):
         return {
-            "input": f"numbers of {raw_input.num_tokens} {raw_input.vocabulary.unit}, 0 for none, 1 for unknown ones"
+            "input": f"ids of {raw_input.num_tokens} {raw_input.vocabulary.unit}, 0 for padding, 1 for unknown ones"
         }
     return {}
 
 
 def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
-    """Why a model could not be converted, with the layers that are in the way."""
+    """Why a model could not be converted, with the unsupported layers."""
     kinds = refused_operations(str(error))
     pairs = [(kind, layer.removeprefix(f"{model.name}/")) for kind, layer in layers_with(graph, kinds, model)]
     found = ", ".join(dict.fromkeys(f"{layer!r} ({kind})" for kind, layer in pairs))
     if found:
         return (
-            f"LiteRT cannot take these layers of the model: {found}; the operations in brackets have no form in it. "
-            "Replace them by others, or leave litert out of --formats."
+            f"LiteRT does not support these layers of the model: {found} (operation in parentheses). Replace them, or "
+            "leave litert out of --formats."
         )
     reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
-    return f"LiteRT cannot take this model ({type(error).__name__}): {reason} Leave litert out of --formats."
+    return f"LiteRT cannot convert this model ({type(error).__name__}): {reason} Leave litert out of --formats."
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves out what the converter tells of itself; its core, in C++, writes to the process's standard error."""
+    """Silences the converter, whose C++ core writes to the process's standard error."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -19,22 +19,22 @@ from tfaccel.data.raw_input import RawInput
 
 METADATA_NAME = b"TFLITE_METADATA"
 _MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
-_ALIGNMENT = 16  # of weights, as the format asks
-_AXIS_LABELS = 2  # the kind of an associated file that names the places of an axis
+_ALIGNMENT = 16  # alignment of weights, required by the format
+_AXIS_LABELS = 2  # type of an associated file with the labels of an axis
 _MIN_PARSER_VERSION = "1.2.0"
 
 
 def with_metadata(
     content: bytes, *, name: str, description: str, class_names: Sequence[str] = (), raw_input: RawInput | None = None
 ) -> bytes:
-    """The same LiteRT file with metadata.
+    """Adds metadata to a LiteRT file.
 
     Args:
         content: the file.
-        name: of the model.
-        description: of the model, a text.
+        name: name of the model.
+        description: description of the model.
         class_names: the names of the classes, in the order of the first output.
-        raw_input: what the model's inputs are made of.
+        raw_input: description of the model's raw inputs.
     """
     schema = litert_schema()
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
@@ -51,7 +51,7 @@ def with_metadata(
 
 
 def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
-    """The names that the signature gives inputs and outputs, in the order in which the graph has them."""
+    """The signature's names of inputs and outputs, in the order of the graph."""
     signature, graph = model.signatureDefs[0], model.subgraphs[0]
     names = [{entry.tensorIndex: entry.name for entry in side} for side in (signature.inputs, signature.outputs)]
     sides = zip(names, (graph.inputs, graph.outputs), strict=True)
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list[str]], *, has_labels: bool) -> bytes:
-    """The FlatBuffer; fields are numbered as the schema has them."""
+    """Builds the FlatBuffer; fields are numbered as in the schema."""
     builder = flatbuffers.Builder(1024)
     file = (
         _table(builder, 5, {0: LABELS_FILE, 1: "the names of the classes"}, {2: _AXIS_LABELS}) if has_labels else None
@@ -90,7 +90,7 @@ def _table(
     *,
     offsets: Mapping[int, int | None] | None = None,
 ) -> int:
-    """One table of texts, single bytes and what was written before."""
+    """Writes one table of strings, single bytes and earlier objects."""
     places: dict[int, int | None] = {slot: builder.CreateString(text) for slot, text in texts.items()}
     builder.StartObject(num_fields)
     for slot, place in {**places, **(offsets or {})}.items():
@@ -109,10 +109,10 @@ def _vector(builder: Any, places: Sequence[int]) -> int:
 
 
 class _AligningBuilder(flatbuffers.Builder):
-    """Aligns weights as LiteRT's runtimes want them."""
+    """Aligns weights as LiteRT's runtimes require."""
 
     def CreateNumpyVector(self, x: np.ndarray) -> int:
-        """Writes an array; one of bytes on a place that is a multiple of 16."""
+        """Writes an array; byte arrays start at a multiple of 16."""
         if x.dtype == np.uint8:
             self.Prep(4, x.nbytes)
             self.Prep(_ALIGNMENT, x.nbytes)

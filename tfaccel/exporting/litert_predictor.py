@@ -1,4 +1,4 @@
-"""A LiteRT file that predicts rows by name, as a `.keras` file and a SavedModel do."""
+"""A predictor for LiteRT files, with the same interface as for `.keras` files and SavedModels."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tfaccel.exporting.signatures import DEFAULT
 
 
 class LitertPredictor(Predictor):
-    """A LiteRT file's signature `serving_default`, which takes one row at a time.
+    """Runs the signature `serving_default` of a LiteRT file, one row at a time.
 
-    Numbers go in and come out as floats; where the file itself takes or gives quantized ones, they are made so.
+    Inputs and outputs are floats; they are quantized and dequantized if the file uses integers.
 
     Args:
-        place: where the file lies, and what its inputs are made of.
+        place: location of the file, and its raw inputs.
 
     Raises:
-        ExportError: if LiteRT cannot load it, it has no such signature, or it takes several rows at once.
+        ExportError: if LiteRT cannot load the file, the signature is missing, or its batch size is not 1.
         VersionError: if LiteRT's runtime is not installed.
     """
 
@@ -45,13 +45,13 @@ class LitertPredictor(Predictor):
         self._prepare: Callable[[tf.Tensor], tf.Tensor] | None = None
         if isinstance(place.raw_input, (ImageInput, TextInput)):
             if len(self.inputs) != 1:
-                raise ExportError(f"{place.path} takes {len(self.inputs)} inputs, and says that it takes raw ones.")
+                raise ExportError(f"{place.path} has {len(self.inputs)} inputs; models of raw inputs must have one.")
             self._prepare, spec, self._tables = preprocessing(place.raw_input)
             self.raw_inputs = {str(spec.name): spec}
 
     @property
     def raw_outputs(self) -> dict[str, tf.TensorSpec]:
-        """What `raw` gives, by name: the likeliest class and all probabilities, where the classes are known."""
+        """Specs of the outputs of `raw`, by name: predicted class and all probabilities, if the classes are known."""
         rows = {
             name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
             for name, spec in self.outputs.items()
@@ -62,11 +62,11 @@ class LitertPredictor(Predictor):
         return {name: tf.TensorSpec((None, *value.shape[1:]), value.dtype, name=name) for name, value in found.items()}
 
     def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for rows of the model's own inputs; probabilities for logits, where the classes are known."""
+        """The outputs for rows of the model's inputs; logits become probabilities if the classes are known."""
         return self._classified(self.run(arrays))
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for rows of the model's own inputs, as the file gives them."""
+        """The unprocessed outputs for rows of the model's inputs."""
         rows = {name: _as_input(arrays[name], detail) for name, detail in self._input_details.items()}
         of_rows = [
             self._run_row({name: array[row : row + 1] for name, array in rows.items()})
@@ -77,7 +77,7 @@ class LitertPredictor(Predictor):
     def raw(self, contents: Sequence[bytes]) -> dict[str, np.ndarray]:
         """The outputs for encoded images, or texts in UTF-8."""
         if self._prepare is None:
-            raise ExportError(f"{self.place.path} does not say what its inputs are made of. Give arrays (.npy, .npz).")
+            raise ExportError(f"{self.place.path} does not describe its raw inputs. Give arrays (.npy, .npz).")
         (name,) = self.inputs
         return self.tensors({name: self._prepare(tf.constant(list(contents), tf.string)).numpy()})
 
@@ -112,7 +112,7 @@ def _runner(place: ModelPlace) -> Any:
 def _spec(name: str, detail: Mapping[str, Any], place: ModelPlace) -> tf.TensorSpec:
     sizes = [None if size < 0 else int(size) for size in detail["shape_signature"].tolist()] or [1]
     if sizes[0] not in (None, 1):
-        raise ExportError(f"{place.path} takes {sizes[0]} rows at once in {name!r}; files that take one are predicted.")
+        raise ExportError(f"{place.path} has batch size {sizes[0]} for {name!r}; only a batch size of 1 is supported.")
     kind = np.float32 if _is_quantized(detail) else detail["dtype"]
     return tf.TensorSpec((None, *sizes[1:]), tf.as_dtype(kind), name=name)
 
@@ -128,7 +128,7 @@ def _is_quantized(detail: Mapping[str, Any]) -> bool:
 
 
 def _as_input(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
-    """Rows in the kind of number that the file takes."""
+    """Converts rows to the input's dtype; quantizes if needed."""
     kind = np.dtype(detail["dtype"])
     if not _is_quantized(detail):
         return array.astype(kind)
@@ -138,7 +138,7 @@ def _as_input(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
 
 
 def _as_output(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
-    """A copy of an output, which the runtime writes over at the next call; floats for quantized numbers."""
+    """Copies an output, which the next call overwrites; dequantizes if needed."""
     if not _is_quantized(detail):
         return np.array(array)
     scale, zero = detail["quantization"]

@@ -3,11 +3,10 @@
 
     pip install ai-edge-litert numpy
     python run_litert.py model.tflite examples.npy
-    python run_litert.py model.tflite                 # what the model takes
+    python run_litert.py model.tflite                 # prints the model's inputs
 
-examples.npy holds one example a row, as the model takes them; for several inputs, give a .npz file with an array for
-each name. What comes out is a line of JSON a row: each output by its name, and, where the file has the names of its
-classes, the likeliest one.
+examples.npy holds one example per row, as model inputs; for several inputs, pass a .npz file with one array per name.
+The output is one JSON line per row: each output by name, and the predicted class, if the file contains class names.
 """
 
 import json
@@ -22,7 +21,7 @@ SIGNATURE = "serving_default"
 
 
 def read_labels(path: str) -> list[str]:
-    """The names of the classes: `labels.txt` in the archive behind the model."""
+    """The class names: `labels.txt` in the ZIP archive appended to the model."""
     if not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
@@ -30,7 +29,7 @@ def read_labels(path: str) -> list[str]:
 
 
 def read_rows(path: str, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays by name, each brought to the input's kind of number."""
+    """Arrays by name, converted to the inputs' dtypes."""
     loaded = np.load(path, allow_pickle=False)
     arrays = {next(iter(inputs)): loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     for name, detail in inputs.items():

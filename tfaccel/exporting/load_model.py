@@ -1,4 +1,4 @@
-"""Keras models from run directories and files, without running what a file brings along."""
+"""Loads Keras models from run directories and files, without running code from the file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MAX_REASON_LENGTH = 300  # characters
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """Where a model lies, and what is known of it.
+    """The location of a model, its name and its raw inputs.
 
     Args:
         path: a `.keras` or LiteRT file, or the folder of a SavedModel or of its versions.
-        name: by which it is asked for: letters, digits, `-`, `_` and `.`.
-        raw_input: what its tensors are made of; None where that is not known.
+        name: name under which it is requested: letters, digits, `-`, `_` and `.`.
+        raw_input: description of its raw inputs; None if unknown.
     """
 
     path: Path
@@ -40,18 +40,18 @@ class ModelPlace:
 
 
 def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
-    """The model that a run left.
+    """The model of a finished run.
 
     Raises:
-        ExportError: if the folder is no run directory, or its run has not ended.
+        ExportError: if the folder is not a run directory, or its run is not finished.
     """
     folder = Path(run_dir)
     if not (folder / "config.json").is_file():
         raise ExportError(
-            f"{folder} is no run directory: it has no config.json. Name a folder that `tfaccel train` left."
+            f"{folder} is not a run directory: it has no config.json. Give a folder written by `tfaccel train`."
         )
     if not (folder / MODEL_FILE).is_file():
-        raise ExportError(f"The run in {folder} has left no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
+        raise ExportError(f"The run in {folder} has no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
     try:
         recipe = json.loads((folder / "config.json").read_text())["recipe"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -61,18 +61,18 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
 
 
 def raw_input_of_file(path: Path) -> RawInput | None:
-    """What the inputs of a model in a file are made of: as it says itself, or the run that it lies in."""
+    """The raw inputs of a model in a file, from the file itself or from the run directory around it."""
     known = read_litert_raw_input(path) if is_litert_file(path) else None
     if known is not None:
         return known
-    for folder in (path.parent, path.parent.parent):  # `compress` leaves its models in a folder of the run
+    for folder in (path.parent, path.parent.parent):  # `compress` writes its models to a subfolder of the run
         if (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
             return load_raw_input(folder / FILE_NAME)
     return None
 
 
 def url_name(text: str) -> str:
-    """A text as a name in addresses.
+    """Converts a text to a name that is valid in URLs.
 
     Example:
         >>> url_name("lines of 3 epochs")
@@ -82,17 +82,17 @@ def url_name(text: str) -> str:
 
 
 def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = ()) -> keras.Model:
-    """The model in a `.keras` file, not compiled.
+    """Loads the model in a `.keras` file, without compiling it.
 
-    The file is looked through before anything in it is used: one that holds code (Lambda layers and the like), or
-    names classes from modules other than Keras's and tfaccel's, is refused.
+    The file is checked first: it is rejected if it contains code (such as Lambda layers) or uses classes from modules
+    other than Keras's and tfaccel's.
 
     Args:
         path: the file.
-        modules: modules of your own that define layers of the model; they are imported first.
+        modules: your modules that define layers of the model; they are imported first.
 
     Raises:
-        ExportError: if the file is missing, broken, or refused; the message says why.
+        ExportError: if the file is missing, invalid or rejected; the message says why.
 
     Example:
         >>> load_keras_model("nowhere.keras")
@@ -103,13 +103,13 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     file = Path(path)
     if file.suffix.lower() in (".h5", ".hdf5"):
         raise ExportError(
-            f"{file} is refused: models in HDF5 files may run code when they are loaded. Load it where you trust it, "
-            "and save it as a .keras file."
+            f"{file} is refused: models in HDF5 files may run code when they are loaded. If you trust it, load it with "
+            "Keras and save it as a .keras file."
         )
     if is_litert_file(file):
         raise ExportError(
-            f"{file} is a LiteRT file, from which no Keras model can be made. `tfaccel predict --model={file}` takes "
-            "it; elsewhere give the run (--run_dir) or the .keras file that it was made from."
+            f"{file} is a LiteRT file, which cannot be converted to a Keras model. `tfaccel predict --model={file}` "
+            "supports it; otherwise give the run (--run_dir) or the .keras file that it was converted from."
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)
@@ -117,25 +117,25 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
 
     try:
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
-    except Exception as error:  # Keras raises errors of many kinds for files that it cannot load.
+    except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
         raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model
 
 
 def _reason(error: BaseException) -> str:
-    """What Keras says of the innermost part that it cannot load, without that part's whole configuration."""
+    """Keras's message about the innermost object that it cannot load, without that object's config."""
     text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
     return text.partition(" Full object config: ")[0][:_MAX_REASON_LENGTH] or type(error).__name__
 
 
 def served_model(model: keras.Model) -> keras.Model:
-    """The part of a model that is of use after training: what its class names so (`served_model`), or all of it."""
+    """The part of a model to deploy: its attribute `served_model`, if it has one, otherwise the whole model."""
     part: keras.Model = getattr(model, "served_model", model)
     return part
 
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Imports modules of the user's; the current folder is searched too.
+    """Imports the user's modules; the current folder is searched too.
 
     Raises:
         ExportError: if one cannot be imported.
@@ -145,5 +145,5 @@ def import_modules(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever the module raises
+        except Exception as error:  # user modules may raise anything
             raise ExportError(f"Cannot import the module {module!r}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""`load_run`: what a finished run has left, to look at and to use."""
+"""`load_run`: loads the config, result and model of a finished run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Run:
 
     Args:
         path: its directory.
-        config: what the run was: its name, options, epochs, seed and batch size.
+        config: its name, options, epochs, seed and batch size.
         result: its plan, metrics, times and verdict.
 
     Example:
@@ -37,19 +37,19 @@ class Run:
     result: TrainResult
 
     def load_model(self, *, modules: Sequence[str] = ()) -> keras.Model:
-        """The trained model, not compiled.
+        """Loads the trained model, without compiling it.
 
         Args:
-            modules: modules of your own that define layers of the model.
+            modules: your modules that define layers of the model.
 
         Raises:
-            ExportError: if the file is broken, or holds code.
+            ExportError: if the file is invalid, or contains code.
         """
         return load_keras_model(self.path / MODEL_FILE, modules=modules)
 
 
 def load_run(run_dir: str | os.PathLike[str]) -> Run:
-    """The run that `train` has finished in a directory.
+    """Loads a finished run.
 
     Args:
         run_dir: the directory.

@@ -1,4 +1,4 @@
-"""An ONNX file of a Keras model, by Keras's own export."""
+"""Exports a Keras model to ONNX, with Keras's own exporter."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tfaccel.training.overrides import instance_attributes
 from tfaccel.training.private_api import all_layers
 
 _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
-_OPSET = 18  # which onnxruntime knows from 1.14 on
+_OPSET = 18  # supported by onnxruntime since 1.14
 _MAX_REASON_LENGTH = 300  # characters
 _UNKNOWN = re.compile(r"op \[(\S+): (\w+)\] is not supported")
 
 
 def check_onnx_packages() -> None:
-    """Raises VersionError if a package that ONNX files need is missing."""
+    """Raises VersionError if a package needed for ONNX is missing."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise VersionError(f"ONNX files need {', '.join(missing)}. Install: pip install 'tfaccel[onnx]'")
 
 
 def write_onnx(path: Path, model: keras.Model) -> None:
-    """Writes an ONNX file that takes batches of any size.
+    """Writes an ONNX file that accepts batches of any size.
 
     Args:
-        path: of the new file.
+        path: the new file.
         model: a built Keras model in float32.
 
     Raises:
-        ExportError: for a model that cannot be written so; the message is the converter's.
+        ExportError: if the model cannot be converted; with the converter's message.
         VersionError: if a package is missing.
     """
     check_onnx_packages()
@@ -49,16 +49,16 @@ def write_onnx(path: Path, model: keras.Model) -> None:
     with _messages() as unknown, _numpy_constants(model):
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
-        except Exception as error:  # The converter raises errors of many kinds.
+        except Exception as error:  # the converter raises many kinds of errors
             reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
             raise ExportError(
-                f"The model cannot be written as ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
+                f"Cannot convert the model to ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
             ) from error
     if unknown:
         named = ", ".join(dict.fromkeys(f"{place!r} ({kind})" for place, kind in unknown))
         raise ExportError(
-            f"ONNX cannot take these parts of the model: {named}; tf2onnx has no form for the operations in brackets. "
-            "Replace them by others, or leave onnx out of --formats."
+            f"ONNX does not support these parts of the model: {named}; tf2onnx cannot convert the operations in "
+            "parentheses. Replace them, or leave onnx out of --formats."
         )
     if not path.is_file():
         raise ExportError("Keras wrote no ONNX file. Leave onnx out of --formats.")
@@ -66,7 +66,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def _numpy_constants(model: keras.Model) -> Iterator[None]:
-    """Lets layers hold numpy's arrays in place of TensorFlow's tensors, which would become inputs of the ONNX file."""
+    """Replaces tensors in layers by NumPy arrays; tensors would become inputs of the ONNX file."""
     with contextlib.ExitStack() as stack:
         for layer in all_layers(model):
             own = {name: value.numpy() for name, value in vars(layer).items() if isinstance(value, tf.Tensor)}
@@ -75,14 +75,14 @@ def _numpy_constants(model: keras.Model) -> Iterator[None]:
 
 
 class _Unknown(logging.Handler):
-    """Keeps which operations the converter does not know: the place in the model, and the kind."""
+    """Collects the operations that the converter does not support: place in the model, and type."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.found: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Looks at one message."""
+        """Parses one message."""
         found = _UNKNOWN.search(record.getMessage())
         if found is not None:
             self.found.append((found[1].rpartition("/")[0] or found[1], found[2]))
@@ -90,7 +90,7 @@ class _Unknown(logging.Handler):
 
 @contextlib.contextmanager
 def _messages() -> Iterator[list[tuple[str, str]]]:
-    """Gives the operations that the converter does not know; leaves out what it tells of itself."""
+    """Yields the operations that the converter does not support, and silences its log."""
     logger, handler = logging.getLogger("tf2onnx"), _Unknown()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -98,7 +98,7 @@ def _messages() -> Iterator[list[tuple[str, str]]]:
         logger.setLevel(logging.ERROR)
         logger.propagate = False
         with warnings.catch_warnings():
-            # Keras mends tf2onnx for numpy 2, and asks whether numpy still has `np.object`.
+            # Keras patches tf2onnx for NumPy 2, and checks whether NumPy still has `np.object`.
             warnings.filterwarnings("ignore", "In the future `np", FutureWarning)
             yield handler.found
     finally:
@@ -109,7 +109,7 @@ def _messages() -> Iterator[list[tuple[str, str]]]:
 
 @functools.cache
 def add_operations() -> None:
-    """Tells tf2onnx how to write `Erfc`, which Keras's exact GELU uses: 1 - Erf(x).
+    """Registers `Erfc`, which Keras's exact GELU uses, with tf2onnx, as 1 - Erf(x).
 
     Source: https://github.com/onnx/tensorflow-onnx (`tf2onnx.handler.tf_op`).
     """
@@ -121,7 +121,7 @@ def add_operations() -> None:
 
         @classmethod
         def version_9(cls, context: Any, node: Any, **settings: Any) -> None:
-            """Replaces a node by two."""
+            """Replaces the node by two."""
             del settings
             name, output = node.name, node.output[0]
             shape, dtype = context.get_shape(output), context.get_dtype(output)
@@ -133,4 +133,4 @@ def add_operations() -> None:
             context.make_node("Sub", [one, erf.output[0]], name=name, outputs=[output], shapes=[shape], dtypes=[dtype])
 
 
-_DOUBLE = 11  # by its number in ONNX
+_DOUBLE = 11  # ONNX's number of this dtype

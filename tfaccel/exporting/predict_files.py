@@ -1,4 +1,4 @@
-"""`predict_files`: files and folders in, a CSV or JSON lines file with the model's predictions out."""
+"""`predict_files`: writes a model's predictions on files and folders to a CSV or JSON lines file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Named = tuple[list[str], dict[str, np.ndarray]]  # names of rows, and their outp
 
 @dataclass(frozen=True)
 class PredictedFiles:
-    """What was predicted.
+    """The result of `predict_files`.
 
     Args:
-        num_rows: rows in the output.
-        unreadable: name -> why, of what could not be predicted.
+        num_rows: number of rows in the output.
+        unreadable: name -> reason, for inputs that could not be predicted.
         counts: class -> number of rows predicted as it; empty without classes.
     """
 
@@ -42,7 +42,7 @@ class PredictedFiles:
 
 
 def check_output(output: Path) -> None:
-    """Raises DataError, before anything is predicted, for a file that cannot be written afterwards."""
+    """Raises DataError for an output file that cannot be written, before predicting."""
     if output.suffix.lower() not in SUFFIXES:
         raise DataError(f"The output must end in .csv or .jsonl. Received: {output}.")
     if output.is_dir() or not output.parent.is_dir():
@@ -57,17 +57,17 @@ def predict_files(
     rows_at_once: int = ROWS_AT_ONCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PredictedFiles:
-    """Predicts rows in batches, and writes a line for each; the file appears whole or not at all.
+    """Predicts rows in batches, and writes one line per row; the file is written atomically.
 
-    A line has `input` (the file, or the number of the row); `class`, `probability` and the probability of each class,
-    where the classes are known; otherwise what the model gives.
+    A line has `input` (the file, or the row's index) and, if the classes are known, `class`, `probability` and the
+    probability of each class; otherwise the model's outputs.
 
     Args:
         predictor: the model.
-        rows: what is predicted.
+        rows: the rows to predict.
         output: a `.csv` or `.jsonl` file.
-        rows_at_once: rows of a batch.
-        progress: called with the rows that are done, and all.
+        rows_at_once: batch size, in rows.
+        progress: called with the number of finished rows and of all rows.
 
     Raises:
         DataError: if the output cannot be written, or no row can be read.
@@ -83,7 +83,7 @@ def predict_files(
             for place, name in enumerate(names):
                 line = _line(name, {key: value[place] for key, value in outputs.items()}, predictor)
                 if "class" in line and not math.isfinite(line["probability"]):
-                    unreadable[name] = f"the model gives {line['probability']} for it, which is no probability"
+                    unreadable[name] = f"the model's probability for it is {line['probability']}"
                     continue
                 if "class" in line:
                     counts[line["class"]] = counts.get(line["class"], 0) + 1
@@ -97,7 +97,7 @@ def predict_files(
 
 
 def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[str, str]) -> Named:
-    """Names and outputs of the rows of a piece that can be read."""
+    """Names and outputs of the readable rows of a slice."""
     names = list(rows.names[piece])
     if rows.arrays is not None:
         return names, _of_arrays(predictor, {name: array[piece] for name, array in rows.arrays.items()}, names)
@@ -122,17 +122,17 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
 
 
 def _of_arrays(predictor: Predictor, arrays: Mapping[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-    """The outputs of rows of arrays; the first row that the model cannot take is named."""
+    """The outputs for rows of arrays; an error names the first row that the model rejects."""
     try:
         return predictor.tensors(arrays)
     except tf.errors.OpError as error:
         for place, name in enumerate(names if len(names) > 1 else ()):
             _of_arrays(predictor, {key: array[place : place + 1] for key, array in arrays.items()}, [name])
-        raise DataError(f"The model cannot take row {names[0]}: {graph_error_reason(error)}") from error
+        raise DataError(f"The model failed on row {names[0]}: {graph_error_reason(error)}") from error
 
 
 def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:
-    """Finds out which of the contents cannot be read."""
+    """Predicts contents one by one, to find out which cannot be read."""
     names, found = [], []
     for name, content in contents.items():
         try:
@@ -146,7 +146,7 @@ def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable:
 
 
 def _reason(content: bytes, name: str, error: Any) -> str:
-    """Pillow says clearer than TensorFlow what is wrong with an image."""
+    """Why an input cannot be read; Pillow's messages about images are clearer than TensorFlow's."""
     try:
         check_image(content, name)
     except DataError as clear:
@@ -191,7 +191,7 @@ def _csv_writer(file: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """One column for each number: `logits_0`, `logits_1` ...; or for each class."""
+    """Flattens a line to one column per number (`logits_0`, `logits_1` ...) or per class."""
     flat: dict[str, Any] = {}
     for key, value in line.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A model that predicts rows by name: from a `.keras` file or a SavedModel alike."""
+"""A predictor for `.keras` files and SavedModels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tfaccel.reporting.class_scores import softmax
 
 
 class Predictor:
-    """A model's functions.
+    """Runs a model on rows, by the names of its inputs.
 
     Args:
-        place: where the model lies; the newest version of several.
+        place: location of the model; the newest version is used.
         modules: the user's modules that define layers of a `.keras` file.
-        allow_file_operations: whether a SavedModel's graph may hold operations that are not known to be safe.
+        allow_file_operations: whether a SavedModel's graph may contain operations that are not known to be safe.
 
     Raises:
         ExportError: if the model cannot be loaded, or has no signature `serving_default`.
@@ -49,7 +49,7 @@ class Predictor:
         self.inputs, self.raw_inputs = specs[DEFAULT], specs.get(RAW, {})
 
     def tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for rows of the model's own inputs."""
+        """The outputs for rows of the model's inputs."""
         kinds = {name: spec.dtype.as_numpy_dtype for name, spec in self.inputs.items()}
         return self._classified(self._run(DEFAULT, {name: arrays[name].astype(kind) for name, kind in kinds.items()}))
 
@@ -63,7 +63,7 @@ class Predictor:
         return self._classified(self._run(RAW, {name: np.array(list(contents), dtype=object)}))
 
     def _classified(self, outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Probabilities in place of logits, where the classes are known."""
+        """Converts logits to predicted classes and probabilities, if the classes are known."""
         known, first = self.raw_input, next(iter(outputs.values()))
         names = known.class_names if known is not None else ()
         if known is None or not names or len(outputs) != 1 or first.ndim != 2 or first.shape[1] != len(names):
@@ -74,7 +74,7 @@ class Predictor:
 
 
 def newest_saved_model(folder: Path) -> Path:
-    """The folder of the SavedModel in a folder: itself, its newest version, or that of an export.
+    """The SavedModel of a folder: the folder itself, its newest version, or that of an export.
 
     Raises:
         ExportError: if there is none.
@@ -98,7 +98,7 @@ def _session(folder: Path, allow_file_operations: bool) -> SavedModelSession:
     if DEFAULT not in session.signatures:
         raise ExportError(
             f"The SavedModel in {folder} has no signature {DEFAULT!r}. It has: "
-            f"{', '.join(session.signatures) or 'no signature'}. Export it anew with `tfaccel export`, or give "
+            f"{', '.join(session.signatures) or 'no signature'}. Export it again with `tfaccel export`, or pass "
             f"tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
         )
     return session

@@ -1,4 +1,4 @@
-"""From encoded images and texts to a model's tensors, inside TensorFlow's graph."""
+"""Preprocessing of encoded images and texts in TensorFlow graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfaccel.data.raw_input import ImageInput, TextInput
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"
-# What Python's `\s` and `\w` stand for in texts, in the words of RE2, whose own know English only.
+# Python's Unicode `\s` and `\w` as RE2 classes; RE2's own are ASCII only.
 _SPACE = r"\s\x0b\x1c-\x1f\x{85}\pZ"
 _WORD = r"\pL\pN_"
 
@@ -19,10 +19,11 @@ _WORD = r"\pL\pN_"
 def preprocessing(
     raw_input: ImageInput | TextInput,
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.TensorSpec, list[Any]]:
-    """What makes tensors of raw inputs: the function, what it takes, and the tables that it uses.
+    """Builds the function that converts raw inputs to tensors; returns it with its input spec and lookup tables.
 
     The function takes a tensor of strings, of shape (rows,): the bytes of PNG or JPEG files, or texts in UTF-8. It
-    makes of them what training made: images are resized with antialiasing and rounded, texts cut into the same tokens.
+    preprocesses them as in training: images are resized with antialiasing and rounded, texts split into the same
+    tokens.
     """
     if isinstance(raw_input, ImageInput):
         return _image_decoder(raw_input), tf.TensorSpec((None,), tf.string, name=IMAGE_NAME), []
@@ -43,7 +44,7 @@ def _image_decoder(raw_input: ImageInput) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def token_table(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
-    """The number of each token."""
+    """The lookup table of token ids."""
     with tf.device("/CPU:0"):
         numbers = tf.range(NUM_SPECIAL_TOKENS, len(vocabulary), dtype=tf.int64)
         entries = tf.lookup.KeyValueTensorInitializer(tf.constant(vocabulary.tokens, tf.string), numbers)
@@ -66,7 +67,7 @@ def _characters(texts: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _words(texts: tf.Tensor) -> tf.RaggedTensor:
-    """Words and signs in lower case, as `tfaccel.data.texts.vocabulary.split_text` finds them."""
+    """Lowercase words and punctuation, as in `tfaccel.data.texts.vocabulary.split_text`."""
     lower = tf.strings.lower(texts, encoding="utf-8")
     spaced = tf.strings.regex_replace(lower, f"[{_SPACE}]+", " ")
     apart = tf.strings.regex_replace(spaced, f"([{_WORD}]+|[^{_WORD}{_SPACE}])", r" \1 ")

@@ -1,8 +1,8 @@
-"""Operations that a graph from elsewhere may hold: calculations, control flow, and what a session keeps in memory.
+"""Operations allowed in untrusted graphs: computation, control flow, and state in a session's memory.
 
-None of these uses a file, a process or the network, whatever its attributes are. Left out are also those that wait for
-something (queues, barriers), that end the process (`Abort`), and those of training pipelines and TPUs. What is not
-named here is refused, and so are the operations that a later TensorFlow brings.
+None of these uses a file, a process or the network, whatever its attributes. Operations that block (queues, barriers)
+or end the process (`Abort`), and those of input pipelines and TPUs, are excluded too. Anything not listed is rejected,
+including operations of later TensorFlow versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Made-up rows that a model takes, for comparing one runtime with another and for warming up."""
+"""Random input rows of a model, to compare runtimes and for warm-up."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tfaccel.exporting.signatures import column_names
 from tfaccel.training.private_api import all_layers
 
 NUM_ROWS = 4
-_UNKNOWN_LENGTH = 8  # of an axis that may have any
+_UNKNOWN_LENGTH = 8  # length used for variable axes
 _MAX_PIXEL = 255
 
 
 def sample_rows(
     inputs: Mapping[str, Any], model: keras.Model, raw_input: RawInput | None = None, *, num_rows: int = NUM_ROWS
 ) -> dict[str, np.ndarray]:
-    """Random rows, the same at every call.
+    """Random rows, the same in every call.
 
     Args:
-        inputs: name -> what the model takes there (shape and dtype).
-        model: the model, whose smallest embedding says how high numbers of tokens may be.
-        raw_input: images get whole pixel values.
-        num_rows: how many.
+        inputs: name -> shape and dtype.
+        model: the model; its smallest embedding limits token ids.
+        raw_input: images get integer pixel values.
+        num_rows: number of rows.
 
     Raises:
-        ExportError: for an input that is neither numbers nor truth values.
+        ExportError: for an input that is neither numeric nor boolean.
     """
     rng = np.random.default_rng(0)
     sizes = [layer.input_dim for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding)]
@@ -61,10 +61,10 @@ def sample_rows(
 
 
 def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Raw inputs from which a model's rows follow: the same pixels as PNG files, texts of known tokens, or columns.
+    """Raw inputs that match a model's rows: the pixels as PNG files, texts of the tokens, or columns of a table.
 
     Returns:
-        An array of bytes by the name that `serving_raw` gives it; empty where raw inputs are not known.
+        Arrays by their names in `serving_raw`; empty if raw inputs are unknown.
     """
     values = next(iter(rows.values()))
     if isinstance(raw_input, ImageInput):
@@ -79,7 +79,7 @@ def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict
 def rows_of_raw(
     raw_input: RawInput | None, raw: Mapping[str, np.ndarray], rows: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What Python makes of raw rows: the tensors from which a model has to give the same as from the raw rows."""
+    """Preprocesses raw rows in Python: the model must give the same outputs for these tensors as for the raw rows."""
     if isinstance(raw_input, TableInput):
         of_name = dict(zip(column_names(raw_input), raw_input.encoding.sources, strict=True))
         columns = [Column(of_name[name], _as_in_file(values)) for name, values in raw.items()]
@@ -94,7 +94,7 @@ def rows_of_raw(
 
 
 def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns by the names that `serving_raw` gives them; the last row misses all numbers."""
+    """Columns by their names in `serving_raw`; all numbers of the last row are missing."""
     encoding = raw_input.encoding
     found: dict[str, np.ndarray] = {}
     for place, column in enumerate(encoding.numeric):
@@ -119,7 +119,7 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def _dates(order: str, num_rows: int) -> np.ndarray:
-    """Dates as a column writes them, the last one missing."""
+    """Dates in the format of a column, the last one missing."""
     days = [datetime(2024, 2, 29, 13, 5) + timedelta(days=100 * row) for row in range(num_rows)]
     forms = {"ymd": "%Y-%m-%d %H:%M", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}
     texts = [day.strftime(forms[order]).encode() for day in days]
@@ -127,7 +127,7 @@ def _dates(order: str, num_rows: int) -> np.ndarray:
 
 
 def _as_in_file(values: np.ndarray) -> np.ndarray:
-    """A column as a table from a file has it: numbers, or texts with None where one is missing."""
+    """A column as in a table read from a file: numbers, or texts with None for missing ones."""
     if values.dtype != object:
         return values.astype(np.float64)
     texts = np.empty(len(values), dtype=object)

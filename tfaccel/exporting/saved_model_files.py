@@ -1,4 +1,4 @@
-"""A SavedModel in the layout of TensorFlow Serving, and what tfaccel notes beside it."""
+"""SavedModels in TensorFlow Serving's layout, with tfaccel's notes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from tfaccel.exporting.signatures import Signatures
     from tfaccel.exporting.warm_up_requests import Request
 
-NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving passes over files that it does not know
+NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving ignores unknown files
 GRAPH_FILE = "saved_model.pb"
-LITERT_FILE = "model.tflite"  # of a version, in TensorFlow Serving's layout
-_MAX_DIGITS = 18  # of a version
+LITERT_FILE = "model.tflite"  # file of a version, in TensorFlow Serving's layout
+_MAX_DIGITS = 18  # digits of a version number
 
 
 def write_saved_model(
@@ -31,10 +31,10 @@ def write_saved_model(
     """Writes one version of a SavedModel.
 
     Args:
-        folder: of the version, such as `models/digits/1`; it must not be there yet.
-        signatures: the model's functions, with whose variables they are written.
-        name: by which clients ask for it.
-        raw_input: what is noted for tfaccel's own server, class names among it.
+        folder: folder of the version, such as `models/digits/1`; it must not exist yet.
+        signatures: the model's functions and their resources.
+        name: name under which clients request it.
+        raw_input: raw inputs and class names, saved for tfaccel's server.
         requests: warm-up requests.
     """
     import keras
@@ -54,14 +54,14 @@ def write_saved_model(
 
 
 def _without_vocabulary(data: dict[str, Any]) -> dict[str, Any]:
-    """The graph holds the vocabulary already."""
+    """Removes the vocabulary, which is already in the graph."""
     if "vocabulary" in data:
         data = {**data, "vocabulary": {**data["vocabulary"], "tokens": []}}
     return data
 
 
 def read_notes(folder: Path) -> tuple[str | None, RawInput | None]:
-    """The name of a model and what its raw inputs are, from the folder of a version; None for what is not noted."""
+    """The name and the raw inputs of a model, from the folder of a version; None if not saved."""
     try:
         notes = json.loads((folder / NOTES).read_text())
         known = notes.get("raw_input")
@@ -71,7 +71,7 @@ def read_notes(folder: Path) -> tuple[str | None, RawInput | None]:
 
 
 def version_folders(folder: Path) -> dict[int, Path]:
-    """Version -> folder, in rising order, of a model in TensorFlow Serving's layout."""
+    """Version -> folder, in ascending order, of a model in TensorFlow Serving's layout."""
     if not folder.is_dir():
         return {}
     found = {int(entry.name): entry for entry in sorted(folder.iterdir()) if is_version(entry.name) and entry.is_dir()}
@@ -79,12 +79,12 @@ def version_folders(folder: Path) -> dict[int, Path]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder of a version has a SavedModel or a LiteRT file that can be served."""
+    """Whether the folder of a version has a SavedModel or LiteRT file to serve."""
     return any((folder / name).is_file() for name in (GRAPH_FILE, LITERT_FILE))
 
 
 def is_version(text: str) -> bool:
-    """Whether a text is the number of a version: digits 0 to 9, of which an integer of 64 bits can be made.
+    """Whether a text is a version number: ASCII digits that fit in a 64-bit integer.
 
     Example:
         >>> is_version("00000123"), is_version("\u0661")
@@ -94,7 +94,7 @@ def is_version(text: str) -> bool:
 
 
 def no_saved_model(folder: Path) -> str:
-    """What is said of a folder that is no SavedModel and has no versions of one."""
+    """The error message for a folder without a SavedModel or versions of one."""
     return (
         f"{folder} holds no SavedModel, and no folders of versions (1, 2 ...) with one. Write one with "
         "`tfaccel export`."
@@ -102,11 +102,11 @@ def no_saved_model(folder: Path) -> str:
 
 
 def serving_command(name: str, folder: str = "saved_model") -> str:
-    """A shell program that runs TensorFlow Serving's own image on a folder of versions beside the program.
+    """A shell script that runs TensorFlow Serving's image on a folder of versions next to the script.
 
     Args:
-        name: of the model.
-        folder: of its versions.
+        name: name of the model.
+        folder: folder of its versions.
 
     Source: https://www.tensorflow.org/tfx/serving/docker
     """
@@ -114,7 +114,7 @@ def serving_command(name: str, folder: str = "saved_model") -> str:
     return (
         "#!/bin/sh\n"
         f"# Runs TensorFlow Serving on {folder}; then: curl localhost:8501/v1/models/{name}\n"
-        "# It is reached from this machine only; with -p 8501:8501, from others too.\n"
+        "# It is reachable from this machine only; use -p 8501:8501 to allow others.\n"
         "exec docker run --rm -p 127.0.0.1:8501:8501 -e MODEL_NAME=" + quoted + " \\\n"
         f'  --mount type=bind,source="$(cd "$(dirname "$0")" && pwd)/{folder}",target=/models/{name} \\\n'
         "  tensorflow/serving --enable_model_warmup=true\n"

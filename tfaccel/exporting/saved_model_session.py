@@ -1,7 +1,7 @@
-"""A SavedModel in a session of its own, as TensorFlow Serving runs it: signatures in, arrays out.
+"""Runs a SavedModel's signatures in a separate session, as TensorFlow Serving does.
 
-The graph that is checked is the graph that is run: it is read once, and of the folder only its variables and assets are
-read besides. Models that TensorFlow 1 wrote run too; `tf.saved_model.load` does not take all of them.
+The graph that runs is the one that was checked: it is read only once; besides, only the folder's variables and assets
+are read. Models from TensorFlow 1 work too, including some that `tf.saved_model.load` cannot load.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class SavedModelSession:
     """A loaded SavedModel.
 
     Args:
-        folder: of the SavedModel.
-        allow_file_operations: whether its graph may hold operations that are not known to be safe, such as those that
-            write files.
+        folder: folder of the SavedModel.
+        allow_file_operations: whether its graph may contain operations that are not known to be safe, such as those
+            that write files.
 
     Attributes:
-        signatures: name -> `SignatureDef`, of those that take and give plain tensors.
-        walk: the graph as it stands in the file.
+        signatures: name -> `SignatureDef`, for signatures of plain tensors.
+        walk: the graph in the file.
 
     Raises:
-        ExportError: if it cannot be loaded, or may not.
+        ExportError: if it cannot be loaded, or its graph is rejected.
     """
 
     def __init__(self, folder: Path, *, allow_file_operations: bool = False) -> None:
@@ -56,19 +56,19 @@ class SavedModelSession:
         try:
             self._graph, self._session = _session(self.walk, files, folder)
             self._tensors = {name: self._of_signature(signature) for name, signature in self.signatures.items()}
-        except Exception as error:  # TensorFlow raises errors of many kinds for files that it cannot load.
+        except Exception as error:  # TensorFlow raises many kinds of errors for files that it cannot load
             raise ExportError(f"The SavedModel in {folder} cannot be loaded: {graph_error_reason(error)}") from error
 
     def input_specs(self, name: str) -> dict[str, tf.TensorSpec]:
-        """What a signature takes, by name: as the graph has it, which old signatures do not always say."""
+        """A signature's input specs, by name, from the graph, since old signatures may lack shapes."""
         inputs = self._tensors[name][0]
         return {key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key) for key, tensor in inputs.items()}
 
     def run(self, name: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """What a signature gives for arrays by name.
+        """Runs a signature on arrays by name.
 
         Raises:
-            tensorflow.errors.OpError: if the model cannot take them.
+            tensorflow.errors.OpError: if the model rejects them.
         """
         inputs, outputs = self._tensors[name]
         feeds = {tensor: arrays[key] for key, tensor in inputs.items()}
@@ -79,7 +79,7 @@ class SavedModelSession:
         }
 
     def writes(self, name: str) -> bool:
-        """Whether a signature changes variables or tables, so that each request must run once and alone."""
+        """Whether a signature modifies variables or tables, so that each request must run exactly once, unbatched."""
         operations = self.walk.operations_for(self.walk.outputs(name)) - _WRITES_NOTHING
         return any(operation.startswith(_WRITES) for operation in operations)
 
@@ -102,7 +102,7 @@ def _read(folder: Path) -> Any:
     content: Any = kind()
     try:
         content.ParseFromString((folder / GRAPH_FILE).read_bytes())
-    except Exception as error:  # no such file, or not that kind of file
+    except Exception as error:  # the file is missing or invalid
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ExportError(f"The SavedModel in {folder} cannot be loaded: {GRAPH_FILE}: {reason}") from error
     found = [graph for graph in content.meta_graphs if tf.saved_model.SERVING in graph.meta_info_def.tags]
@@ -112,7 +112,7 @@ def _read(folder: Path) -> Any:
 
 
 def _session(walk: GraphWalk, files: Mapping[str, str], folder: Path) -> tuple[Any, Any]:
-    """The graph with its variables restored and its tables filled."""
+    """Imports the graph, restores its variables and fills its tables."""
     meta_graph = walk.meta_graph
     definition = type(meta_graph.graph_def)()
     definition.CopyFrom(meta_graph.graph_def)
@@ -132,7 +132,7 @@ def _session(walk: GraphWalk, files: Mapping[str, str], folder: Path) -> tuple[A
 
 
 def _hold(node: Any, path: str) -> None:
-    """Makes a constant of a node to which the path of a file is fed otherwise."""
+    """Replaces a node that expects the path of a file by a constant."""
     node.op = "Const"
     del node.input[:]
     node.attr.clear()

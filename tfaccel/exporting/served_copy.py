@@ -1,4 +1,4 @@
-"""A SavedModel of a `.keras` file, for a server that takes SavedModels only."""
+"""Converts a `.keras` file to a SavedModel, for a server that supports SavedModels only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("tfaccel")
 
 
 def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str] = ()) -> None:
-    """Writes version 1 of a SavedModel into a folder, in float32, not compared with the file.
+    """Writes version 1 of a SavedModel into a folder, in float32, without comparing it with the file.
 
     Args:
-        place: of the `.keras` file.
+        place: location of the `.keras` file.
         folder: an empty folder.
         modules: the user's modules that define its layers.
 
@@ -27,7 +27,7 @@ def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str]
         ExportError: if the file cannot be loaded.
     """
     whole = load_keras_model(place.path, modules=modules)
-    logger.info("Making a SavedModel of %s", place.path)
+    logger.info("Converting %s to a SavedModel", place.path)
     model = float32_model(served_model(whole))
     signatures = signatures_of(model, place.raw_input)
     rows = sample_rows(signatures.inputs, model, place.raw_input, num_rows=1)

@@ -1,4 +1,4 @@
-"""A Keras model as functions of tensors with names: what a SavedModel's signatures are made of."""
+"""Converts a Keras model to functions with named tensors, for a SavedModel's signatures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Signatures:
     """A model's functions.
 
     Args:
-        functions: name -> concrete function that takes tensors by name and returns tensors by name.
-        traced: name -> the `tf.function` of which it is the only trace.
-        resources: what they use beside the model's weights: tables of a vocabulary.
-        input_nest: what the model takes, with names in place of tensors.
+        functions: name -> concrete function with named inputs and outputs.
+        traced: name -> the `tf.function`, with a single trace.
+        resources: resources other than the model's weights, such as lookup tables.
+        input_nest: the structure of the model's inputs, with names instead of tensors.
     """
 
     functions: dict[str, Any]
@@ -38,20 +38,20 @@ class Signatures:
 
     @property
     def inputs(self) -> dict[str, tf.TensorSpec]:
-        """What the model's own signature takes."""
+        """The input specs of the signature `serving_default`."""
         return input_specs(self.functions[DEFAULT])
 
 
 def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
-    """The signature of the tensors that a model takes, and where raw inputs are known, that of those.
+    """Builds the signature `serving_default` of a model, and `serving_raw` if its raw inputs are known.
 
     Args:
         model: a built Keras model.
-        raw_input: what its tensors are made of.
-        sample: a batch as the model takes it, for a subclassed model, whose inputs are unknown.
+        raw_input: description of its raw inputs.
+        sample: an input batch, needed for subclassed models, whose inputs are unknown.
 
     Raises:
-        ExportError: if it is not known what the model takes, or raw inputs do not fit it.
+        ExportError: if the model's inputs are unknown, or raw inputs do not match them.
     """
     nest = _input_nest(model, sample)
     paths = [(_path(path), spec) for path, spec in keras.tree.flatten_with_path(nest)]
@@ -77,12 +77,12 @@ def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, samp
 
 
 def input_specs(function: Any) -> dict[str, tf.TensorSpec]:
-    """What a function of a SavedModel takes, by name."""
+    """The input specs of a SavedModel's function, by name."""
     return dict(sorted(function.structured_input_signature[1].items()))
 
 
 def output_specs(function: Any) -> dict[str, tf.TensorSpec]:
-    """What a function of a SavedModel gives, by name."""
+    """The output specs of a SavedModel's function, by name."""
     return {
         name: tf.TensorSpec(value.shape, value.dtype, name=name)
         for name, value in sorted(function.structured_outputs.items())
@@ -90,7 +90,7 @@ def output_specs(function: Any) -> dict[str, tf.TensorSpec]:
 
 
 def distinct_names(names: Sequence[str], fallback: str) -> list[str]:
-    """Names that differ, and that a signature takes: letters, digits and underlines, no digit first.
+    """Makes names unique and valid in signatures: letters, digits and underscores, no leading digit.
 
     Example:
         >>> distinct_names(["past", "a b", "0", ""], "inputs")
@@ -102,7 +102,7 @@ def distinct_names(names: Sequence[str], fallback: str) -> list[str]:
 
 
 def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
-    """A `tf.function` with one trace, and that trace.
+    """Traces a `tf.function` once; returns it and its trace.
 
     Raises:
         ExportError: if the function cannot be traced.
@@ -112,21 +112,21 @@ def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
         return function, function.get_concrete_function(**specs)
     except ExportError:
         raise
-    except Exception as error:  # whatever a layer of the user's raises
+    except Exception as error:  # user layers may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ExportError(f"The model cannot be called as a graph ({type(error).__name__}): {reason}") from error
 
 
 def _input_nest(model: keras.Model, sample: Any) -> Any:
-    """What a model takes, as a nest of tensors or of their descriptions."""
+    """The structure of a model's inputs, as tensors or tensor specs."""
     if getattr(model, "inputs", None):
         if isinstance(model, keras.Sequential) or not isinstance(model, keras.Model):
             return model.inputs[0] if len(model.inputs) == 1 else list(model.inputs)
         return model.input
     if sample is None:
         raise ExportError(
-            f"{type(model).__name__} does not say what it takes, as functional and sequential models do. Give a batch: "
-            "export(..., sample=x)."
+            f"The inputs of {type(model).__name__} are unknown, unlike those of functional and sequential models. Give "
+            "a batch: export(..., sample=x)."
         )
     return keras.tree.map_structure(_spec_of, sample)
 
@@ -142,7 +142,7 @@ def _own_name(name: str | None) -> str:
 
 
 def _path(path: Any) -> str:
-    """The place of a tensor in a nest of dictionaries; "" in lists, where a number says nothing."""
+    """The path of a tensor in nested dictionaries; "" in lists, where an index is not informative."""
     text = "_".join(map(str, path))
     return "" if text.replace("_", "").isdigit() else text
 
@@ -156,7 +156,7 @@ def _named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def _output_names(model: keras.Model) -> list[str]:
-    """The names of the layers that outputs come from; "" for those that Keras made up, which count the layers."""
+    """The names of the output layers; "" for names that Keras generated."""
     if isinstance(model, keras.Sequential):
         operations = [model.layers[-1]] if model.layers else []
     else:
@@ -171,7 +171,7 @@ def _is_made_up(operation: Any) -> bool:
 
 
 def _as_float32(value: Any) -> tf.Tensor:
-    """Half precision, which few clients read, as float32."""
+    """Converts half precision, which few clients support, to float32."""
     tensor = tf.convert_to_tensor(value)
     return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.bfloat16, tf.float16) else tensor
 
@@ -179,7 +179,7 @@ def _as_float32(value: Any) -> tf.Tensor:
 def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, list[Any]]:
     if len(specs) != 1:
         raise ExportError(
-            f"Raw inputs are known for models of one input. Received a model of {len(specs)}: {', '.join(specs)}."
+            f"Raw inputs are supported for models with one input. Received: {len(specs)}: {', '.join(specs)}."
         )
     prepare, raw_spec, resources = preprocessing(raw_input)
     ((_, spec),) = specs.items()
@@ -200,7 +200,8 @@ def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) 
     names = set(keras.tree.flatten(names_nest))
     if names != wanted:
         raise ExportError(
-            f"A model of this table takes {', '.join(sorted(wanted))}. Received: {', '.join(sorted(names))}."
+            f"A model of this table must have the inputs {', '.join(sorted(wanted))}. "
+            f"Received: {', '.join(sorted(names))}."
         )
 
     def call(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -212,7 +213,7 @@ def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) 
 
 
 def column_names(raw_input: TableInput) -> list[str]:
-    """What the columns of a table are called in `serving_raw`, in the order of the encoding's `sources`."""
+    """The names of a table's columns in `serving_raw`, in the order of the encoding's `sources`."""
     return distinct_names(list(raw_input.encoding.sources), "column")
 
 
@@ -221,7 +222,7 @@ def _columns_of(raw_input: TableInput) -> dict[str, Sequence[Any]]:
 
 
 def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str, tf.Tensor]:
-    """The likeliest class and all probabilities in place of logits, where classes are known."""
+    """Converts logits to the predicted class and all probabilities, if classes are known."""
     values = next(iter(outputs.values()))
     names = raw_input.class_names
     if not names or len(outputs) != 1 or values.shape.rank != 2 or values.shape[1] != len(names):

@@ -1,4 +1,4 @@
-"""From the columns of a table to a model's tensors, inside TensorFlow's graph."""
+"""Preprocessing of table columns in TensorFlow graphs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from tfaccel.data.tables.column_kinds import NUMERIC
 from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
 
-_MISSING = r"|na|n/a|nan|null|none|\?"  # texts that stand for a missing value in files, too
+_MISSING = r"|na|n/a|nan|null|none|\?"  # texts that mean a missing value, as in files
 
 
 def table_preprocessing(
     encoding: TableEncoding, names: Sequence[str]
 ) -> tuple[Callable[..., dict[str, tf.Tensor]], dict[str, tf.TensorSpec], list[Any]]:
-    """What makes a model's inputs of a table's columns: the function, what it takes, and the tables that it uses.
+    """Builds the function that encodes a table's columns; returns it with its input specs and lookup tables.
 
-    The function takes a tensor of shape (rows,) for each column, by name: float32 for numbers, NaN where one is
-    missing; a text for dates and categories, "" where one is missing. It makes of them what `TableEncoding.encode`
-    makes.
+    The function takes one tensor of shape (rows,) per column, by name: float32 for numbers, with NaN for missing ones;
+    strings for dates and categories, with "" for missing ones. It computes the same as `TableEncoding.encode`.
 
     Args:
         encoding: the columns.
-        names: what its `sources` are called in a signature, in their order.
+        names: the names of its `sources` in the signature, in their order.
     """
     name_of = dict(zip(encoding.sources, names, strict=True))
     specs = {
@@ -45,7 +44,7 @@ def table_preprocessing(
 
 
 def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
-    """Numbers as they are, or of dates the part that the model takes; what is no date is an error."""
+    """Returns numbers unchanged, and the requested part of dates; an invalid date is an error."""
     if date is None:
         return values
     pattern, groups = PATTERNS[date.order]
@@ -60,7 +59,7 @@ def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
 
 
 def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf.Tensor:
-    """A group of digits in each text, as int64; 0 where it is empty or the text is no date."""
+    """A group of digits in each text, as int64; 0 if it is empty or the text is not a date."""
     found = tf.strings.regex_replace(texts, f"^{pattern}$", rf"\{group}")
     return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
 

@@ -1,6 +1,6 @@
 """Warm-up requests for TensorFlow Serving: a TFRecord file of `PredictionLog` messages.
 
-The messages have the fields and numbers of TensorFlow Serving's own, under names of their own, so that both can be
+The messages have the same fields and field numbers as TensorFlow Serving's, but different names, so that both can be
 imported together. Source: https://www.tensorflow.org/tfx/serving/saved_model_warmup and tensorflow_serving/apis.
 """
 
@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PLACE = Path("assets.extra", "tf_serving_warmup_requests")
 _PACKAGE = "tfaccel.serving_messages"
-_MAX_REQUESTS = 1000  # that TensorFlow Serving takes
+_MAX_REQUESTS = 1000  # limit of TensorFlow Serving
 
 Request = tuple[str, Mapping[str, np.ndarray]]  # a signature's name, and arrays by name
 
@@ -26,9 +26,9 @@ def write_warm_up_requests(folder: Path, name: str, requests: Sequence[Request])
     """Writes requests into the folder of a SavedModel.
 
     Args:
-        folder: of the SavedModel's version.
-        name: of the model, as clients ask for it.
-        requests: what is asked while the model is loaded.
+        folder: folder of the SavedModel's version.
+        name: name under which clients request the model.
+        requests: requests to run while the model is loaded.
     """
     path = folder / PLACE
     path.parent.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def write_warm_up_requests(folder: Path, name: str, requests: Sequence[Request])
 
 
 def read_warm_up_requests(folder: Path) -> list[Request]:
-    """The requests that lie in the folder of a SavedModel: none where there is no such file, or it is broken."""
+    """Reads the requests in the folder of a SavedModel; none if the file is missing or invalid."""
     path, found = folder / PLACE, []
     if path.is_file():
         try:
@@ -46,16 +46,16 @@ def read_warm_up_requests(folder: Path) -> list[Request]:
                 request = _messages()["PredictionLog"].FromString(record).predict_log.request
                 arrays = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
                 found.append((request.model_spec.signature_name, arrays))
-        except Exception:  # Whatever is wrong with them: a model serves without warm-up too.
+        except Exception:  # a model can be served without warm-up
             return []
     return [(signature_name, arrays) for signature_name, arrays in found if arrays]
 
 
 def prediction_log(name: str, signature_name: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """A `PredictionLog` with one `PredictRequest`, as it is written in files.
+    """A serialized `PredictionLog` with one `PredictRequest`.
 
     Args:
-        name: of the model.
+        name: name of the model.
         signature_name: such as "serving_default".
         inputs: arrays by name.
     """
@@ -71,7 +71,7 @@ def prediction_log(name: str, signature_name: str, inputs: Mapping[str, np.ndarr
 
 @functools.cache
 def _messages() -> dict[str, Any]:
-    """The classes of the messages, by name."""
+    """The message classes, by name."""
     file = descriptor_pb2.FileDescriptorProto(
         name="tfaccel/serving_messages.proto",
         package=_PACKAGE,

@@ -37,7 +37,7 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
     low, high = known, max(known, highest // ROWS_OF_A_TILE * ROWS_OF_A_TILE)
     if high == low:
         return low
-    candidate, foretold, num_unanswered = high, False, 0
+    candidate, predicted, num_unanswered = high, False, 0
     for _ in range(MAX_TRIALS):
         trial = try_batch(candidate)
         if trial is None:
@@ -51,9 +51,9 @@ def largest_batch(try_batch: Callable[[int], Trial | None], *, known: int, highe
         guess = math.sqrt(low * high)
         if trial.memory_part is not None:  # memory grows roughly in proportion to the batch
             guess = 0.95 * candidate / trial.memory_part
-        elif trial.fits and foretold:  # the next size should fail and end the search
+        elif trial.fits and predicted:  # the next size should fail and end the search
             guess = low * _NEAR
-        foretold = trial.memory_part is not None
+        predicted = trial.memory_part is not None
         candidate = _between(low, guess, high)
     return low
 
