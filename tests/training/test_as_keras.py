@@ -1,7 +1,7 @@
 """`fit`, `evaluate` and `predict` behave as plain Keras on one device; all cases run in one child.
 
-Each case runs with the most replicas that it has; with --all, with fewer and without a strategy as well, and so do the
-cases of more modules.
+By default a few cases run, with the most replicas that each has; with --all, all of them, also with fewer replicas and
+without a strategy.
 """
 
 import ast
@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-QUICK_MODULES = ("callback_cases", "model_cases")
-MODULES = (*QUICK_MODULES, "epoch_cases", "input_cases", "keras_callback_cases", "trace_cases")
+MODULES = ("callback_cases", "model_cases", "epoch_cases", "input_cases", "keras_callback_cases", "trace_cases")
+# Module -> cases that run without --all: hooks, an early end, validation, own steps, losses, metrics, compiling again.
+QUICK = {
+    "callback_cases": ("batch_hooks", "stop_in_batch_hook", "validation_data_of_all_kinds"),
+    "model_cases": (
+        "own_steps",
+        "own_loss_and_metric_results",
+        "loss_reductions",
+        "metrics_of_many_kinds",
+        "frozen_and_compiled_again",
+    ),
+}
+pytestmark = pytest.mark.timeout(3600)  # all cases run in the fixture
 
 
 def cases_of(module: str) -> list[str]:
@@ -26,9 +37,9 @@ def cases_of(module: str) -> list[str]:
 def differences(run_python, pytestconfig):
     """(module, case) -> placement -> what differs."""
     more = pytestconfig.getoption("--all")
-    code = f"import sys; from keras_comparison import main; main(sys.argv[1:], all_placements={more})"
-    modules = MODULES if more else QUICK_MODULES
-    lines = run_python(code, *modules, cwd=HERE, timeout_seconds=550).stdout.splitlines()
+    modules, names = (MODULES, ()) if more else (tuple(QUICK), sum(QUICK.values(), ()))
+    code = f"from keras_comparison import main; main({modules}, {names}, all_placements={more})"
+    lines = run_python(code, cwd=HERE, timeout_seconds=3500).stdout.splitlines()
     found: dict[tuple[str, str], dict[str, str | None]] = {}
     for module, name, placement, difference in [json.loads(line) for line in lines if line.startswith('["')]:
         found.setdefault((module, name), {})[placement] = difference
@@ -36,8 +47,8 @@ def differences(run_python, pytestconfig):
 
 
 def parameters(module: str) -> list[Any]:
-    marks = () if module in QUICK_MODULES else pytest.mark.slow
-    return [pytest.param(module, case, marks=marks) for case in cases_of(module)]
+    quick = QUICK.get(module, ())
+    return [pytest.param(module, case, marks=() if case in quick else pytest.mark.slow) for case in cases_of(module)]
 
 
 @pytest.mark.parametrize(("module", "case"), [one for module in MODULES for one in parameters(module)])

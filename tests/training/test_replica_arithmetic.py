@@ -136,16 +136,17 @@ CASES = {
     "losses read behind the optimizer": (LossesOfLayers, lambda: (batches(X, Y),), 2),
     "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
 }
+SLOW = ("the same with XLA", "added losses alone, one row a batch", "optimizers of layers, logs of other names")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
 def test_replicas_give_what_one_device_gives(name):
     make, data, num_replicas = CASES[name]
     assert_equal(trained(make, num_replicas, *data()), trained(make, 0, *data()), rel=3e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_fewer_rows_than_replicas_in_every_batch_of_arrays(batch_size):
     make = sequential(Positions)
     assert_equal(trained(make, 4, batch_size=batch_size), trained(make, 0, batch_size=batch_size))
@@ -162,9 +163,14 @@ def stateful(batch_size):
     return make
 
 
+@pytest.mark.slow
 def test_the_states_of_a_recurrent_layer_stay_with_the_rows_of_a_replica():
     x = np.random.default_rng(0).normal(size=(16, 3, 2)).astype("float32")
     assert_equal(trained(stateful(4), 2, x, Y[:16]), trained(stateful(8), 0, x, Y[:16]))
+
+
+def test_a_recurrent_layer_is_refused_that_was_built_for_the_global_batch():
+    x = np.zeros((16, 3, 2), "float32")
     message = "built for batches of 8 rows .*stateful layers memory.*8 rows are split over 2 replicas.*batch_size=4"
     with pytest.raises(PlanError, match=message):
         trained(stateful(8), 2, x, Y[:16])

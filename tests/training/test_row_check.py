@@ -178,7 +178,12 @@ EQUAL = {
 }
 
 
-@pytest.mark.parametrize("name", EQUAL)
+QUICK = ("gathered loss", "metric that is gathered", "metric that merges itself")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EQUAL]
+)
 @pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_give_what_one_device_gives(name, num_replicas):
     assert_equal(trained(EQUAL[name], num_replicas), trained(EQUAL[name], 0))
