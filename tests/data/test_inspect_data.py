@@ -266,8 +266,8 @@ def test_progress_is_told(tmp_path):
 
 
 NAMES = (
-    "inspect_data inspection_checks inspection_folders inspection_outliers inspection_table inspection_target"
-    " inspection_texts label_errors table_dates"
+    "inspection.inspect_data inspection.checks inspection.folders inspection.outliers inspection.table"
+    " inspection.target inspection.texts inspection.label_errors tables.dates"
 )
 
 

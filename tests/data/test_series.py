@@ -171,7 +171,7 @@ def test_order_follows_from_seed_and_epoch(logical_devices):
         batches.train(4096, seed=0, epoch=0)
 
 
-@pytest.mark.parametrize("name", ["double_pendulum", "seasons", "series_set", "series_batches"])
+@pytest.mark.parametrize("name", ["series.double_pendulum", "series.seasons", "series.series_set", "series.batches"])
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)

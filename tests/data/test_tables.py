@@ -178,8 +178,8 @@ def test_columns_of_unequal_length_are_refused():
         Table("t", (texts("a"), Column("y", np.zeros(2))))
 
 
-EXAMPLES = "table table_files column_kinds table_encoding table_options table_report table_targets table_features"
-EXAMPLES += " class_balance tabular_set tabular_files"
+EXAMPLES = "tables.table tables.files tables.column_kinds tables.encoding tables.options tables.report"
+EXAMPLES += " tables.targets tables.features images.class_balance tables.tabular_set tables.tabular_files"
 
 
 @pytest.mark.parametrize("name", EXAMPLES.split())

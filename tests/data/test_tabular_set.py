@@ -238,7 +238,7 @@ def test_batches_follow_from_seed_and_epoch(logical_devices):
         TabularBatches(data).train(64, seed=0, epoch=0)
 
 
-@pytest.mark.parametrize("name", ["tabular_batches", "table_layers"])
+@pytest.mark.parametrize("name", ["tables.batches", "tables.layers"])
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)

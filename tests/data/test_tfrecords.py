@@ -228,7 +228,7 @@ def test_test_images_of_unknown_classes_are_refused(tmp_path):
         read_tfrecord_images(os.fspath(tmp_path / "missing"))
 
 
-NAMES = ("class_labels", "data_place", "encoded_images", "example_message", "tfrecord_files", "tfrecord_images")
+NAMES = ("class_labels", "images.encoded", "example_message", "tfrecord_files", "images.tfrecords")
 
 
 @pytest.mark.parametrize("name", NAMES)
