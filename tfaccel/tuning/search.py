@@ -45,7 +45,7 @@ def search(
     *,
     run_dir: str | os.PathLike[str],
     resume: str = "never",
-    on_row: OnRow = lambda row: None,
+    on_row: OnRow | None = None,
     tuner: Any = None,
     callbacks: Any = None,
     optimizer: Any = None,
@@ -166,7 +166,7 @@ def search(
     }
     directory = RunDir(run_dir, flat_config(config), resume=resume)
     groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
-    with Supervisor(source, chosen, groups, on_row) as supervisor:
+    with Supervisor(source, chosen, groups, on_row or (lambda row: None)) as supervisor:
         found = supervisor.discovered()
         objective = _checked(found, chosen)
         with search_directory(directory, found["space"]):
