@@ -55,7 +55,7 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
 
 
 def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
-    """The config of all hyperparameters, and the space's output for the defaults (None if a Tuner builds the models)."""
+    """The config of all hyperparameters, and the space's output for the defaults (None with a Tuner)."""
     options = maker.options
     made: list[Any] = []
 
