@@ -1,4 +1,4 @@
-"""Figures derived from measurements whose windows ran by turns."""
+"""Figures derived from interleaved measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS: dict[str, Callable[[Window], float]] = {
     "steps alone": lambda window: window.steps_seconds,
 }
 
-# Losses of two programs after the same batches may differ by this much, relative to a loss of at least 1.
+# Max difference of two programs' losses after the same batches, relative to max(loss, 1).
 LOSS_TOLERANCE = 1e-3
 
 
@@ -26,7 +26,7 @@ def step_time_ratio(
 
     Args:
         name: name of the figure.
-        of, to: the two programs, with equally many windows.
+        of, to: the two programs, with the same number of windows.
         part: "whole call", or "steps alone": without what a call does before, between and after its epochs.
         at_most: the bound of the median.
     """
@@ -63,12 +63,12 @@ def throughput_ratio(
 def tail_share(
     name: str, *, of: Measurement, beside: Measurement | None = None, at_most: float | None = None
 ) -> Figure:
-    """The part of the epochs' time that goes by after their last batches, repetition by repetition.
+    """The fraction of the epochs' time spent after their last batches, per repetition.
 
     Args:
         name: name of the figure.
         of: the program.
-        beside: another program that has to learn the same from the same batches.
+        beside: another program, which must reach the same loss on the same batches.
         at_most: the bound of the median.
     """
     mean_epoch_seconds = sum(sum(w.epoch_seconds) / len(w.epoch_seconds) for w in of.windows) / len(of.windows)
@@ -92,7 +92,7 @@ def _ratios(over: Measurement, under: Measurement, seconds: Callable[[Window], f
 
 
 def _cpu_ratios(over: Measurement, under: Measurement, part: str) -> tuple[float, ...]:
-    """Processor time is known of whole calls only."""
+    """CPU time is only measured for whole calls."""
     return _ratios(over, under, lambda window: window.cpu_seconds) if part == "whole call" else ()
 
 

@@ -1,4 +1,4 @@
-"""The engine's benchmark: what `tfaccel.fit` costs beside a loop written by hand and beside `Model.fit`."""
+"""The engine's benchmark: `tfaccel.fit` compared with a hand-written loop and `Model.fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPOCH_SECONDS = (0.7, 2.2)
 
 @dataclass(frozen=True)
 class Findings:
-    """Raw times of one comparison, and what was derived from them."""
+    """Raw times of one comparison, and the figures derived from them."""
 
     measurements: dict[str, tuple[Measurement, ...]]
     figures: tuple[Figure, ...]
@@ -87,7 +87,7 @@ def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
 
 
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
-    """What goes by after the last batch of an epoch; `Model.fit` stands beside it for information."""
+    """The time after the last batch of an epoch; `Model.fit` is measured for information only."""
     step_seconds = _wide_mlp_step_seconds(options)
     measurements, figures = {}, []
     for seconds in EPOCH_SECONDS:
@@ -108,7 +108,7 @@ def epoch_end(name: str, options: SuiteOptions) -> Findings:
 
 
 def one_replica_xla(name: str, options: SuiteOptions) -> Findings:
-    """XLA on under a `MirroredStrategy` of one replica, beside XLA on without a strategy."""
+    """XLA under a `MirroredStrategy` of one replica, compared with XLA without a strategy."""
     task = engine_tasks.mlp(steps_per_epoch=6000, jit_compile=True).shortened(options.scale)
     plain = next(_equal_starts(task))
     mirrored = TrainedModel(task, plain.weights, tf.distribute.MirroredStrategy(["CPU:0"]))
@@ -133,7 +133,7 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
 
 
 def _equal_starts(task: Task) -> Iterator[TrainedModel]:
-    """Models without end, all of the same weights."""
+    """An endless iterator of models with the same weights."""
     first = TrainedModel(task)
     yield first
     while True:
@@ -147,7 +147,7 @@ def _measure(name: str, programs: list[Program], options: SuiteOptions) -> tuple
 
 
 def _wide_mlp_step_seconds(options: SuiteOptions) -> float:
-    """How long a step of the wide MLP takes here, so that epochs can be made to last a given time."""
+    """The step time of the wide MLP on this machine, used to size epochs to a given duration."""
     task = engine_tasks.wide_mlp(steps_per_epoch=400).shortened(options.scale)
     program = FitProgram("tfaccel.fit", task, TrainedModel(task), is_tfaccel=True)
     program.warm_up()

@@ -1,4 +1,4 @@
-"""What the engine's benchmark trains: small models on made-up data that they can learn."""
+"""The training tasks of the engine's benchmark: small models on learnable synthetic data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Task:
         name: of the model.
         build_model: returns an uncompiled classifier with `NUM_CLASSES` logits.
         input_shape: of one example.
-        num_tokens: the examples hold whole numbers below this; 0: they hold float32 numbers.
+        num_tokens: vocabulary size of token id inputs; 0 for float32 inputs.
         global_batch_size, steps_per_epoch, num_epochs: of one window.
         jit_compile: as in `compile`.
     """
@@ -37,11 +37,11 @@ class Task:
 
     @property
     def num_steps(self) -> int:
-        """Steps of one window."""
+        """Number of steps per window."""
         return self.steps_per_epoch * self.num_epochs
 
     def shortened(self, scale: float) -> Task:
-        """The task with fewer steps an epoch."""
+        """The task with fewer steps per epoch."""
         return replace(self, steps_per_epoch=max(2, round(self.steps_per_epoch * scale)))
 
     def compiled_model(self) -> keras.Model:
@@ -79,7 +79,7 @@ class Task:
 
 
 def mlp(**fields: Any) -> Task:
-    """Two layers, 32 wide, batch 32: almost nothing to compute, so what stands between two steps shows."""
+    """Two layers, 32 wide, batch 32: so little computation that the overhead between steps dominates."""
 
     def build() -> keras.Model:
         dense = keras.layers.Dense
@@ -90,7 +90,7 @@ def mlp(**fields: Any) -> Task:
 
 
 def wide_mlp(**fields: Any) -> Task:
-    """Three layers, 256 wide, batch 128: some milliseconds a step."""
+    """Three layers, 256 wide, batch 128: a few milliseconds per step."""
 
     def build() -> keras.Model:
         hidden = [keras.layers.Dense(256, activation="relu") for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Times of the epochs inside a training call: where each begins, where its last batch ends."""
+"""Times of the epochs inside a training call: when each begins, and when its last batch ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfaccel.measuring.measurement import Window
 
 
 class EpochClock:
-    """Notes when epochs begin and when their last batches end.
+    """Records when epochs begin and when their last batches end.
 
     An epoch begins with its first batch. What goes by from its last batch to the next epoch's first, or to the end of
     the call, is its tail.
@@ -39,7 +39,7 @@ class EpochClock:
         self._last_ends[-1] = time.perf_counter()
 
     def time(self, call: Callable[[], float]) -> Window:
-        """Times a call that notes its epochs here and returns its final loss."""
+        """Times a call that records its epochs here and returns its final loss."""
         self._begins, self._last_ends = [], []
         cpu_seconds, started = time.process_time(), time.perf_counter()
         loss = call()
@@ -56,7 +56,7 @@ class EpochClock:
 
 
 class WindowTimes(keras.callbacks.Callback):
-    """Notes epochs and windows of `tfaccel.fit`."""
+    """Records epochs and windows of `tfaccel.fit`."""
 
     tfaccel_windows = True
 
@@ -75,7 +75,7 @@ class WindowTimes(keras.callbacks.Callback):
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Notes epochs and steps of `Model.fit`, from the calls of the model's train function.
+    """Records epochs and steps of `Model.fit`, from the calls of the model's train function.
 
     A callback with batch hooks would make `Model.fit` wait for it at each batch, which it does not do by default.
     """
@@ -88,7 +88,7 @@ class StepTimes(keras.callbacks.Callback):
         self._clock.epoch_begins()
 
     def wrap(self, train_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same train function with its calls noted."""
+        """Wraps the train function to record its calls."""
 
         def timed(iterator: Any) -> Any:
             self._clock.batches_begin()

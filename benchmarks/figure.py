@@ -1,4 +1,4 @@
-"""The noun `Figure`: one derived number with its spread and the bound it has to meet."""
+"""`Figure`: one derived number with its spread and the bound it must meet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A number derived from timed windows, once for each repetition.
+    """A number derived from timed windows, once per repetition.
 
     Attributes:
         name: which comparison, such as "cnn".
         quantity: what is compared, such as "throughput of tfaccel.fit(numpy) / Model.fit(numpy), steps alone".
-        values: one for each repetition.
-        cpu_values: the same from processor time; empty where that means nothing.
-        at_most: the bound, where the median must not exceed it.
-        at_least: the bound, where the median must reach it. Without a bound the figure only informs.
+        values: one per repetition.
+        cpu_values: the same from CPU time; empty if not meaningful.
+        at_most: upper bound of the median.
+        at_least: lower bound of the median. Without a bound the figure is informational.
         loss_difference: absolute difference of the two programs' losses after the same batches; None for one program.
-        loss_tolerance: how large that may be; a figure whose programs learned different things is not met.
+        loss_tolerance: maximum loss difference; above it, the figure fails.
 
     Raises:
         ValueError: without values, or with two bounds.
@@ -60,17 +60,17 @@ class Figure:
 
     @property
     def cpu_median(self) -> float | None:
-        """The median from processor time."""
+        """The median from CPU time."""
         return statistics.median(self.cpu_values) if self.cpu_values else None
 
     @property
     def losses_agree(self) -> bool:
-        """Whether both programs learned the same."""
+        """Whether both programs reached the same loss."""
         return self.loss_difference is None or self.loss_difference <= self.loss_tolerance
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the bound and the losses agree; None for a figure that only informs."""
+        """Whether the median meets the bound and the losses agree; None for an informational figure."""
         if self.at_most is not None:
             return self.median <= self.at_most and self.losses_agree
         if self.at_least is not None:
@@ -84,5 +84,5 @@ class Figure:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Figure:
-        """The figure that `to_json` gave; derived values are derived anew."""
+        """Restores a figure from the output of `to_json`; derived values are recomputed."""
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Clients of an HTTP server, without threads: as many as are wanted, each with one connection that stays open."""
+"""Load generator for an HTTP server, without threads; each client keeps one connection open."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LENGTH = b"content-length:"
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw.
+    """The results of a load test.
 
     Attributes:
-        seconds: from the first request to the last answer.
+        seconds: time from the first request to the last response.
         latencies: seconds of each answered request.
-        statuses: HTTP status -> requests; 0 for those whose connection broke.
+        statuses: HTTP status -> requests; 0 for broken connections.
     """
 
     seconds: float
@@ -31,16 +31,16 @@ class Load:
 
     @property
     def per_second(self) -> float:
-        """Requests with status 200 in a second."""
+        """Requests with status 200 per second."""
         return self.statuses.get(200, 0) / self.seconds
 
     @property
     def num_failed(self) -> int:
-        """Requests with another status than 200, or none."""
+        """Requests with a status other than 200, or none."""
         return sum(count for status, count in self.statuses.items() if status != 200)
 
     def percentile(self, percent: float) -> float:
-        """The latency in seconds that so many percent of the requests stay below."""
+        """A percentile of the latency, in seconds."""
         return float(np.percentile(self.latencies, percent))
 
 
@@ -61,7 +61,7 @@ def closed_loop(
     warm_up_seconds: float = 0.0,
     at_half: Callable[[], None] | None = None,
 ) -> Load:
-    """Clients that each send a request as soon as the last one is answered.
+    """Clients that each send the next request as soon as the last one is answered.
 
     Args:
         port: of a server on this machine.
@@ -75,7 +75,7 @@ def closed_loop(
 
 
 def open_loop(port: int, requests: Sequence[bytes], *, per_second: float, num_clients: int, seconds: float) -> Load:
-    """Requests that come at a rate, whether earlier ones are answered or not; latencies count from when one is due.
+    """Sends requests at a fixed rate without waiting for responses; latency counts from when a request is due.
 
     Args:
         port: of a server on this machine.

@@ -51,7 +51,7 @@ def build_model() -> keras.Model:
 
 
 def workload() -> Workload:
-    """What the network learns: the digits, moved about a little."""
+    """The training data: digits with small random shifts."""
     images = digits()
     batches = ImageBatches(images, ImageMoves(rotation=0.2, zoom=0.1, shift=0.1))
 
@@ -76,7 +76,7 @@ def workload() -> Workload:
 
 
 def spread_channels(model: keras.Model, *, spread: float = SPREAD, seed: int = 0) -> None:
-    """Gives the channels of the network's layers different ranges, in place; what it calculates stays the same.
+    """Gives the channels of the network's layers different ranges, in place; its outputs stay the same.
 
     Args:
         model: from `build_model`.

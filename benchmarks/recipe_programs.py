@@ -1,4 +1,4 @@
-"""The programs that the recipes' benchmark times: `tfaccel.train` by the rules' plan, and `Model.fit` in two ways."""
+"""The programs that the recipes' benchmark times: `tfaccel.train` with its default plan, and `Model.fit` in two ways."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RecipeTraining(abc.ABC):
     Args:
         name: of the program.
         workload: the recipe's.
-        epochs: passes over the data at most.
-        target: what the recipe states to reach; None: trained for all epochs.
+        epochs: maximum number of epochs.
+        target: the recipe's stated result; None to train for all epochs.
 
     Attributes:
         reached: for each run, the warm-up's first, whether the target was reached.
@@ -97,7 +97,7 @@ class ResultClock(keras.callbacks.Callback):
         self._started = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Takes the time."""
+        """Stops the clock."""
         self.seconds, self.epochs = time.perf_counter() - self._started, epoch + 1
         values = {name: float(value) for name, value in (logs or {}).items()}
         held_out = {name.removeprefix("val_"): value for name, value in values.items() if name.startswith("val_")}

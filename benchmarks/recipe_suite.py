@@ -1,4 +1,4 @@
-"""The recipes' benchmark: each trained to its stated result by `tfaccel.train` and, by turns, by `Model.fit`."""
+"""The recipes' benchmark: `tfaccel.train` and `Model.fit`, interleaved, train each recipe to its stated result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noun `Report`: raw windows first, derived figures second, and what makes them doubtful."""
+"""`Report`: raw windows, derived figures, and warnings about them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOISY_SPREAD = 0.10
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a suite of measurements found.
+    """The results of a benchmark suite.
 
     Attributes:
         suite: name of the suite, such as "engine".
-        machine: what it ran on: cores, versions, settings.
-        measurements: name of a comparison -> its raw times, one entry for each program.
-        figures: what was derived from them.
+        machine: cores, versions and settings of the machine.
+        measurements: name of a comparison -> its raw times, one entry per program.
+        figures: the figures derived from them.
 
     Example:
         >>> Report(suite="engine", machine={}, measurements={}, figures=()).met
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes figures doubtful: programs that differ from themselves, and from each other in what they learn."""
+        """Warnings: programs whose times vary too much, or whose losses differ."""
         noisy = [
             f"{name}: {measurement.name} differs from itself by {measurement.spread:.0%}: is the machine busy?"
             for name, measurements in self.measurements.items()
@@ -67,7 +67,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        """The report that `to_json` gave."""
+        """Restores a report from the output of `to_json`."""
         measurements = {
             name: tuple(Measurement.from_json(measurement) for measurement in found)
             for name, found in data["measurements"].items()

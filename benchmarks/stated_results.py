@@ -1,4 +1,4 @@
-"""What each recipe states to reach, as a validation metric that can be watched while it trains."""
+"""The stated result of each recipe, as a validation metric that can be monitored during training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class StatedResult:
 
     Attributes:
         metric: its name in the logs, without `val_`.
-        at_least: reached from here upwards; None for a metric that falls.
-        at_most: reached from here downwards.
+        at_least: lower bound, for a metric to maximize; otherwise None.
+        at_most: upper bound, for a metric to minimize; otherwise None.
 
     Raises:
         ValueError: without a bound, or with two.

@@ -1,4 +1,4 @@
-"""The noun `SuiteOptions`: how a suite of measurements is run."""
+"""`SuiteOptions`: the options of a benchmark suite."""
 
 from __future__ import annotations
 

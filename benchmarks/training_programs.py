@@ -1,4 +1,4 @@
-"""The programs that the engine's benchmark times: `tfaccel.fit`, `Model.fit`, and a loop written by hand."""
+"""The programs that the engine's benchmark times: `tfaccel.fit`, `Model.fit`, and a hand-written loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfaccel.training.fit import fit
 
 
 class TrainedModel:
-    """A compiled model that can be put back to its start, so that every run trains the same.
+    """A compiled model that can be reset to its initial state, so that every run is the same.
 
     Args:
         task: what it trains.
@@ -41,7 +41,7 @@ class TrainedModel:
         return self._strategy.scope() if self._strategy is not None else contextlib.nullcontext()
 
     def reset(self) -> None:
-        """Puts weights, optimizer and metrics back to the start."""
+        """Resets weights, optimizer and metrics."""
         with self.scope():
             self.model.set_weights(self.weights)
             for variable, value in zip(self.model.optimizer.variables, self._optimizer_values, strict=True):

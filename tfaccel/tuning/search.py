@@ -101,7 +101,8 @@ def search(
 
     Args:
         workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
-            such a function, or a `Workload`, which is pickled for the worker processes. None if a `tuner` needs no data.
+            such a function, or a `Workload`, which is pickled for the worker processes. None if a `tuner` needs
+            no data.
         space: the search space, as a function or its import path: `build(hp)` that returns a compiled model, a
             `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: the
             default space of the workload's function; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
