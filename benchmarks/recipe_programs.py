@@ -1,4 +1,4 @@
-"""The programs that the recipes' benchmark times: `tfaccel.train` with its default plan, and `Model.fit` in two ways."""
+"""The programs that the recipes' benchmark times: `tfaccel.train` with the default plan, and two of `Model.fit`."""
 
 from __future__ import annotations
 
