@@ -31,7 +31,7 @@ _LATENCY_SECONDS = 1.0
 
 
 def run_compress_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Compresses trained models, and reports size, metric and latency of the variants.
+    """Compresses trained models and reports the size, metric and latency of the variants.
 
     Args:
         names: of figures: keys of `RECIPE_METHODS`, and "qat" (see `qat_suite`).
@@ -123,7 +123,7 @@ def _pruning_figures(found: CompressResult) -> list[Figure]:
 
 
 def _result(found: CompressResult, method: str) -> VariantResult:
-    """The variant that a method made.
+    """The variant that a method created.
 
     Raises:
         CompressionError: if it failed.

@@ -85,7 +85,7 @@ def model_of(values: Mapping[str, Any]) -> keras.Model:
 
 
 def build(hp: Any) -> keras.Model:
-    """The space as Keras Tuner writes it."""
+    """The space for Keras Tuner."""
     return model_of(
         {
             "layers": hp.Int("layers", 1, 3),
@@ -100,7 +100,7 @@ def build(hp: Any) -> keras.Model:
 
 
 def suggested(trial: Any) -> dict[str, Any]:
-    """The same space as Optuna writes it."""
+    """The same space for Optuna."""
     return {
         "layers": trial.suggest_int("layers", 1, 3),
         "units": trial.suggest_int("units", 16, 256, log=True),
@@ -113,7 +113,7 @@ def suggested(trial: Any) -> dict[str, Any]:
 
 
 def optuna_alone(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The search by Optuna's own loop."""
+    """Runs the search with Optuna's own loop."""
     import optuna
 
     seconds: list[float] = []
@@ -150,7 +150,7 @@ def optuna_alone(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_search(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The same by `tfaccel.search`."""
+    """Runs the same search with `tfaccel.search`."""
     options = {name: task[name] for name in ("algorithm", "seed", "max_trials", "epochs")}
     with tempfile.TemporaryDirectory() as folder:
         name = "tfaccel.benchmarks.sampler_program"

@@ -1,4 +1,4 @@
-"""The chief of a search: Keras Tuner's oracle in a process of its own, alone, which the supervisor asks for trials."""
+"""The chief of a search: a process that runs only Keras Tuner's oracle; the supervisor asks it for trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfaccel.tuning.trial_row import TrialRow
 
 
 def main(parent: Connection, arguments: list[str]) -> int:
-    """Creates and ends trials as it is told, until its parent is gone."""
+    """Creates and ends trials on request until the parent process exits."""
     del arguments
     oracle = _opened(parent, parent.recv())
     while True:
@@ -34,14 +34,14 @@ def main(parent: Connection, arguments: list[str]) -> int:
 
 
 def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
-    """The oracle of a search, with the state that is on disk."""
+    """Returns the oracle of a search, restored from the state on disk."""
     run_dir, objective = Path(task["run_dir"]), Objective.from_json(task["objective"])
     board = run_dir / "tensorboard"
 
     def show(write: Callable[..., None], *content: Any) -> None:
         try:
             write(board, *content)
-        except Exception:  # a full disk, say: the search goes on without
+        except Exception:  # such as a full disk: the search continues without TensorBoard files
             traceback.print_exc()
 
     def on_row(row: TrialRow) -> None:

@@ -1,4 +1,4 @@
-"""A device group for each worker of a search: GPUs of its own, or a share of the cores."""
+"""Device groups: the GPUs or CPU cores assigned to each worker of a search."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _USABLE_GPU_MEMORY = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """What one worker may use.
+    """The devices that one worker may use.
 
     Args:
-        cores: logical CPUs that it is bound to; empty for no binding.
-        visible_gpus: the value of CUDA_VISIBLE_DEVICES; None to leave it alone.
-        plan_fields: fields of the plan that follow from sharing a device.
+        cores: logical CPUs that the worker is pinned to; empty for no pinning.
+        visible_gpus: value of CUDA_VISIBLE_DEVICES; None leaves it unchanged.
+        plan_fields: plan fields that sharing a device requires.
     """
 
     cores: tuple[int, ...] = ()
@@ -33,19 +33,19 @@ class DeviceGroup:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The group that `to_json` gave."""
+        """Restores a group from the output of `to_json`."""
         fields = tuple((name, value) for name, value in data["plan_fields"])
         return cls(cores=tuple(data["cores"]), visible_gpus=data["visible_gpus"], plan_fields=fields)
 
 
 def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[DeviceGroup]:
-    """The device groups of so many workers.
+    """Divides the devices among the workers.
 
-    GPUs are shared out evenly; where there are fewer than workers, several workers share one, each with a part of its
-    memory. Cores are shared out as well; a worker without a core of its own shares one.
+    GPUs are divided evenly. With more workers than GPUs, several workers share a GPU, each with a fraction of its
+    memory. CPU cores are divided the same way.
 
     Raises:
-        SearchError: for several workers on a TPU, which only one process can use.
+        SearchError: if several workers would share a TPU, which only one process can use.
 
     Example:
         >>> here = Machine(root="", environ={}, cpu_affinity=frozenset(range(8)))
@@ -62,7 +62,7 @@ def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[D
         cores: tuple[int, ...] = ()
         if parallel > 1 and len(allowed) == hardware.num_usable_cores:
             cores = _share(allowed, index, parallel)
-        elif parallel > 1:  # a quota of time, not of cores: any of them may be used, but not all at once
+        elif parallel > 1:  # the quota limits CPU time, not which cores: limit the threads instead
             fields["intra_op_threads"] = threads
         gpus, memory = _gpus(index, parallel, hardware)
         if memory is not None:
@@ -73,7 +73,7 @@ def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[D
 
 
 def _share(things: list[int], index: int, parallel: int) -> tuple[int, ...]:
-    """The part of one worker; where there are fewer things than workers, one of them."""
+    """The items of one worker; a single, possibly shared one if there are fewer items than workers."""
     if parallel >= len(things):
         return (things[index % len(things)],)
     first, last = len(things) * index // parallel, len(things) * (index + 1) // parallel
@@ -81,7 +81,7 @@ def _share(things: list[int], index: int, parallel: int) -> tuple[int, ...]:
 
 
 def _gpus(index: int, parallel: int, hardware: Hardware) -> tuple[tuple[int, ...] | None, int | None]:
-    """A worker's GPUs, and how much memory of each it may use where others share it."""
+    """A worker's GPUs, and its memory limit per GPU if workers share them."""
     if not hardware.gpus or parallel == 1:
         return None, None
     own = _share([gpu.index for gpu in hardware.gpus], index, parallel)
@@ -93,7 +93,7 @@ def _gpus(index: int, parallel: int, hardware: Hardware) -> tuple[tuple[int, ...
 
 
 def _names(indices: tuple[int, ...], machine: Machine) -> str:
-    """CUDA's names of the GPUs that this process calls by these numbers."""
+    """Maps GPU indices of this process to values for CUDA_VISIBLE_DEVICES."""
     visible = machine.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")] if visible else None
     return ",".join(str(index) if names is None else names[index] for index in indices)

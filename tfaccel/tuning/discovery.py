@@ -1,4 +1,4 @@
-"""What a search must know before its first trial: the space, the metrics, and whether the space builds models."""
+"""What a search needs before its first trial: the space, the metrics, and whether the space builds models."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfaccel.tuning.trial_maker import TrialMaker, is_model_space
 
 
 def discover(maker: TrialMaker) -> dict[str, Any]:
-    """Builds the space's default, and what its conditions hide, as Keras Tuner does.
+    """Finds all hyperparameters as Keras Tuner does: builds the defaults, then each conditional branch.
 
     Returns:
         "space": Keras Tuner's config of all hyperparameters; "builds_models"; "metrics": the names of all metrics, or
-        None where a `fit` or `run_trial` of one's own decides, which may ask for further hyperparameters too.
+        None with a custom `fit` or `run_trial`, which may also request further hyperparameters.
 
     Raises:
-        SearchError: if the space returns something else than a compiled model or arguments, or the sampler or pruner
-            cannot be made.
-        WorkloadError: if the workload's function does not take those arguments.
+        SearchError: if the space returns neither a compiled model nor arguments, or the sampler or pruner cannot be
+            created.
+        WorkloadError: if the workload's function does not accept those arguments.
     """
     options = maker.options
     if options.by_optuna:
@@ -55,7 +55,7 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
 
 
 def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
-    """The config of all hyperparameters, and what the space makes of the defaults; None where a Tuner builds."""
+    """The config of all hyperparameters, and the space's output for the defaults (None with a Tuner)."""
     options = maker.options
     made: list[Any] = []
 
@@ -64,7 +64,7 @@ def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str,
         return made[-1]
 
     known = options.hyperparameters and keras_tuner.HyperParameters.from_config(options.hyperparameters)
-    # A local oracle, which Keras Tuner fills; the tuner itself is of no further use.
+    # Creating the tuner fills this oracle; the tuner itself is discarded.
     oracle = keras_tuner.oracles.RandomSearchOracle(
         objective=keras_tuner.Objective("loss", "min"),
         hyperparameters=known or None,
@@ -96,7 +96,7 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replic
 
 
 def metric_names(model: keras.Model) -> list[str]:
-    """The names of the metrics in the logs of an epoch, without those of validation."""
+    """The names of the metrics in the logs of an epoch, without validation metrics."""
     return sorted(model.get_metrics_result())
 
 

@@ -1,4 +1,4 @@
-"""A search for TensorBoard's view of hyperparameters: one session for each trial."""
+"""Logs a search for TensorBoard's HParams dashboard: one session per trial."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SCORE = "score"
 
 
 def write_experiment(folder: Path, space: Sequence[Mapping[str, Any]], objective: Objective) -> None:
-    """Writes what is searched and what is to be bettered, for `tensorboard --logdir FOLDER`.
+    """Writes the search space and the objective, for `tensorboard --logdir FOLDER`.
 
     Args:
-        folder: where the event files stand.
+        folder: directory of the event files.
         space: Keras Tuner's configs of the hyperparameters.
-        objective: of the search.
+        objective: the objective of the search.
     """
     shown = [_SCORE, *(name for name in objective.names if len(objective.names) > 1)]
     metrics = [api.Metric(name, display_name=objective.name if name == _SCORE else name) for name in shown]
@@ -62,7 +62,7 @@ def write_session(folder: Path, row: TrialRow) -> None:
 
 def _write(folder: Path, summaries: Sequence[Any]) -> None:
     writer = EventFileWriter(str(folder))
-    for summary in summaries:  # some are TensorFlow's message of that name, not TensorBoard's
+    for summary in summaries:  # some are TensorFlow's Summary message, not TensorBoard's
         own = Summary.FromString(summary.SerializeToString())
         writer.add_event(Event(wall_time=time.time(), step=0, summary=own))
     writer.close()

@@ -1,4 +1,4 @@
-"""How much each hyperparameter decides the score."""
+"""Hyperparameter importance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-MIN_TRIALS = 6  # fewer tell nothing
+MIN_TRIALS = 6  # fewer are not informative
 _NUM_TREES, _NUM_SHUFFLES = 200, 20
 
 
@@ -19,16 +19,17 @@ def importances(
     names: Sequence[str],
     logarithmic: Collection[str] = (),
 ) -> dict[str, float] | None:
-    """The share of each hyperparameter in what the score depends on, the largest first; None for too few trials.
+    """The relative importance of each hyperparameter for the score, largest first; None for too few trials.
 
-    A random forest learns the score from the hyperparameters. A hyperparameter matters as much as the forest's error
-    grows when its values are shuffled over the trials. With few trials this is a hint, not a proof.
+    A random forest is fitted to predict the score from the hyperparameters. The permutation importance of a
+    hyperparameter is how much the forest's error grows when its values are shuffled across trials. With few trials,
+    treat it as a rough estimate.
 
     Args:
-        values: for each trial its hyperparameters; one that a trial lacks counts as a value of its own.
-        scores: one for each trial.
-        names: the hyperparameters.
-        logarithmic: those whose logarithm is searched evenly.
+        values: the hyperparameters of each trial; a missing one counts as a separate value.
+        scores: one per trial.
+        names: the hyperparameters to compare.
+        logarithmic: hyperparameters sampled on a log scale.
 
     Example:
         >>> trials = [{"a": a, "b": b} for a in (1, 2, 3) for b in (1, 2, 3)]
@@ -52,7 +53,7 @@ def importances(
 
 
 def _column(values: list[Any], logarithmic: bool) -> np.ndarray:
-    """Numbers for the values: themselves, their logarithms, or their places among the texts there are."""
+    """Encodes values as numbers: unchanged, as logarithms, or as the index of each string."""
     known = [value for value in values if value is not None]
     if any(isinstance(value, str) for value in known):
         places = {value: place for place, value in enumerate(sorted(map(str, known)))}

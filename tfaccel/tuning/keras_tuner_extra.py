@@ -1,4 +1,4 @@
-"""Whether Keras Tuner is installed, which searches need and training does not."""
+"""Checks that Keras Tuner, needed for searches but not for training, is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a model takes for one example."""
+"""Inference latency of a model for one example."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WARM_UPS, _CALLS = 3, 30
 
 
 def latency_seconds(model: keras.Model, batch_spec: Any) -> float:
-    """The median time of a call of the model with one example of zeros, in this process and on its devices.
+    """The median time to call the model on one all-zeros example, on the devices of this process.
 
     Args:
         model: a built model.
-        batch_spec: the spec of a batch: inputs, targets and perhaps weights.
+        batch_spec: the spec of a batch: inputs, targets and, optionally, sample weights.
     """
     inputs = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
     specs = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype), inputs)

@@ -1,4 +1,4 @@
-"""The noun `Objective`: what a search betters: one metric, or several with a Pareto front."""
+"""`Objective`: what a search optimizes: one metric, or several with a Pareto front."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 from tfaccel.errors import SearchError
 from tfaccel.known_names import did_you_mean
 
-# What every trial can be measured by beside its metrics; short names stand for them.
+# Measured for every trial in addition to its metrics, with short aliases.
 MEASURED = ("latency_seconds", "model_bytes")
 _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
 _RISING = (
@@ -51,18 +51,18 @@ _FALLING = (
     "nats",
     "bits",
 )
-# What Keras Tuner calls the number that a `fit` or `run_trial` of one's own returns where no objective is named.
+# Keras Tuner's name for the number that a custom `fit` or `run_trial` returns when no objective is given.
 DEFAULT_NAME = "default_objective"
-_WEIGHT_OF_TEN_TIMES = 0.1  # a model ten times smaller or faster is worth so much of a metric
+_WEIGHT_OF_TEN_TIMES = 0.1  # metric points that a 10x smaller or faster model is worth
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The metrics that a search betters.
+    """The metrics that a search optimizes.
 
-    Several are made into one number to be kept low, for Keras Tuner's algorithms and to name a best trial: the sum of
-    those that fall and of those that rise with the sign turned; of seconds and bytes a tenth of the logarithm. Optuna's
-    algorithms and the Pareto front take them one by one.
+    For Keras Tuner's algorithms, and to choose a best trial, several metrics are combined into one number to minimize:
+    the sum of all metrics, with those to maximize negated; latency and size count as a tenth of their log10. Optuna's
+    algorithms and the Pareto front use the metrics separately.
 
     Args:
         parts: pairs of a metric's name and "max" or "min".
@@ -79,10 +79,10 @@ class Objective:
 
     @classmethod
     def of(cls, wanted: str | Sequence[str]) -> Self:
-        """The objective that was written as "NAME", "NAME:max" or several of them, also with commas between.
+        """Parses "NAME", "NAME:max" or "NAME:min"; several as a sequence or separated by commas.
 
         Raises:
-            SearchError: if a name does not tell whether more or less of it is better.
+            SearchError: if the direction cannot be inferred from a name.
 
         Example:
             >>> Objective.of("val_accuracy,size").parts
@@ -104,21 +104,21 @@ class Objective:
 
     @property
     def name(self) -> str:
-        """The metric's name, or what Keras Tuner calls several."""
+        """The metric's name, or Keras Tuner's name for several."""
         return self.parts[0][0] if len(self.parts) == 1 else "multi_objective"
 
     @property
     def direction(self) -> str:
-        """Whether the value is to be high ("max") or low ("min")."""
+        """Whether to maximize ("max") or minimize ("min") the value."""
         return self.parts[0][1] if len(self.parts) == 1 else "min"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all metrics in it."""
+        """The names of its metrics."""
         return tuple(name for name, _ in self.parts)
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """The number to better, from the metrics of an epoch."""
+        """The number to optimize, from the metrics of an epoch."""
         if len(self.parts) == 1:
             return float(metrics[self.name])
         total = 0.0
@@ -130,7 +130,7 @@ class Objective:
         return round(total, 9)
 
     def check_finite(self, value: float) -> float:
-        """The value; SearchError where it is NaN or infinite."""
+        """Returns the value; raises SearchError if it is NaN or infinite."""
         if not math.isfinite(value):
             raise SearchError(f"The objective {self.name!r} became {value}.")
         return value
@@ -145,15 +145,15 @@ class Objective:
 
     @classmethod
     def from_json(cls, data: Sequence[Sequence[str]]) -> Self:
-        """The objective that `to_json` gave."""
+        """Restores an objective from the output of `to_json`."""
         return cls(tuple((name, direction) for name, direction in data))
 
 
 def direction_of(name: str) -> str:
-    """ "max" or "min", as a metric's name tells.
+    """Infers "max" or "min" from a metric's name.
 
     Raises:
-        SearchError: if it does not tell.
+        SearchError: if the name does not imply a direction.
 
     Example:
         >>> direction_of("val_sparse_categorical_accuracy"), direction_of("val_loss")
@@ -171,14 +171,14 @@ def direction_of(name: str) -> str:
 
 
 def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
-    """The objective that was asked for, or the one that is taken where none was.
+    """The requested objective, or the default one.
 
     Args:
         wanted: as in `SearchOptions`.
-        names: the names of all metrics that a trial has, `val_` before those of validation.
+        names: all metrics of a trial; validation metrics start with `val_`.
 
     Raises:
-        SearchError: for a metric that no trial has, with the nearest name.
+        SearchError: for a metric that no trial has; suggests the closest name.
 
     Example:
         >>> checked_objective(None, ["loss", "accuracy", "val_loss", "val_accuracy"]).name
@@ -197,7 +197,7 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
 
 
 def _default_objective(names: Collection[str]) -> Objective:
-    # "val_divergence_loss" is the loss of one output: a part of "val_loss".
+    # "val_divergence_loss" is the loss of one output, one term of "val_loss".
     held_out = [name for name in names if name.startswith("val_") and not name.endswith("loss")]
     for name in [*held_out, "val_loss", "loss"]:
         if name in names:
@@ -212,7 +212,7 @@ def written_objective(given: Any) -> Any:
     """An objective as text: Keras Tuner's objects become "NAME:max" or "NAME:min".
 
     Raises:
-        SearchError: for anything else than texts, Keras Tuner's objectives, and sequences of these.
+        SearchError: for anything but strings, Keras Tuner objectives, and sequences of these.
 
     Example:
         >>> written_objective(("val_loss", "size"))

@@ -1,4 +1,4 @@
-"""The noun `SearchOptions`: how a search goes on, which trials it stops, and when it ends."""
+"""`SearchOptions`: the algorithm, pruning and limits of a search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTUNA_PRUNINGS = ("percentile", "hyperband", "threshold")
 PRUNINGS = ("none", "median", "halving", *OPTUNA_PRUNINGS)
 _DEFAULT_MAX_TRIALS = 10
 _NO_DEFAULT_MAX_TRIALS = ("grid", "hyperband")
-# Option -> the lowest value, and whether it may be None.
+# Option -> minimum value, and whether None is allowed.
 _COUNTS = {
     "max_trials": (1, True),
     "parallel": (1, False),
@@ -37,11 +37,11 @@ _COUNTS = {
 _TIMES = ("trial_seconds", "search_seconds", "stall_seconds")
 _SWITCHES = ("tune_new_entries", "allow_new_entries", "retrain", "keep_models")
 _MAPPINGS = ("workload_options", "plan_fields", "algorithm_options", "pruning_options")
-# These may differ when a search goes on: they change no trial.
+# These may change when a search resumes: they do not affect any trial.
 _NOT_IDENTITY = ("max_trials", "parallel", *_TIMES, "max_retries_per_trial", "max_consecutive_failed_trials", "retrain")
-# Algorithm of Keras Tuner -> arguments of its oracle, and the lowest value of each.
+# Algorithm of Keras Tuner -> arguments of its oracle, with the minimum of each.
 _OF_ORACLE = {"bayesian": {"alpha": 0, "beta": 0}, "hyperband": {"factor": 2, "hyperband_iterations": 1}}
-# Arguments of Keras Tuner that are called otherwise here.
+# Keras Tuner arguments that have another name here.
 _ELSEWHERE = {
     "max_epochs": "Use epochs.",
     "max_model_size": "Use max_parameters.",
@@ -69,50 +69,49 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How a search of hyperparameters is done.
+    """Options of a hyperparameter search.
 
     Args:
         algorithm: Keras Tuner's "random", "grid", "bayesian" or "hyperband"; or with the extra `optuna` Optuna's "tpe",
-            "cmaes" (which chooses numbers that every trial has; the rest is random) or "nsga2" (for several
-            objectives).
-        max_trials: trials in all; None for 10, or with grid and hyperband all that there are.
-        objective: the metric to better, as it stands in the logs ("val_accuracy"), or several ("val_accuracy",
-            "latency_seconds", "model_bytes"); "NAME:max" or "NAME:min" where the name does not tell the direction;
-            a `keras_tuner.Objective` is taken as well. None for the first validation metric, or the validation loss
-            where there is no metric; where a `fit` or `run_trial` of your own trains, for the number that it returns,
-            which is to be low.
-        parallel: trials at the same time, each in a process of its own with its share of the devices.
-        seed: decides which trials there are (as in Keras Tuner, where 0 means no seed), and how each one trains.
-        epochs: of each trial; Hyperband's longest. None for what the workload recommends.
-        pruning: "none"; "median": end a trial whose best is below the median of the others at the same epoch;
-            "halving": at epochs 1, 3, 9 ... only the best third goes on. With Optuna's algorithms its pruner of that
-            name decides; it has "percentile", "hyperband" and "threshold" too.
-        early_stopping: end a trial after so many epochs without a better objective; None for never.
-        trial_seconds: the longest that a trial may take; None for no limit.
-        search_seconds: no trial is begun after so long; None for no limit.
-        stall_seconds: a trial without a sign of life for so long counts as hanging.
-        max_parameters: the most numbers in a model that is trained; None for no limit.
-        num_initial_points: random trials at the beginning: of "bayesian" (None for three times the number of
-            hyperparameters), "tpe" (None for 10) and "cmaes" (None for 1); of "nsga2" the size of a population (None
-            for 50), the first of which is random.
+            "cmaes" (optimizes only unconditional numeric hyperparameters; the others are random) or "nsga2" (for
+            several objectives).
+        max_trials: total number of trials; None for 10, or for all trials of grid and hyperband.
+        objective: the metric to optimize, as named in the logs ("val_accuracy"), or several ("val_accuracy",
+            "latency_seconds", "model_bytes"); "NAME:max" or "NAME:min" if the name does not imply the direction; or a
+            `keras_tuner.Objective`. None for the first validation metric, or the validation loss if there is no
+            metric; with a custom `fit` or `run_trial`, for the number that it returns, which is minimized.
+        parallel: number of concurrent trials, each in a separate process with its share of the devices.
+        seed: seed of the search (as in Keras Tuner, where 0 means no seed) and of each trial's training.
+        epochs: epochs per trial; for Hyperband, the maximum. None for the workload's recommendation.
+        pruning: "none"; "median": stop a trial whose best value is worse than the median of the others at the same
+            epoch; "halving": at epochs 1, 3, 9 ... only the best third continues. Optuna's algorithms use Optuna's
+            pruner of that name, and also support "percentile", "hyperband" and "threshold".
+        early_stopping: patience: stop a trial after this many epochs without improvement; None to disable.
+        trial_seconds: time limit for a trial; None for no limit.
+        search_seconds: no trial starts after this time; None for no limit.
+        stall_seconds: a trial that sends no heartbeat for this long counts as hung.
+        max_parameters: maximum number of parameters of a model; None for no limit.
+        num_initial_points: initial random trials of "bayesian" (None for three times the number of
+            hyperparameters), "tpe" (None for 10) and "cmaes" (None for 1); for "nsga2", the population size (None
+            for 50); the first population is random.
         algorithm_options: further arguments of Keras Tuner's oracle (`alpha` and `beta`; `factor` and
             `hyperband_iterations`) or of Optuna's sampler.
         pruning_options: arguments of Optuna's pruner.
-        executions_per_trial: how often each trial is trained, with other weights each time; its score is the mean.
-        max_retries_per_trial: how often a trial that failed is begun anew; one that raised
+        executions_per_trial: how often each trial is trained, with different seeds; the score is the mean.
+        max_retries_per_trial: how often a failed trial is retried; one that raised
             `keras_tuner.errors.FailedTrialError` is not.
-        max_consecutive_failed_trials: the search ends when so many trials in a row have failed; None for never.
-        hyperparameters: a `keras_tuner.HyperParameters`, or its config, with entries that take the place of those of
-            the space.
-        tune_new_entries: search those too that are not in `hyperparameters`; otherwise they have their defaults.
-        allow_new_entries: let the space have others than those in `hyperparameters`.
-        keep_models: keep each trial's model of its best epoch; see `SearchResult.get_best_models`.
-        workload_options: arguments of the workload's function that are the same in all trials.
-        plan_fields: fields of the plan that are fixed, such as {"dtype_policy": "float32"}.
-        retrain: train the best trial again at the end, and keep its model.
+        max_consecutive_failed_trials: stop the search after this many consecutive failed trials; None for never.
+        hyperparameters: a `keras_tuner.HyperParameters`, or its config, whose entries override those of the
+            space.
+        tune_new_entries: also search entries that are not in `hyperparameters`; otherwise they keep their defaults.
+        allow_new_entries: allow the space to have entries that are not in `hyperparameters`.
+        keep_models: save each trial's model from its best epoch; see `SearchResult.get_best_models`.
+        workload_options: fixed arguments of the workload's function.
+        plan_fields: fixed plan fields, such as {"dtype_policy": "float32"}.
+        retrain: train the best trial again at the end and keep its model.
 
     Raises:
-        SearchError: if a value is not one of those above.
+        SearchError: if a value is invalid.
 
     Example:
         >>> SearchOptions(algorithm="random").trial_limit
@@ -180,7 +179,7 @@ class SearchOptions:
                 raise SearchError(f"`{name}` must be a number of seconds above 0{or_none}. Received: {name}={value!r}.")
 
     def _check_pairs(self) -> None:
-        """Refuses options that mean nothing together."""
+        """Rejects invalid combinations of options."""
         if self.by_optuna:
             check_optuna(self.algorithm)
         elif self.pruning in OPTUNA_PRUNINGS or self.pruning_options:
@@ -222,7 +221,7 @@ class SearchOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The options in a dictionary; SearchError for a name that is none, with the nearest one."""
+        """Creates options from a dictionary; for an unknown name, SearchError suggests the closest one."""
         for name in options:
             if name in _ELSEWHERE:
                 raise SearchError(f"A search has no option {name!r}. {_ELSEWHERE[name]}")
@@ -231,7 +230,7 @@ class SearchOptions:
 
     @property
     def trial_limit(self) -> int | None:
-        """The most trials; None for all that the algorithm has."""
+        """The maximum number of trials; None for all that the algorithm has."""
         return self.max_trials or (None if self.algorithm in _NO_DEFAULT_MAX_TRIALS else _DEFAULT_MAX_TRIALS)
 
     def to_json(self) -> dict[str, Any]:
@@ -241,12 +240,12 @@ class SearchOptions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The options that `to_json` gave."""
+        """Restores options from the output of `to_json`."""
         objective = data.get("objective")
         return cls(**{**data, "objective": tuple(objective) if isinstance(objective, list) else objective})
 
     def identity(self) -> dict[str, Any]:
-        """What a search must have in common with the one that it goes on with."""
+        """The options that must be unchanged to resume a search."""
         return {name: value for name, value in self.to_json().items() if name not in _NOT_IDENTITY}
 
 
@@ -257,7 +256,7 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def check_optuna(algorithm: str) -> None:
-    """Whether Optuna is there.
+    """Checks that Optuna is installed.
 
     Raises:
         SearchError: if it is not.

@@ -1,4 +1,4 @@
-"""Optuna behind Keras Tuner's oracle: it is asked for the values of a trial, and told how the trial ended."""
+"""A Keras Tuner oracle backed by an Optuna study, through ask and tell."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tfaccel.tuning.trial_row import TrialRow
 class OptunaOracle(keras_tuner.Oracle):
     """An oracle whose trials come from Optuna; `study` and `metrics` are set before the first one.
 
-    The hyperparameters of a trial are asked for one by one, in the order of the space, and those only whose conditions
-    hold: as in a function for Optuna that has the same `if`s.
+    The hyperparameters of a trial are suggested one by one, in the order of the space, and only if their conditions
+    hold, as in an Optuna objective function with the same `if` statements.
 
     Attributes:
-        study: Optuna's.
-        metrics: what the search betters.
+        study: the Optuna study.
+        metrics: the objective of the search.
     """
 
     study: optuna.Study
@@ -44,7 +44,7 @@ class OptunaOracle(keras_tuner.Oracle):
         return {"status": "RUNNING", "values": chosen.values}
 
     def told(self, row: TrialRow) -> None:
-        """Tells Optuna how a trial has ended."""
+        """Reports the outcome of a trial to Optuna."""
         number = number_of(self.study, row.trial_id)
         if row.status == "pruned":
             self.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
@@ -57,7 +57,7 @@ class OptunaOracle(keras_tuner.Oracle):
             self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
 
     def forget_others(self) -> None:
-        """Gives up what Optuna was asked for and no trial was made of, since the search was killed in between."""
+        """Marks Optuna trials as failed if the search was killed before it created a trial for them."""
         known = {number_of(self.study, trial_id) for trial_id in self.trials}
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number not in known:
@@ -65,14 +65,14 @@ class OptunaOracle(keras_tuner.Oracle):
 
 
 def suggest(trial: optuna.Trial, name: str, entry: Any) -> Any:
-    """The value of one hyperparameter of Keras Tuner's, from Optuna.
+    """Suggests a value for one Keras Tuner hyperparameter with Optuna.
 
-    A number with `step` and sampling "log", or with sampling "reverse_log", has no like in Optuna: of the former it
-    chooses the place among the values, of the latter the probability.
+    Optuna has no equivalent of "log" sampling with a `step`, or of "reverse_log" sampling. For the former, it chooses
+    the index of the value; for the latter, the cumulative probability.
 
     Args:
-        trial: Optuna's.
-        name: what it is called there.
+        trial: the Optuna trial.
+        name: its name in Optuna.
         entry: Keras Tuner's `Int`, `Float`, `Choice`, `Boolean` or `Fixed`.
     """
     kind = type(entry).__name__
@@ -97,6 +97,6 @@ def suggest(trial: optuna.Trial, name: str, entry: Any) -> Any:
 
 
 def _under_conditions(entry: Any) -> str:
-    """A name for a hyperparameter of which there are several, each under conditions of its own."""
+    """A unique name for a hyperparameter that is defined several times under different conditions."""
     conditions = [f"{condition.name} in {condition.values}" for condition in entry.conditions]
     return f"{entry.name} where {' and '.join(conditions)}" if conditions else entry.name

@@ -1,6 +1,6 @@
-"""The study of a search by Optuna, kept in its run directory: its sampler, its pruner and its storage.
+"""The Optuna study of a search, with its sampler, pruner and storage in the run directory.
 
-Chief and workers open it by the same file: the chief asks and tells, the workers report the objective of each epoch.
+Chief and workers open the same file: the chief asks and tells, the workers report the objective of each epoch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIAL_ID = "trial_id"  # the attribute of Optuna's trial that holds Keras Tuner'
 _FILE = "optuna.journal"
 _DEFAULT_PERCENTILE = 25.0
 
-# Algorithm -> Optuna's sampler, and its argument for the number of random trials at the beginning.
+# Algorithm -> Optuna's sampler, and its argument for the number of initial random trials.
 _SAMPLERS: dict[str, tuple[Callable[..., Any], str]] = {
     "tpe": (optuna.samplers.TPESampler, "n_startup_trials"),
     "cmaes": (optuna.samplers.CmaEsSampler, "n_startup_trials"),
@@ -41,7 +41,7 @@ _PRUNERS: dict[str, Callable[..., Any]] = {
 
 
 class _FileLock:
-    """A lock, as Optuna wants it, that the system lets go of when its process ends, however it ends."""
+    """A lock for Optuna that the operating system releases whenever its process ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_suffix(".lock")
@@ -55,7 +55,7 @@ class _FileLock:
         return True
 
     def release(self) -> None:
-        """Gives it back."""
+        """Releases the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -71,15 +71,15 @@ def open_storage(run_dir: Path) -> JournalStorage:
 def open_study(
     run_dir: Path, options: SearchOptions, objective: Objective, *, epochs: int, storage: JournalStorage | None = None
 ) -> optuna.Study:
-    """The study of a search; made where there is none yet.
+    """Opens the study of a search; creates it if needed.
 
     Args:
         run_dir, options, objective: of the search.
-        epochs: the longest trial's, which Hyperband's pruner must know.
+        epochs: epochs of the longest trial, for Hyperband's pruner.
         storage: an open storage of the run directory.
 
     Raises:
-        SearchError: for arguments that the sampler or the pruner does not take.
+        SearchError: for arguments that the sampler or the pruner does not accept.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     directions: list[Any] = [{"min": "minimize", "max": "maximize"}[direction] for _, direction in objective.parts]
@@ -99,7 +99,8 @@ def make_sampler(options: SearchOptions, *, num_trials: int = 0) -> Any:
 
     Args:
         options: of the search.
-        num_trials: of the study so far. A search that goes on must not draw the numbers again that it began with.
+        num_trials: trials in the study so far; changes the seed, so that a resumed search does not repeat its random
+            numbers.
 
     Raises:
         SearchError: for arguments that it does not take.
@@ -107,7 +108,7 @@ def make_sampler(options: SearchOptions, *, num_trials: int = 0) -> Any:
     kind, random_start = _SAMPLERS[options.algorithm]
     arguments: dict[str, Any] = {"seed": options.seed + num_trials}
     if options.algorithm == "cmaes":
-        arguments["warn_independent_sampling"] = False  # choices and conditional parameters: said in the options
+        arguments["warn_independent_sampling"] = False  # choices and conditional parameters; documented in the options
     if options.num_initial_points is not None:
         arguments[random_start] = options.num_initial_points
     return _made(kind, {**arguments, **options.algorithm_options}, "algorithm_options")
@@ -136,7 +137,7 @@ def _made(kind: Callable[..., Any], arguments: dict[str, Any], option: str) -> A
 
 
 class EpochReports:
-    """A trial's reports to the study, one for each epoch; made in the worker that runs the trial.
+    """Reports each epoch of a trial to the study, from the worker that runs the trial.
 
     Args:
         run_dir, options, objective: of the search.
@@ -154,7 +155,7 @@ class EpochReports:
         self._trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
     def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Reports the objective after so many epochs; says why the trial should end now, None if it should go on."""
+        """Reports the objective after an epoch; returns the reason to stop the trial, or None to continue."""
         self._storage.set_trial_intermediate_value(self._trial, epoch, value)
         pruner = self._study.pruner
         if not pruner.prune(self._study, self._storage.get_trial(self._trial)):
@@ -163,13 +164,13 @@ class EpochReports:
 
 
 def number_of(study: optuna.Study, trial_id: str) -> int:
-    """Optuna's number of the trial that Keras Tuner calls by this id."""
+    """Optuna's number of the trial with this Keras Tuner id."""
     trials = study.get_trials(deepcopy=False)
     return max(trial.number for trial in trials if trial.user_attrs.get(TRIAL_ID) == trial_id)
 
 
 def mend_storage(run_dir: Path) -> None:
-    """Cuts off a line that a process was writing when the machine stopped; called while no other process writes."""
+    """Removes an incomplete last line, left by a crash; call it only while no other process writes."""
     path = run_dir / "tuner" / _FILE
     if path.exists():
         data = path.read_bytes()

@@ -1,7 +1,7 @@
-"""Keras Tuner's oracles, or Optuna in their place: their state survives any kill, and they keep `trials.jsonl`.
+"""Keras Tuner's oracles, or Optuna's, with crash-safe state and `trials.jsonl`.
 
-Keras Tuner's own files are written in place, its grid search forgets where it was, and its trials are lost if it ends
-between two writes.
+Keras Tuner overwrites its files in place, loses the position of a grid search on reload, and loses trials if it is
+killed between two writes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tfaccel.tuning.private_keras_tuner import OpenHyperband, OpenOracle, find_p
 from tfaccel.tuning.trial_row import OUTCOME_FILE, TrialRow, TrialRows, read_outcome, trial_folder
 
 OnRow = Callable[[TrialRow], None]
-FOR_GOOD = "FailedTrialError"  # a trial with this cause is not begun anew: it would fail again
+FOR_GOOD = "FailedTrialError"  # a trial with this cause is not retried: it would fail again
 
 
 class KeptOracle(OpenOracle):
-    """What all oracles here have in addition; see `make_oracle`."""
+    """Mixin for all oracles here; see `make_oracle`."""
 
     run_dir: Path
     rows: TrialRows
@@ -39,27 +39,27 @@ class KeptOracle(OpenOracle):
     max_trials: int | None
 
     def save(self) -> None:
-        """Writes the state, whole or not at all."""
+        """Writes the state atomically."""
         with whole_file(self.state_file) as temporary:
             temporary.write_text(json.dumps(self.get_state()))
 
     def save_trial(self, trial: Any) -> None:
-        """Writes a trial's file, whole or not at all."""
+        """Writes a trial's file atomically."""
         folder = trial_folder(self.run_dir, trial.trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial.json") as temporary:
             temporary.write_text(json.dumps(trial.get_state()))
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
-        """The values of the next trial, found on one thread: the matrices are small, and the cores are the trials'."""
+        """The values of the next trial, computed on one thread to leave the cores to trials."""
         if not self.hyperparameters.space and self.ongoing_trials:
-            return {"status": "IDLE"}  # the first trial finds out what there is to search
+            return {"status": "IDLE"}  # the first trial discovers the space
         with threadpool_limits(limits=1, user_api="blas"):
             found: dict[str, Any] = super().populate_space(trial_id)
         return found
 
     def record_values(self, trial: Any) -> None:
-        """Keeps the value of a name that stands under several conditions, where Keras Tuner drops it."""
+        """Keeps the values of names defined under several conditions, which Keras Tuner would drop."""
         hyperparameters = trial.hyperparameters
         before = dict(hyperparameters.values)
         super().record_values(trial)
@@ -69,7 +69,7 @@ class KeptOracle(OpenOracle):
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Adds the trial's line to `trials.jsonl`, unless it is to begin anew, then does what Keras Tuner does."""
+        """Adds the trial's line to `trials.jsonl`, unless it will be retried, then ends it as Keras Tuner does."""
         row = read_outcome(self.run_dir, trial.trial_id)
         if trial.status == "INVALID" and self.num_runs(trial.trial_id) < self.max_retries_per_trial:
             (trial_folder(self.run_dir, trial.trial_id) / OUTCOME_FILE).unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class KeptOracle(OpenOracle):
         self._count_failures()
 
     def _count_failures(self) -> None:
-        """Ends the search where too many trials have failed, one after the other."""
+        """Stops the search after too many consecutive failed trials."""
         most = self.most_failed_in_a_row
         last = [self.trials[trial_id] for trial_id in self.end_order[-(most or 0) :]]
         if most is not None and len(last) == most and all(trial.status == "FAILED" for trial in last):
@@ -94,11 +94,11 @@ class KeptOracle(OpenOracle):
 
     @keras_tuner.synchronized
     def finish(self, trial_id: str, hyperparameters: dict[str, Any] | None = None) -> None:
-        """Ends a trial as its outcome says.
+        """Ends a trial according to its outcome.
 
         Args:
             trial_id: Keras Tuner's.
-            hyperparameters: Keras Tuner's config of them, as the trial has left them; it may have asked for more.
+            hyperparameters: Keras Tuner's config of them after the trial, which may have added some.
         """
         row = read_outcome(self.run_dir, trial_id)
         if row is None or trial_id in self.end_order or trial_id not in self.trials:
@@ -114,12 +114,12 @@ class KeptOracle(OpenOracle):
 
     @keras_tuner.synchronized
     def stop(self) -> None:
-        """Lets no further trial begin."""
+        """Prevents further trials from starting."""
         self.set_waiting([])
         self.max_trials = -1
 
     def go_on(self) -> None:
-        """Takes up the state that is on disk: finished trials stay so, those that were interrupted begin anew."""
+        """Restores the state from disk: keeps finished trials and restarts interrupted ones."""
         if not self.state_file.exists():
             return
         max_trials = self.max_trials
@@ -142,13 +142,13 @@ class KeptOracle(OpenOracle):
                 self.rows.add(row)
 
     def forget_others(self) -> None:
-        """Forgets trials that were begun and are none; Keras Tuner has none such."""
+        """Discards orphaned trials, which only Optuna can have."""
         if hasattr(super(), "forget_others"):
             super().forget_others()
 
 
 class HyperbandOracle(OpenHyperband):
-    """Hyperband; a failed trial counts as one that is thrown out."""
+    """Hyperband in which a failed trial counts as eliminated."""
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """The values of the next trial, and whether there is one."""
@@ -162,7 +162,7 @@ class HyperbandOracle(OpenHyperband):
         return found
 
     def _promoted(self, bracket: dict[str, Any], trial_id: str) -> dict[str, Any] | None:
-        """The best trial of a round that goes on into the next one; None while it is not certain which one does."""
+        """The next trial to promote to the following round; None while that is undecided."""
         number, rounds = bracket["bracket_num"], bracket["rounds"]
         for place in range(1, len(rounds)):
             going_on = {info["past_id"] for info in rounds[place]}
@@ -202,15 +202,15 @@ def make_oracle(
     on_row: OnRow,
     on_end: Callable[[str], None] = lambda message: None,
 ) -> KeptOracle:
-    """The oracle of a search, with the state that its run directory holds.
+    """Creates the oracle of a search.
 
     Args:
         space: Keras Tuner's config of all hyperparameters.
         options, objective: of the search.
         run_dir: its run directory.
-        epochs: of Hyperband's longest trials.
-        on_row: called with each trial that has finished.
-        on_end: called where the search has to end, with the reason.
+        epochs: epochs of Hyperband's longest trials.
+        on_row: called with each finished trial.
+        on_end: called with the reason if the search must stop.
     """
     kind = _KINDS.get(options.algorithm) or _optuna_oracle()
     kept: Any = type(f"Kept{kind.__name__}", (KeptOracle, kind), {})

@@ -1,4 +1,4 @@
-"""What a HyperModel's `fit` or a Tuner's `run_trial` is called with: data and settings, as far as it takes them."""
+"""The arguments for a custom `HyperModel.fit` or `Tuner.run_trial`: the data and settings that it accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfaccel.errors import SearchError
 from tfaccel.planning.workload import Workload
 
-# What a search can give; Keras Tuner's users give it to `Tuner.search`, and it has the names of `Model.fit`.
+# Arguments that a search can pass, named as in `Model.fit`; Keras Tuner takes them in `Tuner.search`.
 NAMES = (
     "x",
     "y",
@@ -32,17 +32,17 @@ NAMES = (
 
 
 class OwnArguments:
-    """The arguments of a function that trains by itself.
+    """The arguments of a custom training function.
 
-    A function that has a `y`, or takes any arguments by position, gets arrays, as `Model.fit` does with them; another
-    one gets `x` as a `tf.data.Dataset` of the workload's batches.
+    A function with a `y` parameter or `*args` gets arrays, as for `Model.fit`; any other gets `x` as a
+    `tf.data.Dataset` of the workload's batches.
 
     Args:
         function: a bound `fit` or `run_trial`.
-        given: how many arguments it gets before, by position.
+        given: number of leading positional arguments that are already bound.
 
     Raises:
-        SearchError: if it needs an argument that a search does not have.
+        SearchError: if it requires an argument that a search cannot pass.
     """
 
     def __init__(self, function: Callable[..., Any], *, given: int) -> None:
@@ -62,7 +62,7 @@ class OwnArguments:
             )
 
     def takes(self, name: str) -> bool:
-        """Whether it takes an argument by this name, and does not give one by the same name to what it calls."""
+        """Whether it accepts this argument and does not itself pass one of that name along with `**kwargs`."""
         return name in self.named or (self._by_any_name and name not in self._passed_on)
 
     def of(
@@ -75,13 +75,13 @@ class OwnArguments:
         initial_epoch: int = 0,
         callbacks: Sequence[Any] = (),
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments by position and by name.
+        """Returns the positional and keyword arguments.
 
         Args:
-            workload: where the data come from; None for no data.
-            batch_size: rows of a batch.
-            seed, epochs, initial_epoch: of the training.
-            callbacks: for Keras.
+            workload: source of the data; None for no data.
+            batch_size: examples per batch.
+            seed, epochs, initial_epoch: training settings.
+            callbacks: Keras callbacks.
         """
         known: dict[str, Any] = {"callbacks": list(callbacks), "epochs": epochs, "verbose": 0}
         if initial_epoch:
@@ -111,7 +111,7 @@ def _batches(workload: Workload, batch_size: int, seed: int, epochs: range) -> d
 
 
 def _arrays(batches: tf.data.Dataset) -> dict[str, Any]:
-    """All rows of some batches: inputs, targets and perhaps weights."""
+    """All examples of a dataset as arrays: inputs, targets and, optionally, sample weights."""
     parts = [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches.as_numpy_iterator()]
     x, y, weights = (_joined([part[place] for part in parts]) for place in range(3))
     data = {"x": x, "y": y, "sample_weight": weights}
@@ -128,7 +128,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _names_it_gives(function: Callable[..., Any]) -> set[str]:
-    """The names that a function gives beside `**kwargs` to what it calls: `fit(*args, batch_size=8, **kwargs)`."""
+    """Keywords that a function passes along with `**kwargs`, as in `fit(*args, batch_size=8, **kwargs)`."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):

@@ -1,4 +1,4 @@
-"""What a `HyperModel` with a `fit` of its own returned, as metrics: all that Keras Tuner takes."""
+"""Converts the return value of a custom `HyperModel.fit` to metrics, in all forms that Keras Tuner accepts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tfaccel.tuning.objective import DEFAULT_NAME, Objective
 
 
 def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The metrics of a trial, from what its `fit` returned.
+    """The metrics of a trial, from the return value of its `fit`.
 
     Args:
-        result: a `History` (its best epoch counts), a dictionary of metrics, the objective's value, or a list of these
-            (their means count).
-        objective: what the search betters.
-        measured: figures beside it that the objective needs, such as the model's size.
+        result: a `History` (its best epoch is used), a dictionary of metrics, the objective's value, or a list of these
+            (averaged).
+        objective: the objective of the search.
+        measured: additional values that the objective needs, such as the model's size.
 
     Raises:
-        SearchError: for anything else, or where the objective is not in it.
+        SearchError: for any other type, or if the objective is missing.
 
     Example:
         >>> own_fit_metrics([{"score": 1.0}, {"score": 2.0}], Objective((("score", "max"),)))
@@ -63,7 +63,7 @@ def fatal_unless_metrics(result: Any, objective: Objective, measured: Mapping[st
     """The metrics that a `fit` or `run_trial` returned.
 
     Raises:
-        keras_tuner.errors.FatalError: where they are none: each trial would end so.
+        keras_tuner.errors.FatalError: if the result is invalid, since every trial would fail the same way.
     """
     try:
         return own_fit_metrics(result, objective, measured)
@@ -74,7 +74,7 @@ def fatal_unless_metrics(result: Any, objective: Objective, measured: Mapping[st
 def _best_epoch(
     history: Mapping[str, list[float]], objective: Objective, measured: Mapping[str, float]
 ) -> dict[str, float]:
-    """The metrics of the epoch that is best; what some epochs lack is left out."""
+    """The metrics of the best epoch; metrics missing from some epochs are left out."""
     num_epochs = max(map(len, history.values()), default=0)
     whole = {name: values for name, values in history.items() if len(values) == num_epochs}
     epochs = [{name: float(values[e]) for name, values in whole.items()} | dict(measured) for e in range(num_epochs)]

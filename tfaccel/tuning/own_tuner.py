@@ -1,4 +1,4 @@
-"""A subclass of `keras_tuner.Tuner` whose own `run_trial` runs the trials of a search."""
+"""Runs the trials of a search with a subclass of `keras_tuner.Tuner`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfaccel.tuning.own_fit import fatal_unless_metrics
 from tfaccel.tuning.private_keras_tuner import EXPLORES_SPACE, OpenOracle
 from tfaccel.tuning.trial_callbacks import Pruner, TrialReport
 
-# A search does these itself, so that one's own would never be called.
+# A search does these itself and would never call an override.
 _NEVER_CALLED = (
     "__init__",
     "search",
@@ -43,17 +43,17 @@ class _Space(keras_tuner.HyperModel):
 
 
 class _LocalOracle(OpenOracle):
-    """What a `run_trial` may ask and tell while it runs; the chief's oracle has the trial's file."""
+    """The oracle that `run_trial` sees; the chief's oracle writes the trial's file."""
 
     def save_trial(self, trial: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def check_tuner(kind: Any) -> None:
-    """Whether trials can be run by a class.
+    """Checks that a class can run trials.
 
     Raises:
-        SearchError: if it is no Tuner, or overrides what a search does itself.
+        SearchError: if it is not a Tuner, or overrides a method that a search never calls.
     """
     if not (isinstance(kind, type) and issubclass(kind, BaseTuner)):
         raise SearchError(f"A tuner must be a subclass of keras_tuner.Tuner. Received: {kind!r:.200}.")
@@ -75,14 +75,14 @@ def check_tuner(kind: Any) -> None:
 def make_tuner(
     kind: Any, space: Callable[[Any], Any] | None, fit: Callable[..., Any] | None, objective: Objective, run_dir: Path
 ) -> Any:
-    """An object of a Tuner's class, for one trial.
+    """Creates a Tuner for one trial.
 
-    Keras Tuner's own initializer is called and not that of `RandomSearch` and the like, which would make an oracle.
+    Only `keras_tuner.Tuner.__init__` is called: that of a subclass such as `RandomSearch` would create an oracle.
 
     Args:
-        kind: the class.
-        space: the model-building function; None where `run_trial` needs none.
-        fit: the `fit` of a HyperModel that has one of its own.
+        kind: the Tuner class.
+        space: the model-building function; None if `run_trial` needs none.
+        fit: the custom `fit` of a HyperModel, if any.
         objective: of the search.
         run_dir: of the search.
     """
@@ -100,7 +100,7 @@ def make_tuner(
 
 
 def _nothing(hp: Any) -> None:
-    """Takes the place of the space while Keras Tuner would explore it: that is done."""
+    """Replaces the space during initialization, since it has already been explored."""
     del hp
 
 
@@ -114,14 +114,14 @@ def tuner_outcome(
     pruner: Pruner | None,
     sign: Callable[[], None],
 ) -> dict[str, Any]:
-    """What the `run_trial` of a Tuner of one's own made of a trial, as the fields of its row.
+    """Runs a trial with the `run_trial` of a custom Tuner; returns the fields of its row.
 
     Args:
         maker: the search's `TrialMaker`.
         trial_id, hp: of the trial.
         objective, run_dir: of the search.
-        pruner: says when the trial should end.
-        sign: called while it is alive.
+        pruner: decides when to stop the trial.
+        sign: the heartbeat, called while the trial runs.
     """
     workload = maker.workload()
     plan, options = maker.plan(workload), maker.options
@@ -147,7 +147,7 @@ def tuner_outcome(
 
 
 def _reported(tuner: Any, trial: Any) -> dict[str, float] | None:
-    """What `run_trial` told by `oracle.update_trial`, at its best; None where it told nothing."""
+    """The best values that `run_trial` reported by `oracle.update_trial`; None if it reported none."""
     if not trial.metrics.exists(tuner.oracle.objective.name):
         return None
     return {metric: float(trial.metrics.get_best_value(metric)) for metric in trial.metrics.metrics}

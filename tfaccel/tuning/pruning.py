@@ -1,22 +1,22 @@
-"""Which trials are ended early, by what others had reached at the same epoch."""
+"""Pruning rules: stop a trial early by comparing it with the others at the same epoch."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-# Fewer other trials tell too little.
+# Too few other trials are not informative.
 MIN_OTHERS = 3
 _FACTOR = 3
 
 
 def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float]], *, direction: str) -> str | None:
-    """Why a trial should end now; None if it should go on.
+    """The reason to stop a trial now; None if it should continue.
 
     Args:
         rule: "none", "median" or "halving"; see `SearchOptions`.
-        own: the objective after each epoch of the trial so far.
-        others: the same of the other trials, however far they have come.
+        own: the trial's objective after each epoch so far.
+        others: the same for the other trials, of any length.
         direction: "max" or "min".
 
     Example:
@@ -52,7 +52,7 @@ def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float
 
 
 def is_rung(epoch: int) -> bool:
-    """Whether successive halving looks at a trial after this epoch: 1, 3, 9, 27 ...
+    """Whether successive halving compares trials after this epoch: 1, 3, 9, 27 ...
 
     Example:
         >>> [epoch for epoch in range(1, 30) if is_rung(epoch)]

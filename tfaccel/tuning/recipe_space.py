@@ -1,4 +1,4 @@
-"""The search space that a workload's function has by itself: from its parameters and the training options."""
+"""The default search space of a workload's function, from its parameters and the training options."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tfaccel.errors import SearchError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.training_options import SCHEDULES, TrainingOptions
 
-# Architecture: whole numbers, tried at half, as they are, and doubled.
+# Architecture: integers, tried at half, default and double.
 SIZES = ("width", "latent_size", "num_filters", "units")
-# Architecture: whole numbers, tried one lower, as they are, and one higher.
+# Architecture: integers, tried at default - 1, default and default + 1.
 DEPTHS = ("num_blocks", "num_layers", "num_stages")
-# Architecture: the width of a layer that may be left out (0), with the widths that are tried.
+# Architecture: widths to try for an optional layer (0: no layer).
 OPTIONAL_SIZES = {"head_width": (0, 64, 256)}
 # Architecture and augmentation: parameters whose type names the choices.
 CHOICES = ("model", "augmentation")
-# Regularisation: parts from 0 to 1, with the highest that is tried.
+# Regularization: fractions from 0 to 1, with the maximum to try.
 PARTS = {"dropout": 0.6, "token_dropout": 0.6, "label_smoothing": 0.2}
 _OPTIMIZERS = ("adamw", "lion", "rmsprop", "sgd")
-_SPAN = (1 / 30, 10.0)  # learning rates and weight decays that are tried, under and over the workload's own
+_SPAN = (1 / 30, 10.0)  # range of learning rates and weight decays, relative to the workload's
 _USUAL_DECAY = 0.01
 
 Space = Callable[[Any], dict[str, Any]]
@@ -31,18 +31,18 @@ Space = Callable[[Any], dict[str, Any]]
 def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Collection[str] = ()) -> Space:
     """The space of a workload's function: `space(hp)` returns arguments for it.
 
-    Searched are, as far as the function takes them: architecture (`model`, `width`, `num_blocks` ...), augmentation,
-    regularisation (`dropout`, `label_smoothing` ..., `weight_decay`), and of the training options `optimizer`,
-    `learning_rate` and `schedule`. Where one of them is there, the global batch size is searched too. Defaults are
-    those of the function and of the workload.
+    Searches whichever of these the function accepts: architecture (`model`, `width`, `num_blocks` ...), augmentation,
+    regularization (`dropout`, `label_smoothing` ..., `weight_decay`), and the training options `optimizer`,
+    `learning_rate` and `schedule`; and, if there is at least one, the global batch size. Defaults are those of the
+    function and the workload.
 
     Args:
-        function: makes the workload from its arguments.
-        workload: made by it with the arguments that are the same in all trials.
-        fixed: names of those arguments, and of fixed fields of the plan, which are not searched.
+        function: creates the workload from its arguments.
+        workload: the workload that it creates with the fixed arguments.
+        fixed: names of fixed arguments and plan fields, which are not searched.
 
     Raises:
-        SearchError: if none of these parameters is there.
+        SearchError: if the function accepts none of these.
     """
     parameters = inspect.signature(function).parameters
     hints = get_type_hints(function)
@@ -113,14 +113,14 @@ def _training_options(names: Collection[str], workload: Workload) -> list[_Maker
 
 
 def _usual_rate(workload: Workload) -> float:
-    """The learning rate that a workload trains with where none is given."""
+    """The default learning rate of a workload."""
     names = ("optimizer", "learning_rate_factor")
     options = {name: workload.options[name] for name in names if workload.options.get(name)}
     return TrainingOptions(**options).peak_learning_rate
 
 
 def _usual_decay(workload: Workload) -> float:
-    """The weight decay of a recipe that has one of its own, over the run that it recommends; or the usual one."""
+    """The weight decay that a recipe's own `decay_per_run` gives over its recommended run, or the default."""
     per_run = workload.options.get("decay_per_run")
     if per_run in (None, TrainingOptions.decay_per_run) or workload.epochs is None:
         return _USUAL_DECAY

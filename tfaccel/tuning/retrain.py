@@ -1,4 +1,4 @@
-"""The best trial of a search, trained once more to keep its model."""
+"""Retrains the best trial of a search to keep its model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FOLDER = "best"
 
 
 def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
-    """Trains with the hyperparameters of a trial; leaves `best/` in the search's run directory.
+    """Trains with the hyperparameters of a trial; writes `best/` in the search's run directory.
 
-    Where the space gives arguments of the workload's function, `best` is a run directory as `tfaccel.train` leaves it;
-    where it builds models, it holds `model.keras` and `result.json`.
+    If the space returns arguments of the workload's function, `best` is a run directory as written by `tfaccel.train`;
+    if it builds models, `best` holds `model.keras` and `result.json`.
 
     Args:
-        runner: of the search.
-        config: Keras Tuner's of the hyperparameters.
+        runner: the trial runner of the search.
+        config: Keras Tuner's config of the hyperparameters.
 
     Returns:
         "run_dir" and "final", the metrics.

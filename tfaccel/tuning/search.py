@@ -1,4 +1,4 @@
-"""`search`: the best hyperparameters of a workload, by trials side by side."""
+"""`search`: hyperparameter search with parallel trials."""
 
 from __future__ import annotations
 
@@ -78,63 +78,62 @@ def search(
     keep_models: bool = False,
     **unknown: Any,
 ) -> SearchResult:
-    """Searches for the best hyperparameters, with Keras Tuner's algorithms or Optuna's, trials side by side.
+    """Searches for the best hyperparameters with parallel trials, using Keras Tuner's or Optuna's algorithms.
 
-    Each trial runs in one of `parallel` worker processes, each with its own GPUs or its share of the cores, inside the
-    runtime: its strategy, dtype policy and XLA are the plan's. A trial that fails, crashes, hangs, runs out of memory
-    or becomes NaN is a failed trial with its cause; the search goes on. A search that was killed goes on with
-    `resume="auto"`; no finished trial is lost or done again.
+    Each trial runs in one of `parallel` worker processes, each with its own GPUs or its share of the cores, and uses
+    the plan's strategy, dtype policy and XLA setting. A trial that raises, crashes, hangs, runs out of memory or gives
+    NaN is recorded as failed with its cause, and the search continues. `resume="auto"` continues a killed search; no
+    finished trial is lost or run again.
 
-    With one seed, a random or grid search has the trials that Keras Tuner has with that seed, in the same order,
-    however many run side by side. What the other algorithms try next depends on what has finished by then, and so on
-    timing where several run side by side.
+    With the same seed, a random or grid search runs the same trials as Keras Tuner, in the same order, whatever
+    `parallel` is. The other algorithms choose a trial based on those finished so far, so with parallel trials the
+    choice depends on timing.
 
-    Spaces are written as for Keras Tuner, whichever algorithm chooses. A HyperModel with a `fit` of its own, or a Tuner
-    with a `run_trial` of its own, trains itself, on one device unless `plan_fields` say otherwise. Its arguments have
-    the names of `Model.fit`: where it has `y` or `*args` it gets arrays, else `x` is a `tf.data.Dataset`; `epochs`,
-    `batch_size`, `callbacks`, `validation_data` and `verbose` are given as far as it takes them. A
-    `keras_tuner.errors.FatalError` ends the search, a `FailedTrialError` the trial.
+    Spaces are written as for Keras Tuner, whichever algorithm is used. A HyperModel with a custom `fit`, or a Tuner
+    with a custom `run_trial`, trains on one device unless `plan_fields` say otherwise. It gets the arguments of
+    `Model.fit` that it accepts: arrays if it has `y` or `*args`, otherwise a `tf.data.Dataset` as `x`; and `epochs`,
+    `batch_size`, `callbacks`, `validation_data` and `verbose`. A `keras_tuner.errors.FatalError` stops the search, a
+    `FailedTrialError` only the trial.
 
-    The directory holds `trials.jsonl` (one line for each finished trial), `search.json` (the result), `config.json`,
-    `space.json`, `parallel_coordinates.png`, `importance.png`, `tensorboard/` with the view of hyperparameters,
-    `tuner/` (what Keras Tuner keeps, or Optuna: `optuna.journal`), `logs/`, and with `retrain=True` `best/`.
+    The directory holds `trials.jsonl` (one line per finished trial), `search.json` (the result), `config.json`,
+    `space.json`, `parallel_coordinates.png`, `importance.png`, `tensorboard/` (the HParams dashboard), `tuner/` (the
+    state of Keras Tuner, or Optuna's `optuna.journal`), `logs/`, and with `retrain=True` `best/`.
 
     Args:
         workload: a recipe's name, the import path of a function that returns a `Workload` ("package.module:function"),
-            such a function, or a `Workload`, whose data worker processes get by pickling. None where a `tuner` needs no
-            data.
-        space: what is searched, as a function or its import path: `build(hp)` that returns a compiled model, a
-            `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: what the
-            workload's function takes itself; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
-            subclass of `keras_tuner.Tuner` is a `tuner` without a space.
-        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very search.
-        resume: "never" or "auto". `max_trials`, `parallel` and limits on time may differ from before.
-        on_row: called with each trial that has finished.
+            such a function, or a `Workload`, which is pickled for the worker processes. None if a `tuner` needs
+            no data.
+        space: the search space, as a function or its import path: `build(hp)` that returns a compiled model, a
+            `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: the
+            default space of the workload's function; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
+            subclass of `keras_tuner.Tuner` counts as a `tuner` without a space.
+        run_dir: a new or empty directory, or with `resume="auto"` the one of the search to continue.
+        resume: "never" or "auto". `max_trials`, `parallel` and time limits may be changed.
+        on_row: called with each finished trial.
         tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials, or its import path.
-        callbacks: a list of Keras callbacks, of which each trial gets a copy, or a function that returns one.
-        optimizer, loss, metrics: take the place of those that `build(hp)` compiled a model with.
+        callbacks: a list of Keras callbacks (each trial gets a copy), or a function that returns one.
+        optimizer, loss, metrics: override those that `build(hp)` compiles the model with.
         algorithm: "random", "grid", "bayesian", "hyperband", "tpe", "cmaes" or "nsga2"; None for that of the `tuner`,
-            or random. For this argument and those below see `tfaccel.tuning.options.SearchOptions`.
-        max_trials, objective, parallel, seed, epochs: what is searched for, and how much of it.
-        pruning, pruning_options, early_stopping: which trials end early.
+            or random. For this argument and those below, see `tfaccel.tuning.options.SearchOptions`.
+        max_trials, objective, parallel, seed, epochs: the extent of the search.
+        pruning, pruning_options, early_stopping: early stopping of trials.
         trial_seconds, search_seconds, stall_seconds, max_parameters: limits.
-        workload_options, plan_fields: arguments of the workload's function, and fields of the plan, that are the same
-            in all trials.
+        workload_options, plan_fields: fixed arguments of the workload's function, and fixed plan fields.
         num_initial_points, algorithm_options: further settings of the algorithm.
         executions_per_trial, max_retries_per_trial, max_consecutive_failed_trials: as in Keras Tuner.
         hyperparameters, tune_new_entries, allow_new_entries: as in Keras Tuner.
         retrain, keep_models: which models to keep.
-        **unknown: refused, with the name that Keras Tuner's argument has here.
+        **unknown: rejected; for a Keras Tuner argument, the error gives its name here.
 
     Returns:
-        The `SearchResult`, which is also in `search.json`.
+        The `SearchResult`, also written to `search.json`.
 
     Raises:
         VersionError: if Keras Tuner is not installed (the extra `tune`).
-        SearchError: for an option that does not exist, a space without a free parameter, or an objective that no metric
-            has; nothing has been written then. Also if the processes of the search cannot run, a trial raised a
-            `FatalError`, or `max_consecutive_failed_trials` have failed.
-        RunDirError: if the directory holds something else.
+        SearchError: for an unknown option, a space with nothing to search, or an unknown objective, before anything is
+            written; if the search's processes cannot run, a trial raises a `FatalError`, or
+            `max_consecutive_failed_trials` is reached.
+        RunDirError: if the directory has other contents.
 
     Example:
         >>> import tempfile
@@ -153,7 +152,7 @@ def search(
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
     chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **given, **unknown})
     if isinstance(workload, str) and ":" not in workload:
-        own = dict(chosen.workload_options)  # a wrong name or value is told of at once
+        own = dict(chosen.workload_options)  # report a wrong name or value right away
         batch_size = own.pop("global_batch_size", None) or chosen.plan_fields.get("global_batch_size")
         made = load_recipe(workload, **own)
         check_one_batch(made.num_train_examples, batch_size or made.global_batch_size)
@@ -184,7 +183,7 @@ def search(
 
 
 def _check_alone() -> None:
-    """Refuses to be one of several processes that search together, as Keras Tuner's chief and workers do."""
+    """Rejects Keras Tuner's distributed mode, in which chief and workers are started by hand."""
     name = "KERASTUNER_TUNER_ID"
     if name in os.environ:
         raise SearchError(
@@ -203,7 +202,7 @@ def _like_keras_tuner(space: Any) -> dict[str, Any]:
 
 
 def _written(given: Any) -> Any:
-    """What a model is trained with, as far as a search that goes on must have the same."""
+    """Names the training arguments, which must be unchanged to resume a search."""
     if isinstance(given, list | tuple):
         return [_written(part) for part in given]
     if isinstance(given, dict):
@@ -212,7 +211,7 @@ def _written(given: Any) -> Any:
 
 
 def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
-    """The objective, where there is something to search."""
+    """Checks that there is something to search; returns the objective."""
     space = found["space"]["space"]
     free = [entry for entry in space if not _is_fixed(entry)]
     odd = next(
@@ -224,7 +223,7 @@ def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
         )
     if options.algorithm == "cmaes":
         _check_numbers(free)
-    if not free and found["metrics"] is not None:  # a fit of one's own may ask for some
+    if not free and found["metrics"] is not None:  # a custom fit may request some
         raise SearchError(
             "The space has no free parameter, so that there is nothing to search. Ask hp for at least one with several "
             "values, such as hp.Float('learning_rate', 1e-4, 1e-1, sampling='log')."
@@ -251,11 +250,11 @@ def _is_fixed(entry: dict[str, Any]) -> bool:
 
 
 def _draw(folder: Path, result: SearchResult) -> None:
-    """The pictures, of the trials that have a score."""
+    """Plots the trials that have a score."""
     scored = [row for row in result.rows if row.has_score]
     if not scored:
         return
-    # What the chief knows at the end: trials may have asked for more than was known at the beginning.
+    # Read the final space: trials may have added hyperparameters.
     space = json.loads((folder / "tuner" / "oracle.json").read_text())["hyperparameters"]["space"]
     logarithmic = {entry["config"]["name"] for entry in space if entry["config"].get("sampling") == "log"}
     names = list(dict.fromkeys(entry["config"]["name"] for entry in space if not _is_fixed(entry)))

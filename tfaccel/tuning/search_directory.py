@@ -1,4 +1,4 @@
-"""The run directory of a search: what it holds must be this very search, and one process writes into it at a time."""
+"""The run directory of a search: it holds a single search, and one process writes to it at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("tfaccel")
 
 @contextlib.contextmanager
 def search_directory(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
-    """Writes what the search is, where the directory does not hold another one, and keeps others out meanwhile."""
+    """Checks that the directory is for this search, writes its config, and locks the directory."""
     file = directory.path / "space.json"
     if file.exists():
         there, here = (
@@ -53,6 +53,6 @@ def _lock(folder: int, path: Path) -> None:
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the fixed fields of the plan beside the others, so that a difference is named."""
+    """The config with workload options and plan fields merged, so that an error can name what differs."""
     own = {name: value for name, value in config.items() if name not in ("workload_options", "plan_fields")}
     return {**own, "options": {**config["workload_options"], **config["plan_fields"]}}

@@ -1,4 +1,4 @@
-"""The noun `SearchResult`: what a search found, as it stands in `search.json`."""
+"""`SearchResult`: the result of a search, as written to `search.json`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tfaccel.tuning.trial_row import (
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        run_dir: where everything stands.
-        algorithm: by which the trials were chosen.
-        objective: what was bettered.
-        rows: all finished trials, by their ids.
-        best: the trial with the best score; None where none has one.
-        pareto: the trials that no other one beats in all metrics of the objective.
-        wall_seconds: the whole call of `search`.
-        best_run_dir: where the best model stands that was trained again; None where it was not asked for.
+        run_dir: the directory of the search.
+        algorithm: the search algorithm.
+        objective: the objective that was optimized.
+        rows: all finished trials, sorted by id.
+        best: the trial with the best score; None if no trial has a score.
+        pareto: the Pareto front over the metrics of the objective.
+        wall_seconds: duration of the call to `search`.
+        best_run_dir: directory of the retrained best model; None without `retrain`.
         best_final: its metrics.
     """
 
@@ -69,35 +69,35 @@ class SearchResult:
         )
 
     def with_best_model(self, run_dir: str, final: Mapping[str, float], wall_seconds: float) -> Self:
-        """The same, with the best model trained again."""
+        """Returns a copy that includes the retrained best model."""
         return replace(self, best_run_dir=run_dir, best_final=dict(final), wall_seconds=round(wall_seconds, 3))
 
     @property
     def best_hyperparameters(self) -> dict[str, Any]:
-        """Those of the best trial; empty where there is none."""
+        """The hyperparameters of the best trial; empty if there is none."""
         return {} if self.best is None else dict(self.best.hyperparameters)
 
     def ranked(self) -> list[TrialRow]:
-        """The trials that have a score, the best first."""
+        """The trials that have a score, best first."""
         sign = -1.0 if self.objective.direction == "max" else 1.0
         return sorted((row for row in self.rows if row.has_score), key=lambda row: sign * (row.score or 0.0))
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
-        """The `keras_tuner.HyperParameters` of the best trials, the best first, to build models with."""
+        """The `keras_tuner.HyperParameters` of the best trials, best first, to build models with."""
         import keras_tuner
 
         configs = [read_hyperparameters(Path(self.run_dir), row.trial_id) for row in self.ranked()[:num_trials]]
         return [keras_tuner.HyperParameters.from_config(config) for config in configs]
 
     def get_best_models(self, num_models: int = 1, **options: Any) -> list[Any]:
-        """The models of the best trials, the best first, each with the weights of its best epoch.
+        """The models of the best trials, best first, each with the weights of its best epoch.
 
         Args:
-            num_models: how many.
-            **options: of `keras.saving.load_model`, such as `custom_objects`.
+            num_models: how many models to return.
+            **options: arguments of `keras.saving.load_model`, such as `custom_objects`.
 
         Raises:
-            SearchError: if the search kept no models.
+            SearchError: if the search did not keep models.
         """
         import keras
 
@@ -121,7 +121,7 @@ class SearchResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The result that `to_json` gave."""
+        """Restores a result from the output of `to_json`."""
         best = None if data["best"] is None else TrialRow.from_json(data["best"])
         rows = {name: tuple(map(TrialRow.from_json, data[name])) for name in ("rows", "pareto")}
         return cls(**{**data, **rows, "best": best, "objective": Objective.from_json(data["objective"])})

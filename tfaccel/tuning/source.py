@@ -1,4 +1,4 @@
-"""Where a search's workload and space come from, written so that worker processes can get them too."""
+"""References to a search's workload and space that worker processes can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfaccel.planning.load_workload import as_workload, check_function, import_n
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 
-# Arguments of `search` that Keras Tuner's `Tuner` has, each an object and no JSON value.
+# Arguments of Keras Tuner's `Tuner` that are objects, not JSON values.
 TRAINING = ("callbacks", "optimizer", "loss", "metrics")
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
 _MAIN_IN_CHILD = "__mp_main__"
@@ -26,12 +26,12 @@ _MAIN_IN_CHILD = "__mp_main__"
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A function, class or object that another process can get: by its import path, or pickled.
+    """A function, class or object that another process can load, by import path or pickle.
 
     Args:
         kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
         text: the name, the import path, or the pickle in base64.
-        name: what to call it.
+        name: its name in messages.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Reference:
     name: str = ""
 
     def load(self) -> Any:
-        """What it refers to; None for "none".
+        """Loads the object; None for "none".
 
         Raises:
             SearchError: if it cannot be imported, or does not exist.
@@ -51,7 +51,7 @@ class Reference:
         return import_named(self.import_path(), error_type=SearchError)
 
     def import_path(self) -> str:
-        """Where it is imported from, as package.module:name."""
+        """Its import path, as package.module:name."""
         return f"{RECIPES_PACKAGE}.{self.text}:workload" if self.kind == "recipe" else self.text
 
 
@@ -62,9 +62,9 @@ class SearchSource:
     Args:
         workload: a recipe, a function that returns a `Workload`, or a `Workload`.
         space: `build(hp)` (a compiled model), a `HyperModel`, or `space(hp)` (arguments of the workload's function);
-            "none" for the space that the workload's function has by itself.
-        folder: the folder that modules are imported from besides the installed ones.
-        main_file: the script that runs, where something pickled is defined there.
+            "none" for the default space of the workload's function.
+        folder: directory to import modules from, in addition to installed packages.
+        main_file: the running script, if it defines something that is pickled.
         tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials; "none" otherwise.
         training: a dictionary of `TRAINING` arguments; "none" without any.
     """
@@ -78,10 +78,10 @@ class SearchSource:
 
     @classmethod
     def of(cls, workload: Any, space: Any, *, tuner: Any = None, training: Mapping[str, Any] | None = None) -> Self:
-        """The source from what `search` is given.
+        """Creates the source from the arguments of `search`.
 
         Raises:
-            SearchError: for what another process cannot get.
+            SearchError: for objects that cannot be sent to another process.
         """
         if tuner is None and isinstance(space, type) and hasattr(space, "run_trial"):
             tuner, space = space, None
@@ -117,7 +117,7 @@ class SearchSource:
         )
 
     def prepare(self) -> None:
-        """Makes this process, a worker, able to load the source."""
+        """Prepares a worker process to load the source."""
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         if self.main_file is not None:
@@ -127,10 +127,10 @@ class SearchSource:
             sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
 
     def make_workload(self, options: Mapping[str, Any]) -> Workload:
-        """The workload, made with these arguments; `global_batch_size` becomes what the workload recommends.
+        """Creates the workload with these arguments; `global_batch_size` overrides its recommendation.
 
         Raises:
-            WorkloadError: if there is none of that name, it does not take these arguments, or makes something else.
+            WorkloadError: if it does not exist, does not accept these arguments, or is not a workload.
         """
         if self.workload.kind == "none":
             return Workload("no_data", object, dict, _no_data, global_batch_size=1)
@@ -144,7 +144,7 @@ class SearchSource:
         return made if batch_size is None else replace(made, global_batch_size=batch_size)
 
     def workload_function(self) -> Callable[..., Any]:
-        """The function that makes the workload."""
+        """The function that creates the workload."""
         function: Callable[..., Any] = self.workload.load()
         return function
 
@@ -154,7 +154,7 @@ class SearchSource:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The source that `to_json` gave."""
+        """Restores a source from the output of `to_json`."""
         references = {name: Reference(**data[name]) for name in ("workload", "space", "tuner", "training")}
         return cls(**{**data, **references})
 
@@ -167,7 +167,7 @@ def _no_data(*args: Any, **kwargs: Any) -> Any:
 
 
 def _parts(training: Mapping[str, Any] | None) -> list[Any]:
-    """The objects in the arguments of a training, one by one."""
+    """The objects in the training arguments, as a flat list."""
     values = [list(v) if isinstance(v, list | tuple) else [v] for v in (training or {}).values()]
     return [thing for value in values for thing in value]
 
@@ -187,12 +187,12 @@ def _reference(thing: Any, what: str, *, plain_name: str | None = None, by_value
 
 
 def _pickled(thing: Any, what: str, *, by_value: bool) -> Reference:
-    """A reference to a thing that another process unpickles.
+    """A reference to an object that another process unpickles.
 
     Args:
-        thing: pickled by its import path; by its code where it has none, as a lambda or what a notebook defines.
-        what: what to call it.
-        by_value: whether what `__main__` defines is to be pickled by its code.
+        thing: pickled by import path if possible, otherwise by value, such as a lambda or notebook code.
+        what: its kind, for messages.
+        by_value: whether to pickle definitions of `__main__` by value.
     """
     label = thing.name if isinstance(thing, Workload) else getattr(thing, "__qualname__", type(thing).__qualname__)
     try:

@@ -1,6 +1,6 @@
-"""Starts a search's chief and workers, passes trials between them, watches them, and ends them.
+"""Starts, monitors and stops the chief and the workers of a search, and passes trials between them.
 
-A worker that dies is a trial that failed.
+If a worker dies, its trial counts as failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRELOADED = (
     "tfaccel.tuning.retrain",
     "tfaccel.tuning.trial_run",
 )
-START_ANEW = 75  # as in the worker's program
+START_ANEW = 75  # same as in worker_program.py
 _POLL_SECONDS = 0.2
 _MAX_FAILED_STARTS = 3
 _MIN_START_SECONDS = 300.0
@@ -41,7 +41,7 @@ OnRow = Callable[[TrialRow], None]
 
 @dataclass
 class _Slot:
-    """A place for a worker, and what its worker does."""
+    """A worker slot and the state of its current worker."""
 
     index: int
     child: ForkedChild
@@ -56,12 +56,12 @@ class _Slot:
 
 
 class Supervisor:
-    """The processes of one search; a context in which they live.
+    """Context manager for the processes of one search.
 
     Args:
-        source, options: what is searched, and how.
-        groups: a device group for each worker.
-        on_row: called with each trial that has finished.
+        source, options: of the search.
+        groups: one device group per worker.
+        on_row: called with each finished trial.
     """
 
     def __init__(self, source: SearchSource, options: SearchOptions, groups: list[DeviceGroup], on_row: OnRow) -> None:
@@ -103,7 +103,7 @@ class Supervisor:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def discovered(self) -> dict[str, Any]:
-        """What there is to search, once the first worker knows; see `tfaccel.tuning.discovery`.
+        """Waits for the first worker to discover the space; see `tfaccel.tuning.discovery`.
 
         Raises:
             SearchError: if the workload or the space cannot be used.
@@ -129,8 +129,8 @@ class Supervisor:
         """Runs all trials.
 
         Raises:
-            SearchError: if the chief ends, or workers end before they have begun a trial; if a trial ends the search,
-                or too many have failed.
+            SearchError: if the chief dies, workers die before they start a trial, a trial stops the search, or too many
+                trials fail.
         """
         self._run_dir = run_dir
         self._order = {
@@ -154,7 +154,7 @@ class Supervisor:
                     if slot.child is child:
                         self._handle_worker(slot, message)
             self._watch(started)
-        for slot in self._slots:  # one that had not asked for a trial yet
+        for slot in self._slots:  # workers that have not asked for a trial yet
             if not slot.done:
                 slot.done = True
                 self._fork_server.kill(slot.child)
@@ -162,7 +162,7 @@ class Supervisor:
             self._announce(row)
 
     def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Trains with Keras Tuner's config of hyperparameters, in a fresh worker; says where, and the metrics."""
+        """Trains with these hyperparameters in a fresh worker; returns the run directory and the metrics."""
         slot = _Slot(0, self._worker(0))
         self._slots.append(slot)
         slot.child.send({**self._order, "retrain": config})
@@ -194,7 +194,7 @@ class Supervisor:
         if message["event"] == "trial":
             self._all_given |= message["status"] == "STOPPED"
             slot = self._slots[message["worker"]]
-            # Where the one that had asked has ended, the next one is given the same trial.
+            # If the worker that asked has died, its successor gets the same trial.
             if slot.asks and slot.child.name == message["child"]:
                 slot.asks = False
                 if message["status"] == "RUNNING":
@@ -227,7 +227,7 @@ class Supervisor:
         raise SearchError(f"{message} Finished trials are kept; resume='auto' (--resume=auto) goes on with the others.")
 
     def _worker_ended(self, slot: _Slot) -> None:
-        """Makes a failed trial of what the worker was doing, and puts another one into its place."""
+        """Records the worker's trial as failed and starts a replacement."""
         status = slot.child.status
         how = slot.ended_because or f"Its process {slot.child.how_it_ended()}."
         if slot.trial_id is not None:
@@ -257,7 +257,7 @@ class Supervisor:
         self._chief.send({"end": trial_id, "hyperparameters": None})
 
     def _watch(self, started: float) -> None:
-        """Ends trials that take too long or hang, and lets none begin when the search's time is up."""
+        """Stops trials that exceed the time limit or hang; starts none after `search_seconds`."""
         now, options = time.monotonic(), self._options
         if options.search_seconds is not None and now - started > options.search_seconds and not self._stopped:
             self._stopped = True

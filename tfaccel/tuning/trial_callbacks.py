@@ -1,4 +1,4 @@
-"""The callback of a trial: it says that the trial is alive, keeps the objective of each epoch, and ends it early."""
+"""The callback of a trial: sends heartbeats, records the objective of each epoch, and stops the trial early."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MIN_EPOCHS = 3
 
 
 class Pruner(Protocol):
-    """Says whether a trial should end early."""
+    """Decides whether to stop a trial early."""
 
     def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Why a trial should end after so many epochs, of which the last gave this objective; None to go on."""
+        """The reason to stop after this epoch, which reached this value; None to continue."""
 
 
 class BesideOthers:
-    """Prunes a trial by what others, whose folders stand beside its own, had reached at the same epoch.
+    """Prunes a trial by comparing it with the trials in sibling folders at the same epoch.
 
     Args:
         folder: the trial's.
@@ -42,22 +42,22 @@ class BesideOthers:
         self._values: list[float] = []
 
     def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Writes the value down for the others, and looks at theirs."""
+        """Records the value for the other trials and compares it with theirs."""
         self._values = [*self._values[: epoch - 1], value]
         write_json(self._folder / _FILE, self._values)
         return prune_cause(self._rule, self._values, _other_values(self._folder), direction=self._direction)
 
 
 class TrialReport(keras.callbacks.Callback):
-    """Watches a trial.
+    """Monitors a trial.
 
     Args:
-        objective: what the search betters.
-        extras: what does not change with the epochs, such as the model's size; added to the logs.
-        pruner: says whether the trial should end; None to let it go on.
+        objective: the objective of the search.
+        extras: values that are the same for all epochs, such as the model's size; added to the logs.
+        pruner: decides whether to stop the trial; None to never stop it.
         patience: as `early_stopping` of `SearchOptions`.
-        sign: called every second or so while the trial is alive.
-        judge: the workload's, where it has one.
+        sign: heartbeat, called about once per second while the trial runs.
+        judge: the workload's `judge`, if any.
         save_to: a file for the model of the best epoch; None to keep none.
     """
 
@@ -106,7 +106,7 @@ class TrialReport(keras.callbacks.Callback):
         self.on_train_batch_end(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the objective, and ends the trial where the rules say so."""
+        """Records the objective and stops the trial if the pruner or `patience` requires it."""
         self._epoch_ends.append(time.perf_counter())
         metrics = {**{name: float(value) for name, value in (logs or {}).items()}, **self.extras}
         if self._judge is not None:
@@ -129,7 +129,7 @@ class TrialReport(keras.callbacks.Callback):
 
     @property
     def train_seconds(self) -> float | None:
-        """What the epochs took without tracing, which is in the first one; None for fewer than three."""
+        """Time of all epochs without tracing, which is in the first one; None for fewer than three epochs."""
         ends = self._epoch_ends
         if len(ends) < _MIN_EPOCHS:
             return None
@@ -142,7 +142,7 @@ def max_or_min(values: list[float], objective: Objective) -> float:
 
 
 def _other_values(folder: Path) -> list[list[float]]:
-    """The values of the other trials; one that became NaN counts for nothing."""
+    """The values of the other trials, except those that became NaN."""
     found = []
     for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")):
         if path.parent != folder:
@@ -153,9 +153,9 @@ def _other_values(folder: Path) -> list[list[float]]:
 
 
 def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: Any) -> list[Any]:
-    """The callbacks, those of TensorBoard writing into a folder of the trial, with its hyperparameters.
+    """The callbacks, with those of TensorBoard set to log to the trial's own folder, with its hyperparameters.
 
-    As in Keras Tuner, so that `tensorboard --logdir` of their common folder shows the trials side by side.
+    As in Keras Tuner, `tensorboard --logdir` of the common folder then shows all trials.
     """
     from tensorboard.plugins.hparams import api
 

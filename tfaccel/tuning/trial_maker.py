@@ -1,4 +1,4 @@
-"""What a trial trains: the workload, the plan and the model that its hyperparameters stand for."""
+"""Creates the workload, plan and model of a trial from its hyperparameters."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tfaccel.tuning.source import SearchSource
 
 @dataclass(frozen=True, kw_only=True)
 class TrialMaker:
-    """Makes what trials train, from hyperparameters.
+    """Creates workloads, plans and models from hyperparameters.
 
     Args:
-        source: where workload and space come from.
+        source: the workload and the space.
         options: of the search.
-        plan_fields: what the search and this worker's device group fix of the plan.
-        hardware: what this worker has.
-        space: `space(hp)` or `build(hp)`; None where a `tuner` needs none.
-        own_fit: the `fit` of a `HyperModel` that has one of its own; None otherwise.
+        plan_fields: plan fields fixed by the search and this worker's device group.
+        hardware: the hardware of this worker.
+        space: `space(hp)` or `build(hp)`; None if a `tuner` needs none.
+        own_fit: the custom `fit` of a `HyperModel`, or None.
         epochs: of each trial.
-        tuner: the class whose `run_trial` runs the trials; None otherwise.
+        tuner: the class whose `run_trial` runs the trials, or None.
     """
 
     source: SearchSource
@@ -54,8 +54,8 @@ class TrialMaker:
         """The maker for a source.
 
         Raises:
-            SearchError: if the space cannot be loaded, or is none of the kinds.
-            WorkloadError: if neither the options nor the workload says how many epochs a trial has.
+            SearchError: if the space cannot be loaded, or has the wrong type.
+            WorkloadError: if neither the options nor the workload gives the number of epochs.
         """
         given, own_fit, tuner = source.space.load(), None, source.tuner.load()
         workload = None
@@ -81,7 +81,7 @@ class TrialMaker:
             )
         fixed = {**options.plan_fields, **group_fields}
         if own_fit is not None or tuner is not None:
-            fixed.setdefault("strategy", "none")  # it trains as it likes, which is another thing on several replicas
+            fixed.setdefault("strategy", "none")  # custom training may not be correct on several replicas
         maker = cls(
             source=source,
             options=options,
@@ -97,29 +97,29 @@ class TrialMaker:
 
     @property
     def trains_itself(self) -> bool:
-        """Whether a `fit` or `run_trial` of one's own trains."""
+        """Whether a custom `fit` or `run_trial` does the training."""
         return self.own_fit is not None or self.tuner is not None
 
     @property
     def compiles_again(self) -> bool:
-        """Whether the search was given an optimizer, a loss or metrics, which models are compiled with."""
+        """Whether the search overrides the optimizer, loss or metrics of models."""
         return bool(set(self.training()) - {"callbacks"})
 
     def own_arguments(self) -> OwnArguments | None:
-        """What the `fit` or `run_trial` of one's own takes; None without one.
+        """The arguments of the custom `fit` or `run_trial`; None without one.
 
         Raises:
-            SearchError: if it needs what a search does not have.
+            SearchError: if it requires an argument that a search cannot pass.
         """
         if self.tuner is not None:
             return OwnArguments(self.tuner.run_trial, given=2)  # self and trial
         return None if self.own_fit is None else OwnArguments(self.own_fit, given=2)  # hp and model
 
     def check_own_training(self) -> None:
-        """Whether a `fit` or `run_trial` of one's own can do what the options say.
+        """Checks that a custom `fit` or `run_trial` supports the options.
 
         Raises:
-            SearchError: if it cannot.
+            SearchError: if it does not.
         """
         arguments = self.own_arguments()
         if arguments is None:
@@ -150,16 +150,16 @@ class TrialMaker:
                 raise SearchError(f"{name} takes no `callbacks`, without which {option} has no effect.")
 
     def training(self) -> dict[str, Any]:
-        """Fresh callbacks, optimizer, loss and metrics, as far as the search was given some."""
+        """New copies of the callbacks, optimizer, loss and metrics given to the search, if any."""
         return dict(self.source.training.load() or {})
 
     def callbacks(self) -> list[Any]:
-        """Fresh callbacks that the search was given."""
+        """New copies of the callbacks given to the search."""
         given = self.training().get("callbacks") or []
         return list(given() if callable(given) else given)
 
     def workload(self, arguments: Mapping[str, Any] | None = None) -> Workload:
-        """The workload, made with the arguments of a trial, or those that all trials share."""
+        """Creates the workload with the fixed arguments and those of a trial."""
         if "global_batch_size" in (arguments or {}) and "global_batch_size" in self.plan_fields:
             raise SearchError(
                 f"The space {self.source.space.name} varies global_batch_size, which the search fixes at "
@@ -179,19 +179,19 @@ class TrialMaker:
 
         Args:
             made: what the space returned: a compiled model, or arguments of the workload's function.
-            workload, plan: what is trained, and how.
+            workload, plan: of the trial.
             num_batches: of an epoch; None if it is not known.
         """
         if not isinstance(made, keras.Model):
             num_steps = num_optimizer_steps(workload, plan, epochs=self.epochs, num_batches=num_batches)
             return compiled_model(workload, plan, num_steps=num_steps)
         made = self._compiled(made)
-        if not made.compiled:  # a fit of one's own has its own loop
+        if not made.compiled:  # a custom fit has its own training loop
             return made
         return with_plan(made, plan)
 
     def _compiled(self, model: keras.Model) -> keras.Model:
-        """The model, compiled again where the search was given an optimizer, a loss or metrics."""
+        """The model, recompiled if the search overrides the optimizer, loss or metrics."""
         given = {name: value for name, value in self.training().items() if name != "callbacks"}
         if not given:
             return model
@@ -212,7 +212,7 @@ class TrialMaker:
 
 
 def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Workload | None) -> int:
-    """The epochs of each trial: as asked for, or as the workload recommends, which is made if it is not there yet."""
+    """The epochs of each trial: from the options, or else recommended by the workload."""
     if options.epochs is not None:
         return options.epochs
     if source.workload.kind == "none":
@@ -224,12 +224,12 @@ def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
     """Whether a space builds models, from what it returned; otherwise it gives arguments.
 
     Args:
-        made: what it returned.
-        name: what to call it.
-        compiled: whether a model has to be compiled.
+        made: the return value of the space.
+        name: the name of the space.
+        compiled: whether a model must be compiled.
 
     Raises:
-        SearchError: for anything else, and for a model that is not compiled.
+        SearchError: for any other type, or a model that is not compiled.
     """
     if isinstance(made, Mapping):
         return False
@@ -244,7 +244,7 @@ def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
 
 
 def _declaring(hypermodel: keras_tuner.HyperModel) -> Callable[[Any], Any]:
-    """The `build` of a `HyperModel`, after its declarations, as Keras Tuner calls them."""
+    """The `build` of a `HyperModel`, preceded by `declare_hyperparameters` as in Keras Tuner."""
 
     def build(hp: Any) -> Any:
         hypermodel.declare_hyperparameters(hp)
@@ -254,7 +254,7 @@ def _declaring(hypermodel: keras_tuner.HyperModel) -> Callable[[Any], Any]:
 
 
 def _read_back(name: str, config: Any) -> Any:
-    """What a model was compiled with, made anew from its config."""
+    """Recreates an argument of `compile` from its config."""
     try:
         return keras.saving.deserialize_keras_object(config)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The noun `TrialRow`: a finished trial, as it stands in `trials.jsonl`; and the files of a search that hold them."""
+"""`TrialRow`: a finished trial, as written to `trials.jsonl`; and the files that hold trials."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class TrialRow:
     """A finished trial.
 
     Attributes:
-        trial_id: Keras Tuner's, the number of the trial with zeros before it.
+        trial_id: Keras Tuner's id, the zero-padded number of the trial.
         hyperparameters: name -> value.
-        status: "completed", "pruned" (ended early, since others were better) or "failed".
-        score: the objective's best value over the epochs; None for a trial that failed.
-        seconds: how long it took in all.
+        status: "completed", "pruned" (stopped early because other trials were better) or "failed".
+        score: the objective's best value over the epochs; None for a failed trial.
+        seconds: total duration.
         cause: why it failed or was pruned; None for a completed trial.
         metrics: all metrics of the best epoch.
-        epochs: how many epochs were trained.
-        train_seconds: what its epochs took without tracing: their number times the mean of all but the first; None
-            for fewer than three.
+        epochs: number of trained epochs.
+        train_seconds: time of its epochs without tracing: their number times the mean of all but the first; None for
+            fewer than three epochs.
     """
 
     trial_id: str
@@ -51,7 +51,7 @@ class TrialRow:
 
     @property
     def finite_metrics(self) -> dict[str, float]:
-        """The metrics without those that were NaN or infinite, which are None in files."""
+        """The metrics except NaN and infinite ones, which are None in files."""
         return {name: float(v) for name, v in self.metrics.items() if v is not None and math.isfinite(v)}
 
     def to_json(self) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class TrialRow:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The row that `to_json` gave."""
+        """Restores a row from the output of `to_json`."""
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 class TrialRows:
-    """The file `trials.jsonl`: one line for each finished trial, written whole each time.
+    """The file `trials.jsonl`: one line per finished trial; each change rewrites it.
 
     Args:
         path: the file.
@@ -76,7 +76,7 @@ class TrialRows:
         self.rows: list[TrialRow] = read_rows(path)
 
     def add(self, row: TrialRow) -> bool:
-        """Adds a trial; False if its line stands there already."""
+        """Adds a trial; returns False if it is already in the file."""
         if any(row.trial_id == other.trial_id for other in self.rows):
             return False
         self.rows.append(row)
@@ -85,23 +85,23 @@ class TrialRows:
 
 
 def read_rows(path: Path) -> list[TrialRow]:
-    """The trials in a file; none where there is no file."""
+    """The trials in a file; an empty list if there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [TrialRow.from_json(json.loads(line)) for line in lines]
 
 
 def trial_folder(run_dir: Path, trial_id: str) -> Path:
-    """Where Keras Tuner, and this package, keep what belongs to a trial."""
+    """The folder of a trial, shared with Keras Tuner."""
     return run_dir / "tuner" / f"trial_{trial_id}"
 
 
 def write_outcome(run_dir: Path, row: TrialRow) -> None:
-    """Writes down, before anybody is told, that a trial is finished: from then on it is never done again."""
+    """Records that a trial is finished, before reporting it, so that it is never run again."""
     write_json(trial_folder(run_dir, row.trial_id) / OUTCOME_FILE, row.to_json())
 
 
 def read_outcome(run_dir: Path, trial_id: str) -> TrialRow | None:
-    """How a trial ended; None while it has not."""
+    """The outcome of a trial; None until it has finished."""
     path = trial_folder(run_dir, trial_id) / OUTCOME_FILE
     return TrialRow.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -113,7 +113,7 @@ def read_hyperparameters(run_dir: Path, trial_id: str) -> dict[str, Any]:
 
 
 def best_row(rows: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
-    """The trial with the best score, the earliest of several; None where none has one."""
+    """The trial with the best score (the earliest if tied); None if no trial has a score."""
     best: TrialRow | None = None
     for row in sorted(rows, key=lambda row: row.trial_id):
         if row.has_score and (best is None or objective.better(row.score or 0.0, best.score or 0.0)):
@@ -122,7 +122,7 @@ def best_row(rows: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
 
 
 def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRow]:
-    """The trials that no other one matches in all metrics of the objective and beats in one.
+    """The Pareto front: trials that no other trial matches in all objective metrics and beats in one.
 
     Example:
         >>> def row(name, **metrics):

@@ -1,4 +1,4 @@
-"""One trial, from hyperparameters to a row: built inside the runtime, trained by the engine."""
+"""Runs one trial: builds its model inside the runtime, trains it, and returns its row."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _STATE_FILE = "state.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRunner:
-    """Runs trials, one after the other, in this process.
+    """Runs trials sequentially in this process.
 
     Args:
-        maker: makes what a trial trains.
-        objective: what the search betters.
+        maker: creates the workload, plan and model of a trial.
+        objective: the objective of the search.
         builds_models: whether the space builds models itself.
         run_dir: of the search.
-        sign: called every second or so while a trial is alive.
+        sign: heartbeat, called about once per second while a trial runs.
     """
 
     maker: TrialMaker
@@ -60,12 +60,12 @@ class TrialRunner:
     sign: Callable[[], None] = lambda: None
 
     def run(self, trial_id: str, hp: Any, *, save_to: Path | None = None) -> TrialRow:
-        """The row of a trial; whatever goes wrong in it is the cause of its failure.
+        """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure.
 
         Args:
-            trial_id: Keras Tuner's.
+            trial_id: Keras Tuner's id.
             hp: its hyperparameters.
-            save_to: a file for the trained model; None to let it go.
+            save_to: a file for the trained model; None to not save it.
         """
         started = time.perf_counter()
         row: dict[str, Any] = {"trial_id": trial_id, "status": "failed", "score": None}
@@ -98,7 +98,7 @@ class TrialRunner:
         made = None if self.builds_models else space(hp)
         workload = self.maker.workload(made)
         plan = self.maker.plan(workload)
-        # Lets go of the trial before. It forgets the dtype policy as well, and the runtime sets the plan's.
+        # Frees the previous trial. This also resets the dtype policy; the runtime sets the plan's.
         keras.backend.clear_session()
         with Runtime(plan, seed=self.maker.options.seed + execution) as runtime:
 
@@ -111,7 +111,7 @@ class TrialRunner:
             return trial.train(build, save_to)
 
     def pruner(self, trial_id: str) -> Pruner | None:
-        """What says after each epoch whether a trial should end; None without pruning."""
+        """The pruner, asked after each epoch whether to stop the trial; None without pruning."""
         options = self.maker.options
         if options.pruning == "none":
             return None
@@ -123,7 +123,7 @@ class TrialRunner:
 
 
 class _Trial:
-    """One model and its training; lives inside the runtime."""
+    """The training of one model, inside the runtime."""
 
     def __init__(self, runner: TrialRunner, trial_id: str, hp: Any, workload: Workload, plan: Plan,
                  replicas: Replicas, execution: int) -> None:  # fmt: skip
@@ -136,7 +136,7 @@ class _Trial:
         self._execution = execution
         self._seed = runner.maker.options.seed + execution
         self._folder = trial_folder(runner.run_dir, trial_id)
-        values = hp.values  # Hyperband says how far, and which trial to go on with
+        values = hp.values  # Hyperband sets the epochs and the trial to continue from
         self._first_epoch: int = values.get("tuner/initial_epoch", 0)
         self._epochs: int = values.get("tuner/epochs", runner.maker.epochs)
         self._before: str | None = values.get("tuner/trial_id")
@@ -144,10 +144,10 @@ class _Trial:
         self._state_file = _STATE_FILE if execution == 0 else f"{execution}_{_STATE_FILE}"
 
     def train(self, build: Callable[[int | None], keras.Model], save_to: Path | None) -> dict[str, Any]:
-        """Trains; returns what the row says of it.
+        """Trains the model; returns the fields of its row.
 
         Args:
-            build: makes the compiled model from the number of batches in an epoch.
+            build: creates the compiled model, given the number of batches per epoch.
             save_to: a file for the trained model; None to let it go.
         """
         options, maker = self._runner.maker.options, self._runner.maker
@@ -208,7 +208,7 @@ class _Trial:
         }
 
     def _extras(self, model: keras.Model, batch_spec: Any) -> dict[str, float]:
-        """The model's size, checked against the limit, and its latency where it is asked for."""
+        """The model's size, checked against the limit, and its latency if the objective needs it."""
         most = self._runner.maker.options.max_parameters
         num_parameters = model.count_params()
         if most is not None and num_parameters > most:
@@ -239,7 +239,7 @@ class _Trial:
         callbacks: list[Any],
         report: TrialReport,
     ) -> dict[str, float] | None:
-        """A HyperModel's own fit, on the workload's data; None where its callback has seen the objective."""
+        """Runs a custom `fit` on the workload's data; None if the callback has recorded the objective."""
         options = self._runner.maker.options
         if options.max_parameters is not None and not model.built:
             raise SearchError("A model that is not built cannot be counted (max_parameters): give it a keras.Input.")
@@ -260,13 +260,13 @@ class _Trial:
         return fatal_unless_metrics(result, objective, needed)
 
     def _load_state(self, model: keras.Model) -> None:
-        """The state in which the trial that this one goes on with had ended."""
+        """Loads the final state of the trial that this one continues."""
         with np.load(self._folder.parent / f"trial_{self._before}" / self._state_file) as arrays:
             write_state(model, self._replicas, dict(arrays))
 
 
 def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the executions of a trial made of it together: the mean of scores and metrics.
+    """Combines the executions of a trial: the mean of scores and metrics.
 
     Example:
         >>> one = {"status": "completed", "cause": None, "epochs": 2, "train_seconds": 1.0}

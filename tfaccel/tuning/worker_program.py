@@ -1,8 +1,8 @@
-"""A worker of a search: runs trials on its device group; made by the search's fork server.
+"""A worker of a search: runs trials on its device group; started by the search's fork server.
 
-It is told the task of the search and the number of its device group, and then asks for trials, one after the other. Its
-argument is "discover" where it first says what there is to search. It ends with status 75 where it should be started
-anew: after a trial that ran out of memory, or when it has grown.
+It receives the search's task and its device group, then requests trials one at a time. With the argument "discover", it
+first reports the search space. It exits with status 75 to be restarted: after a trial that ran out of memory, or when
+its memory has grown.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
 
 START_ANEW = 75
-_MAX_GROWTH_BYTES = 512 * 2**20  # beyond what the first two trials have taken
+_MAX_GROWTH_BYTES = 512 * 2**20  # above the memory used after the first two trials
 _SETTLED_AFTER = 2
 _IDLE_SECONDS = 0.2
 
 
 class _Parent:
-    """The connection to the search, on which several threads may send: a fit of the user's may leave one running."""
+    """The connection to the search, safe to send on from several threads: a user's fit may leave one running."""
 
     def __init__(self, connection: Connection) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ def _described(error: Exception) -> str:
 
 
 def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
-    """Runs trials until there are no more, or trains the best one again."""
+    """Runs trials until there are no more, or retrains the best one."""
     import keras_tuner
 
     from tfaccel.tuning.retrain import retrain
@@ -116,11 +116,11 @@ def _next_trial(parent: _Parent) -> str | None:
         answer = parent.recv()
         if answer["status"] != "IDLE":
             return answer["trial_id"] if answer["status"] == "RUNNING" else None
-        time.sleep(_IDLE_SECONDS)  # it depends on trials that still run
+        time.sleep(_IDLE_SECONDS)  # the next trial depends on running ones
 
 
 def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
-    """Runs a trial; an error that all trials would have ends the search."""
+    """Runs a trial; a `FatalError` stops the search."""
     from keras_tuner.errors import FatalError
 
     from tfaccel.tuning.trial_run import cause_of
@@ -134,5 +134,5 @@ def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
         return row
     except FatalError as error:
         parent.send({"event": "fatal", "message": f"Trial {trial_id} ended the search: {cause_of(error)}"})
-        parent.recv()  # nothing comes: the search ends this process
+        parent.recv()  # blocks until the search kills this process
         raise
