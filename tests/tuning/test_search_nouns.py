@@ -15,7 +15,8 @@ from tfaccel.tuning.importance import importances
 from tfaccel.tuning.objective import Objective, checked_objective, direction_of
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.pruning import prune_cause
-from tfaccel.tuning.search import _begun, _checked
+from tfaccel.tuning.search import _checked
+from tfaccel.tuning.search_directory import search_directory
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import TrialRow, TrialRows, best_row, pareto_front, read_rows
 
@@ -242,13 +243,13 @@ def test_a_space_without_a_free_parameter_is_refused(entries):
 def test_a_directory_holds_one_space(tmp_path):
     space = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 4}}]}
     wider = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 8}}]}
-    with _begun(RunDir(tmp_path / "run", {"search": "a"}), space):
-        again = _begun(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
+    with search_directory(RunDir(tmp_path / "run", {"search": "a"}), space):
+        again = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
         with pytest.raises(RunDirError, match=r"Another search is running in .*/run\. Wait for its end"), again:
             pass
-    with _begun(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
+    with search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
         pass
-    other = _begun(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
+    other = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
     with pytest.raises(RunDirError, match=r"another space: the hyperparameter 'width' is another one"), other:
         pass
     assert json.loads((tmp_path / "run" / "space.json").read_text()) == space
