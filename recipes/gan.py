@@ -17,10 +17,9 @@ per class that a support vector machine, trained on the real training images, as
 accuracy on the real test images.
 
 Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels):
-    99.5 % of the samples are recognized, the median of seeds 0 to 4 (99.8, 99.5, 99.5, 99.7 and 99.2 %); samples from
-    one Gaussian per class reach 99.5 %, the real test images 98.3 %. A run takes 23 s of CPU time on two cores of an
-    AMD EPYC with AVX512_BF16, in mixed_bfloat16, imports included. Scored by a classifier of held-out training images,
-    15, 30 and 60 epochs reach 98.5, 98.8 and 98.8 %, within their spread (`tfaccel benchmark settings`).
+    99.5 % of the samples are recognized, the median of five seeds (99.2 to 99.8 %), in 23 s of CPU time on two cores of
+    an AMD EPYC with AVX512_BF16, in mixed_bfloat16. Samples from one Gaussian per class reach 99.5 %, the real test
+    images 98.3 %.
 """
 
 import dataclasses

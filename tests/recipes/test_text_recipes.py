@@ -11,7 +11,8 @@ from own_texts import write_own_texts
 from tfaccel.data import documentation_passages, documentation_text
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import summarization, text_classification, text_generation, translation
-from tfaccel.reporting.text_baselines import text_bits, text_class_accuracies
+from tfaccel.reporting.summary_scores import summary_scores
+from tfaccel.reporting.text_baselines import text_bit_scores, text_class_scores
 
 RECIPES = [text_classification, text_generation, translation, summarization]
 PROGRAM = Path(__file__).with_name("text_recipe_runs.py").read_text()
@@ -210,12 +211,17 @@ def test_folder_without_a_run_is_refused(logical_devices, tmp_path, use):
 @pytest.mark.slow
 def test_baseline_and_frequencies_are_what_they_should_be():
     texts = documentation_passages()
-    accuracies = text_class_accuracies((texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels))
-    assert list(accuracies.values()) == pytest.approx([0.489, 0.467, 0.228], abs=0.03)
-    bits = text_bits(documentation_text(held_out=False), documentation_text(held_out=True))
-    assert next(iter(bits.items())) == ("5-gram", pytest.approx(2.13, abs=0.02))
-    assert list(bits.values())[1:] == pytest.approx([1.96, 4.65], abs=0.02)
-    assert summarization.rouge_l(["the red cat"], ["the cat"]) == pytest.approx(0.8)
+    parts = (texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels)
+    accuracies = text_class_scores(0.5, *parts)
+    assert list(accuracies.baselines.values()) == pytest.approx([0.489, 0.467], abs=0.03)
+    assert accuracies.trivial["most frequent class"] == pytest.approx(0.228, abs=0.03)
+    bits = text_bit_scores(2.3, documentation_text(held_out=False), documentation_text(held_out=True))
+    assert list(bits.baselines) == ["5-gram", "LZMA behind the training text"]
+    assert list(bits.baselines.values()) == pytest.approx([2.13, 1.96], abs=0.02)
+    assert bits.trivial["frequencies"] == pytest.approx(4.65, abs=0.02)
+    scores = summary_scores({"this model": ["the red cat"], "lead-1": ["the cat"]}, ["the cat"])
+    assert scores is not None
+    assert (scores.score, scores.baselines) == (pytest.approx(0.8), {"lead-1": 1.0})
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfaccel.reporting.density_baselines import gaussian_samples, mixture_log_likelihood
-from tfaccel.reporting.text_baselines import central_sentence, text_bits, text_class_accuracies
+from tfaccel.reporting.text_baselines import central_sentence, text_bit_scores, text_class_scores
 from tfaccel.reporting.translation_baselines import parsed_dates
 
 NAMES = ("density_baselines", "forecast_baselines", "recognised_samples", "text_baselines", "translation_baselines")
@@ -27,16 +27,17 @@ def test_examples_with_images(logical_devices):
 def test_text_is_predicted_from_what_stood_before():
     generator = np.random.default_rng(0)
     text = "".join(generator.choice(list("abcd"), 4000))
-    bits = text_bits(text[:3000], text[3000:])
-    assert all(1.98 < value < 2.8 for value in bits.values())  # nothing is to be learnt of it
-    words = text_bits("over and over again. " * 100, "over and over again. " * 20)
-    assert max(list(words.values())[:2]) < 1 < words["frequencies"]
-    assert text_bits("abc" * 100, "äöü" * 10)["frequencies"] == pytest.approx(np.log2(3))
+    random = text_bit_scores(2.0, text[:3000], text[3000:])
+    assert (random.score, random.higher_is_better, random.num_examples) == (2.0, False, 1000)
+    assert all(1.98 < value < 2.8 for value in {**random.baselines, **random.trivial}.values())
+    words = text_bit_scores(1.0, "over and over again. " * 100, "over and over again. " * 20)
+    assert max(words.baselines.values()) < 1 < words.trivial["frequencies"]
+    assert text_bit_scores(2.0, "abc" * 100, "äöü" * 10).trivial["frequencies"] == pytest.approx(np.log2(3))
 
 
 def test_texts_of_few_examples_and_of_none():
-    found = text_class_accuracies((["red", "blue"], [0, 1]), (["red", "blue"], [0, 1]))
-    assert list(found.values()) == [1.0, 1.0, 0.5]
+    found = text_class_scores(0.5, (["red", "blue"], [0, 1]), (["red", "blue"], [0, 1]))
+    assert (list(found.baselines.values()), found.trivial) == ([1.0, 1.0], {"most frequent class": 0.5})
     assert (central_sentence(""), central_sentence("One.")) == ("", "One.")
 
 

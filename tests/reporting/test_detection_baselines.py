@@ -9,7 +9,7 @@ import pytest
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedSplit
 from tfaccel.data.boxes.digit_scenes import digit_scenes
 from tfaccel.reporting import detection_baselines, oriented_gradients
-from tfaccel.reporting.detection_baselines import NAME, Windows, window_detections, window_scores
+from tfaccel.reporting.detection_baselines import NAME, Windows, detection_scores, window_detections
 
 NAMES = tuple("0123456789")
 
@@ -32,9 +32,10 @@ def test_examples():
 @pytest.mark.slow
 def test_digits_are_found_the_same_each_time(scenes):
     train, test = part(scenes[0], 160), part(scenes[1], 48)
-    scores = window_scores(train, test, class_names=NAMES)
-    assert 0.75 < scores[NAME] <= 1.0
-    assert window_scores(train, test, class_names=NAMES) == scores
+    scores = detection_scores(0.9, train, test, class_names=NAMES)
+    assert (scores.score, scores.num_examples) == (0.9, 48)
+    assert 0.75 < scores.baselines[NAME] <= 1.0
+    assert detection_scores(0.9, train, test, class_names=NAMES) == scores
 
 
 def test_boxes_lie_in_the_image_and_the_surest_come_first(scenes):
@@ -61,8 +62,8 @@ def split_of(boxes, labels, size=32):
 
 def test_few_images_with_colours_and_empty_ones_are_taken():
     split = split_of([[[4, 4, 20, 20]], [[0, 0, 0, 0]], [[8, 6, 20, 20]]], [[1], [NO_OBJECT], [1]])
-    scores = window_scores(split, split, class_names=("a", "b"))
-    assert list(scores) == [NAME]
+    scores = detection_scores(0.9, split, split, class_names=("a", "b"))
+    assert list(scores.baselines) == [NAME]
 
 
 @pytest.mark.parametrize("limit", [1, None])
@@ -71,6 +72,6 @@ def test_left_out_with_the_reason(monkeypatch, caplog, limit):
     if limit:
         monkeypatch.setattr(detection_baselines, "MAX_DECISIONS", limit)
     with caplog.at_level("INFO", logger="tfaccel"):
-        assert window_scores(split, split, class_names=("a",)) == {}
+        assert detection_scores(0.0, split, split, class_names=("a",)).baselines == {}
     reason = "1 classes in 2 test images would take minutes" if limit else "no window fits an object"
     assert f"Skipping the baseline ({NAME}): {reason}" in caplog.text

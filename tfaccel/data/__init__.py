@@ -22,6 +22,7 @@ _PUBLIC_NAMES = {
     "SeriesData": "tfaccel.data.series.series_data",
     "TableData": "tfaccel.data.tables.table_data",
     "TextBatches": "tfaccel.data.texts.batches",
+    "TextData": "tfaccel.data.texts.text_data",
     "TextInput": "tfaccel.data.raw_input",
     "TextPieces": "tfaccel.data.texts.batches",
     "Vocabulary": "tfaccel.data.texts.vocabulary",

@@ -16,6 +16,7 @@ from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedSplit
 from tfaccel.models.centre_detector import Detections
 from tfaccel.reporting.coco_scores import coco_scores
 from tfaccel.reporting.oriented_gradients import CELL, NUM_BINS, oriented_gradients, resized
+from tfaccel.training.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 
@@ -37,13 +38,30 @@ _AMBIGUOUS = -2
 _IMAGES_AT_ONCE = 32
 
 
-def window_scores(train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str, ...]) -> dict[str, float]:
-    """The mAP@0.5 of the baseline on test images; empty if it is skipped, and the reason is logged.
+def detection_scores(
+    map_50: float, train: BoxedSplit, test: BoxedSplit, *, class_names: tuple[str, ...]
+) -> BaselineScores:
+    """Compares a detector's mAP@0.5 on test images with the baseline's.
+
+    The baseline is skipped, and the reason logged, if it would take minutes or no window fits an object.
 
     Args:
+        map_50: the detector's mAP@0.5 on the test images.
         train, test: images with boxes.
         class_names: the name of each class.
     """
+    return BaselineScores(
+        metric="mAP@0.5",
+        score=map_50,
+        baselines=_window_scores(train, test, class_names),
+        trivial={"no boxes": 0.0},
+        perfect=1.0,
+        num_examples=len(test.images),
+    )
+
+
+def _window_scores(train: BoxedSplit, test: BoxedSplit, class_names: tuple[str, ...]) -> dict[str, float]:
+    """The baseline's mAP@0.5; empty if it is skipped."""
     if len(class_names) * len(test.images) > MAX_DECISIONS:
         logger.info(
             "Skipping the baseline (%s): %d classes in %d test images would take minutes.",

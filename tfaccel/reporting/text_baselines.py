@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.training.baseline_scores import BaselineScores
+
 MAX_GRAM_CHARACTERS = 6
 MAX_CHARACTERS = 2_000_000  # baselines use the last ones of the training text
 _PENALTIES = (0.1, 0.3, 1.0, 3.0)
@@ -17,8 +19,8 @@ _LOGISTIC_C = 3.0  # chosen by cross-validation over the topics of Python's docu
 _NUM_FOLDS = 4
 
 
-def text_bits(train_text: str, test_text: str) -> dict[str, float]:
-    r"""Computes bits per character of a test text for an n-gram model, a compressor and character frequencies.
+def text_bit_scores(bits: float, train_text: str, test_text: str) -> BaselineScores:
+    r"""Compares bits per character with those of an n-gram model, a compressor and character frequencies.
 
     With $n(h)$ the count of a context $h$, $t(h)$ the number of distinct characters that follow it, and $h'$ the
     context without its first character, the n-gram model is $p(c | h) = (n(hc) + t(h) p(c | h')) / (n(h) + t(h))$. The
@@ -26,14 +28,15 @@ def text_bits(train_text: str, test_text: str) -> dict[str, float]:
     the test text is appended to the training text. Frequencies are those of single characters in the test text.
 
     Args:
+        bits: the model's bits per character of the test text.
         train_text: the training text; at most its last two million characters are used.
         test_text: the text to predict; characters missing in the training text share one symbol.
 
     Source: Witten and Bell, The zero-frequency problem, 1991.
 
     Example:
-        >>> text_bits("ababababab" * 20, "abababab" * 5)["frequencies"]
-        1.0
+        >>> text_bit_scores(0.5, "ababababab" * 20, "abababab" * 5).trivial
+        {'frequencies': 1.0}
     """
     train_text = train_text[-MAX_CHARACTERS:]
     border = len(train_text) * 9 // 10
@@ -44,11 +47,17 @@ def text_bits(train_text: str, test_text: str) -> dict[str, float]:
         for text in (train_text, train_text + test_text)
     ]
     counts = np.array(list(Counter(test_text).values()))
-    return {
-        f"{length}-gram": _bits_by_length(train_text, test_text, length)[-1],
-        "LZMA behind the training text": 8 * (sizes[1] - sizes[0]) / len(test_text),
-        "frequencies": float(-(counts / counts.sum() * np.log2(counts / counts.sum())).sum()),
-    }
+    return BaselineScores(
+        metric="bits per character",
+        score=bits,
+        baselines={
+            f"{length}-gram": _bits_by_length(train_text, test_text, length)[-1],
+            "LZMA behind the training text": 8 * (sizes[1] - sizes[0]) / len(test_text),
+        },
+        trivial={"frequencies": float(-(counts / counts.sum() * np.log2(counts / counts.sum())).sum())},
+        higher_is_better=False,
+        num_examples=len(test_text),
+    )
 
 
 def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> list[float]:
@@ -73,20 +82,22 @@ def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> lis
     return bits
 
 
-def text_class_accuracies(
-    train: tuple[Sequence[str], Sequence[int]], test: tuple[Sequence[str], Sequence[int]]
-) -> dict[str, float]:
-    """Test accuracy of linear classifiers on TF-IDF features (unigrams and bigrams) and of the most frequent class.
+def text_class_scores(
+    accuracy: float, train: tuple[Sequence[str], Sequence[int]], test: tuple[Sequence[str], Sequence[int]]
+) -> BaselineScores:
+    """Compares an accuracy with linear classifiers on TF-IDF features (unigrams and bigrams) and the most frequent
+    class.
 
     The penalty of the SVM is chosen by cross-validation on the training texts.
 
     Args:
+        accuracy: the model's accuracy on the test texts.
         train: texts and their class indices.
         test: other texts and their classes.
 
     Example:
         >>> texts = ["a red apple", "a green apple", "one red car", "one blue car"] * 4, [0, 0, 1, 1] * 4
-        >>> text_class_accuracies(texts, texts)["TF-IDF with a linear SVM"]
+        >>> text_class_scores(0.75, texts, texts).baselines["TF-IDF with a linear SVM"]
         1.0
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -105,8 +116,14 @@ def text_class_accuracies(
         "TF-IDF with a linear SVM": machine,
     }
     found = {name: one.fit(rows, train[1]).predict(others) for name, one in classifiers.items()}
-    found["most frequent class"] = np.full(len(wanted), counts.argmax())
-    return {name: float(np.mean(predictions == wanted)) for name, predictions in found.items()}
+    return BaselineScores(
+        metric="accuracy",
+        score=accuracy,
+        baselines={name: float(np.mean(predictions == wanted)) for name, predictions in found.items()},
+        trivial={"most frequent class": float(np.mean(wanted == counts.argmax()))},
+        is_fraction=True,
+        num_examples=len(wanted),
+    )
 
 
 def central_sentence(text: str) -> str:

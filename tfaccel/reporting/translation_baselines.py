@@ -7,27 +7,36 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tfaccel.data.texts.dates import DAYS, MONTHS
+from tfaccel.training.baseline_scores import BaselineScores
 
 
-def exact_matches(
-    train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]], *, are_dates: bool
-) -> dict[str, float]:
-    """The fraction of test texts that each baseline translates exactly.
+def exact_match_scores(
+    exact_match: float, train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]], *, are_dates: bool
+) -> BaselineScores:
+    """Compares the fraction of test texts that a model translates exactly with those of simple baselines.
 
     Args:
+        exact_match: the model's fraction.
         train: training texts and their translations.
         test: test texts and their translations.
         are_dates: also try a date parser, if `dateutil` is installed.
 
     Example:
-        >>> exact_matches([("2 May 1999", "1999-05-02")], [("3 May 1999", "1999-05-03")], are_dates=True)
+        >>> train, test = [("2 May 1999", "1999-05-02")], [("3 May 1999", "1999-05-03")]
+        >>> exact_match_scores(0.9, train, test, are_dates=True).baselines
         {'most similar training text': 0.0, 'date parser': 1.0}
     """
     texts, wanted = zip(*test, strict=True)
     found = {"most similar training text": nearest_translations(train, texts)}
     if are_dates and find_spec("dateutil") is not None:
         found["date parser"] = parsed_dates(texts)
-    return {name: sum(map(operator.eq, made, wanted)) / len(wanted) for name, made in found.items()}
+    return BaselineScores(
+        metric="exact match",
+        score=exact_match,
+        baselines={name: sum(map(operator.eq, made, wanted)) / len(wanted) for name, made in found.items()},
+        is_fraction=True,
+        num_examples=len(wanted),
+    )
 
 
 def nearest_translations(pairs: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:

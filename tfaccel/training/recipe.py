@@ -12,7 +12,7 @@ from typing import Any
 
 from tfaccel.planning.workload import Workload
 from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.recipe_options import bound_options, recorded_options
+from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
 from tfaccel.training.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
 from tfaccel.training.training_options import TrainingOptions
@@ -23,7 +23,11 @@ _TRAINING = "training"  # the parameter that takes the training options
 
 
 def recipe(
-    *, not_recorded: tuple[str, ...] = (), **training_defaults: Any
+    *,
+    not_recorded: tuple[str, ...] = (),
+    data_dir_only: tuple[str, ...] = (),
+    bundled_only: tuple[str, ...] = (),
+    **training_defaults: Any,
 ) -> Callable[[Callable[..., Workload]], Recipe]:
     """Makes a recipe of a function that returns a `tfaccel.Workload`.
 
@@ -38,6 +42,8 @@ def recipe(
 
     Args:
         not_recorded: options that change no result, such as where examples are cached.
+        data_dir_only: options that apply only to the user's own data, and are refused without `data_dir`.
+        bundled_only: options that apply only to the bundled data, and are refused with `data_dir`.
         **training_defaults: the recipe's own defaults for fields of `TrainingOptions`; or `adamw_learning_rate`, a
             learning rate for AdamW alone. A function of options, by their names, may stand for a value.
 
@@ -51,18 +57,32 @@ def recipe(
         >>> workload(width=16, optimizer="sgd").options["optimizer"], workload().options["learning_rate"]
         ('sgd', 0.001)
     """
-    return lambda function: Recipe(function, not_recorded=not_recorded, training_defaults=training_defaults)
+    return lambda function: Recipe(
+        function,
+        not_recorded=not_recorded,
+        data_dir_only=data_dir_only,
+        bundled_only=bundled_only,
+        training_defaults=training_defaults,
+    )
 
 
 class Recipe:
     """A function that makes a workload from options, and what a run of it shows. See `recipe`, which makes it."""
 
     def __init__(
-        self, function: Callable[..., Workload], *, not_recorded: tuple[str, ...], training_defaults: Mapping[str, Any]
+        self,
+        function: Callable[..., Workload],
+        *,
+        not_recorded: tuple[str, ...],
+        data_dir_only: tuple[str, ...],
+        bundled_only: tuple[str, ...],
+        training_defaults: Mapping[str, Any],
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._not_recorded = not_recorded
+        self._data_dir_only = data_dir_only
+        self._bundled_only = bundled_only
         self._training_defaults = training_defaults
         self._shows: _ShowResult | None = None
         parameters = dict(inspect.signature(function).parameters)
@@ -82,6 +102,7 @@ class Recipe:
         own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
         given = {name: value for name, value in options.items() if name not in own}
         bound = bound_options(self._function, own, beside=(_TRAINING,))
+        check_data_options(self._function, bound, data_dir_only=self._data_dir_only, bundled_only=self._bundled_only)
         training = self._training(bound, given) if self._takes_training else None
         work = self._function(**bound, **({} if training is None else {_TRAINING: training}))
         kept = {name: value for name, value in bound.items() if name not in self._not_recorded}

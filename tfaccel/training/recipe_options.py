@@ -66,6 +66,48 @@ def bound_options(
     return options
 
 
+def check_data_options(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    data_dir_only: tuple[str, ...],
+    bundled_only: tuple[str, ...],
+) -> None:
+    """Refuses an option that would have no effect on the data that were chosen.
+
+    Args:
+        function: the recipe's function; an option that has its default is never refused.
+        options: option -> value, with defaults.
+        data_dir_only: options that apply only where `data_dir` is given.
+        bundled_only: options that apply only where it is not.
+
+    Raises:
+        WorkloadError: for such an option.
+
+    Example:
+        >>> def workload(*, data_dir: str | None = None, target: str | None = None): ...
+        >>> given = {"data_dir": None, "target": "y"}
+        >>> check_data_options(workload, given, data_dir_only=("target",), bundled_only=())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `target` is for your own data. Received: target='y' without data_dir. ...
+    """
+    parameters = inspect.signature(function).parameters
+    data_dir = options.get("data_dir")
+    for name in data_dir_only if data_dir is None else bundled_only:
+        if options[name] == parameters[name].default:
+            continue
+        received = f"Received: {name}={shortened(options[name])}"
+        if data_dir is None:
+            raise WorkloadError(
+                f"`{name}` is for your own data. {received} without data_dir. Add data_dir, or leave {name} out."
+            )
+        raise WorkloadError(
+            f"`{name}` is for the bundled data. {received} with data_dir={shortened(str(data_dir))}. Leave one of "
+            "them out."
+        )
+
+
 def recorded_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as JSON values; the path of a file or folder says the same in every working folder.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.images.image_set import TEST_FRACTION
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, WorkloadError
 
 _LISTS = ("images", "annotations", "categories")
 _FIELDS = {
@@ -32,11 +32,14 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
 
     Args:
         data_dir: the folder.
-        image_size: height and width of the square in pixels.
+        image_size: height and width of the square in pixels: a multiple of 16, since detectors halve images four times.
 
     Raises:
+        WorkloadError: for another image size.
         DataError: if a file is missing or malformed, or an entry is invalid; the message names the entry.
     """
+    if image_size < 32 or image_size % 16:
+        raise WorkloadError(f"`image_size` must be a multiple of 16, at least 32. Received: image_size={image_size!r}.")
     folder = Path(data_dir)
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder} (`data_dir`).")
