@@ -19,8 +19,8 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.train import train
 
 _DEFAULT_BATCH_SIZE = 32  # of `Model.fit`

@@ -18,7 +18,7 @@ from private_names import (
 )
 from source_tree import Source, sources
 
-FILE, FILES = "tfaccel/training/step.py", "tfaccel/training/private_api.py"
+FILE, FILES = "tfaccel/training/step.py", "tfaccel/training/private/private_api.py"
 
 
 def test_private_names_of_others_stand_in_few_files():

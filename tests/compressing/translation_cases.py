@@ -194,7 +194,7 @@ def layers_without_case(keras):
     from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 
     from tfaccel.compressing.tfmot.translation_layers import NATIVE_LAYERS
-    from tfaccel.training.private_api import all_layers
+    from tfaccel.training.private.private_api import all_layers
 
     registries = [
         PruneRegistry._LAYERS_WEIGHTS_MAP,

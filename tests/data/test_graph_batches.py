@@ -13,7 +13,7 @@ from tfaccel.data.graph_batches import (
     augmented_by_replicas,
     without_optionals,
 )
-from tfaccel.training.replicas import split_rows
+from tfaccel.training.steps.replicas import split_rows
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -90,7 +90,7 @@ def test_workers_read_their_own_rows_only(pipeline, count):
 
 
 def test_shares_are_those_that_replicas_take():
-    from tfaccel.training.replicas import split_rows
+    from tfaccel.training.steps.replicas import split_rows
 
     for num_rows in range(1, 20):
         for count in range(1, num_rows + 1):

@@ -17,7 +17,7 @@ from tfaccel.parity.references import ADAPTIVE_TOLERANCE, SGD_TOLERANCE, referen
 from tfaccel.parity.run_case import run_case
 from tfaccel.parity.share_layers import OneHotEmbedding, ShareBatchNormalization, ShareDropout
 from tfaccel.parity.training_run import PLAIN_KERAS, compiled_model
-from tfaccel.training.replicas import split_rows
+from tfaccel.training.steps.replicas import split_rows
 
 ONE, TWO, THREE = Placement("none"), Placement("mirrored", 2), Placement("mirrored", 3)
 split_cpu(2)

@@ -8,8 +8,8 @@ PROGRAM = """
 import json, logging, sys
 import keras, numpy as np, tensorflow as tf, tfaccel
 from keras import layers
-from tfaccel.training.batch_statistics import synchronize_batch_norm
-from tfaccel.training.engine import engine_of
+from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
+from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.rematerialize import rematerialize
 
 CPU = tf.config.list_physical_devices("CPU")[0]

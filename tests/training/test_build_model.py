@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfaccel.training import private_models
+from tfaccel.training.private import private_models
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -7,8 +7,8 @@ import pytest
 CODE = """
 import gc, json, sys, warnings
 import keras, numpy as np, tensorflow as tf, tfaccel
-from tfaccel.training.replicas import Replicas
-from tfaccel.training.replica_state import seed_variables
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.replica_state import seed_variables
 
 split = [tf.config.LogicalDeviceConfiguration()] * 3
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
-from tfaccel.training.engine import engine_of
 from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.steps.engine import engine_of
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

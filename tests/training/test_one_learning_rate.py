@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.training.private_api import one_learning_rate
+from tfaccel.training.private.private_api import one_learning_rate
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

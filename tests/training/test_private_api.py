@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfaccel import tested_versions
 from tfaccel.errors import PlanError, VersionError
-from tfaccel.training import private_api
-from tfaccel.training.replicas import Replicas
-from tfaccel.training.windows import needs_each_batch
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.windows import needs_each_batch
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tfaccel.errors import ClusterError
 from tfaccel.processes.local_cluster import free_ports
-from tfaccel.training.rendezvous import Place, meet, wait_seconds
+from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 
 
 def met(workers, *, num_workers=3, seconds=30.0, addresses=None):

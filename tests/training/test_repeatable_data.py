@@ -9,7 +9,7 @@ from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.private_adapters import passes_are_alike
 from tfaccel.data.sources import IteratorSource
 from tfaccel.training.inputs import source_of
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -23,10 +23,10 @@ from replica_models import (
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
-from tfaccel.training.merged_metrics import GATHERED
 from tfaccel.training.predict import predict
-from tfaccel.training.replicas import Replicas
-from tfaccel.training.row_check import check_rows
+from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.steps.merged_metrics import GATHERED
+from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -8,8 +8,8 @@ CODE = """
 import contextlib, json
 import keras, numpy as np, tensorflow as tf
 from tfaccel.data.sources import ArraySource, IteratorSource
-from tfaccel.training import private_models
-from tfaccel.training.engine import EngineOptions, engine_of
+from tfaccel.training.private import private_models
+from tfaccel.training.steps.engine import EngineOptions, engine_of
 
 split = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tfaccel
 from tfaccel import Plan, Workload, train
-from tfaccel.training import windows
+from tfaccel.training.steps import windows
 
 folder = sys.argv[1]
 ROWS = np.random.default_rng(0).standard_normal((96, 8, 8, 3)).astype("float32")
@@ -90,8 +90,8 @@ def test_a_clock_changes_no_number(run_python, tmp_path, num_busy):
 
 SINGLE = """
 import numpy as np, keras
-from tfaccel.training.engine import EngineOptions, engine_of
-from tfaccel.training.windows import WindowLength
+from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.steps.windows import WindowLength
 
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")

@@ -30,7 +30,7 @@ from world import MODELS, NUM_EPOCHS, WorldModel
 from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.training_run import TFACCEL, Trainer, Values
-from tfaccel.training.model_parts import optimizers_of
+from tfaccel.training.steps.model_parts import optimizers_of
 
 HERE = Path(__file__).parent
 NUM_REPLICAS = 2

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import call_model
+from tfaccel.training.private.private_api import call_model
 
 SIGNATURE_KEY = "serving_default"
 _FLOATS = ("float64", "float16", "bfloat16")  # cast to float32

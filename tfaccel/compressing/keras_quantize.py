@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers
 
 _TAKEN = "Dense, EinsumDense, Embedding and ReversibleEmbedding"
 _GPTQ_BITS = 4

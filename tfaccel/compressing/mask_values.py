@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private_tensorflow import saved_model_of
+from tfaccel.training.private.private_tensorflow import saved_model_of
 
 # Constants of this magnitude and above are masks; these replacements are tried.
 _MIN_HUGE = 1e6

@@ -24,7 +24,7 @@ from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
 from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw, sample_rows
 from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
 from tfaccel.exporting.signatures import DEFAULT, RAW, output_specs, signatures_of
-from tfaccel.training.private_api import call_model
+from tfaccel.training.private.private_api import call_model
 
 logger = logging.getLogger("tfaccel")
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfaccel.errors import ExportError
-from tfaccel.training.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers
 
 _HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
 

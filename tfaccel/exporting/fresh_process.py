@@ -25,7 +25,7 @@ def run_keras(path: str, rows: Arrays, modules: list[str]) -> Arrays:
     import keras
 
     from tfaccel.exporting.load_model import load_keras_model
-    from tfaccel.training.private_api import call_model
+    from tfaccel.training.private.private_api import call_model
 
     model = load_keras_model(path, modules=modules)
     nest = keras.tree.map_structure(lambda name: rows[name], json.loads(str(rows[NEST])))

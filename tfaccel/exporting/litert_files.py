@@ -23,7 +23,7 @@ from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.litert_metadata import with_metadata
 from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
-from tfaccel.training.private_api import call_model
+from tfaccel.training.private.private_api import call_model
 
 _MAX_REASON_LENGTH = 300  # characters
 

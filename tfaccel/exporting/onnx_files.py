@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import ExportError, VersionError
-from tfaccel.training.overrides import instance_attributes
-from tfaccel.training.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers
+from tfaccel.training.steps.overrides import instance_attributes
 
 _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
 _OPSET = 18  # supported by onnxruntime since 1.14

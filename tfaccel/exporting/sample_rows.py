@@ -17,7 +17,7 @@ from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
 from tfaccel.exporting.signatures import column_names
-from tfaccel.training.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers
 
 NUM_ROWS = 4
 _UNKNOWN_LENGTH = 8  # length used for variable axes

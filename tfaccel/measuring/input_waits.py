@@ -15,14 +15,14 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_models
-from tfaccel.training.compiled_model import compiled_model, engine_options
-from tfaccel.training.engine import Engine
 from tfaccel.training.fit import callbacks_of, run_epochs
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.private import private_models
+from tfaccel.training.runs.compiled_model import compiled_model, engine_options
+from tfaccel.training.runs.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import validation_of
-from tfaccel.training.workload_source import WorkloadSource
 
 _MIN_SECONDS = 2.0
 _MAX_EPOCHS = 1000

@@ -177,7 +177,7 @@ def prepared_backbone(
     """
     import keras
 
-    from tfaccel.training.private_api import all_layers
+    from tfaccel.training.private.private_api import all_layers
     from tfaccel.training.rematerialize import rematerialize
 
     model = load_backbone(backbone, image_size, pretrained=pretrained)
@@ -214,7 +214,7 @@ def with_lora(backbone: keras.Model, rank: int) -> None:
     """Freezes a network except for low-rank updates of its dense layers and convolutions."""
     import keras
 
-    from tfaccel.training.private_api import all_layers
+    from tfaccel.training.private.private_api import all_layers
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, keras.layers.Conv2D)
     layers = [layer for layer in all_layers(backbone) if not isinstance(layer, keras.Model)]

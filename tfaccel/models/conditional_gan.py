@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.accumulation import accumulate
-from tfaccel.training.model_parts import inner_optimizer
+from tfaccel.training.steps.model_parts import inner_optimizer
 
 
 @keras.saving.register_keras_serializable("tfaccel")

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.replica_state import SEED_STRIDE
-from tfaccel.training.replicas import split_rows
+from tfaccel.training.steps.replica_state import SEED_STRIDE
+from tfaccel.training.steps.replicas import split_rows
 
 
 def cut_into_shares(rows: tf.Tensor, num_shares: int) -> list[tf.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
-    "BaselineScores": "tfaccel.training.baseline_scores",
+    "BaselineScores": "tfaccel.training.verdict.baseline_scores",
     "box_rows": "tfaccel.reporting.coco_scores",
     "central_sentence": "tfaccel.reporting.text_baselines",
     "check_coco_library": "tfaccel.reporting.coco_scores",
@@ -44,8 +44,8 @@ _PUBLIC_NAMES = {
     "text_class_scores": "tfaccel.reporting.text_baselines",
     "two_main_directions": "tfaccel.reporting.latent_map",
     "with_factors": "tfaccel.reporting.interval_calibration",
-    "write_json": "tfaccel.training.files",
-    "write_text": "tfaccel.training.files",
+    "write_json": "tfaccel.training.runs.files",
+    "write_text": "tfaccel.training.runs.files",
 }
 
 __all__ = sorted(_PUBLIC_NAMES)

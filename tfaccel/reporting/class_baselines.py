@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 MAX_EXAMPLES, MAX_SIDE = 3000, 32  # max training images of the support vector machine, and their max side in pixels
 _PENALTIES = (1.0, 10.0)

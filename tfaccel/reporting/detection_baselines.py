@@ -16,7 +16,7 @@ from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedSplit
 from tfaccel.models.centre_detector import Detections
 from tfaccel.reporting.coco_scores import coco_scores
 from tfaccel.reporting.oriented_gradients import CELL, NUM_BINS, oriented_gradients, resized
-from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 

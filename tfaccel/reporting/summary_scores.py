@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 MAX_GRAM_CHARACTERS = 6
 MAX_CHARACTERS = 2_000_000  # baselines use the last ones of the training text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tfaccel.data.texts.dates import DAYS, MONTHS
-from tfaccel.training.baseline_scores import BaselineScores
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 
 def exact_match_scores(

@@ -43,7 +43,7 @@ class TracedStep:
     model: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        from tfaccel.training import private_models
+        from tfaccel.training.private import private_models
 
         self.dataset = self.workload.train_data(self.replica_batch_size, seed=0, epoch=0)
         self.model = self.workload.build_model()
@@ -135,8 +135,8 @@ def probe_batches(*source: Any) -> dict[str, Any]:
 
 def probe_step(*source: Any) -> dict[str, Any]:
     """Traces the step; returns "findings", "num_operations" and "refusal" (why XLA cannot compile it, or "")."""
-    from tfaccel.training import private_api
-    from tfaccel.training.private_tensorflow import operations_of_xla
+    from tfaccel.training.private import private_api
+    from tfaccel.training.private.private_tensorflow import operations_of_xla
 
     step = traced_step(*source)
     layers = private_api.all_layers(step.model)
@@ -173,8 +173,8 @@ def _settings(step: TracedStep) -> list[Finding]:
     """Findings in the model's settings, which its graph does not show."""
     import keras
 
-    from tfaccel.training import private_api
-    from tfaccel.training.model_parts import optimizers_of
+    from tfaccel.training.private import private_api
+    from tfaccel.training.steps.model_parts import optimizers_of
 
     findings = [
         Finding("loss scale", type(optimizer).__name__, f"model.{name}")
@@ -193,7 +193,7 @@ def _in_words(tensors: list[Any]) -> str:
 
 
 def _trainable(model: Any) -> list[Any]:
-    from tfaccel.training import private_api
+    from tfaccel.training.private import private_api
 
     return [private_api.tf_variable(variable) for variable in model.trainable_variables]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from tfaccel.training import private_api
-from tfaccel.training.model_parts import stepping_optimizers
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.model_parts import stepping_optimizers
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")

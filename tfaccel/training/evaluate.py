@@ -9,14 +9,14 @@ import keras
 import numpy as np
 
 from tfaccel.data.sources import whole_executions
-from tfaccel.training import private_api, private_models
-from tfaccel.training.engine import Engine, engine_of
 from tfaccel.training.inputs import Source, prepared_model, source_of
-from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.replica_state import average_drifting
-from tfaccel.training.windows import WindowLength, epoch_windows
+from tfaccel.training.private import private_api, private_models
+from tfaccel.training.steps.engine import Engine, engine_of
+from tfaccel.training.steps.replica_state import average_drifting
+from tfaccel.training.steps.windows import WindowLength, epoch_windows
+from tfaccel.training.workers.lost_worker import names_lost_workers
 
 
 @names_lost_workers

@@ -13,18 +13,18 @@ from tfaccel.data import private_adapters
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
 from tfaccel.planning.plan import Plan
-from tfaccel.training import private_api, private_models
-from tfaccel.training.chief import only_chief_writes
-from tfaccel.training.engine import Engine, EngineOptions, engine_of
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import Source, prepared_model, source_of
-from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.private import private_api, private_models
+from tfaccel.training.steps.engine import Engine, EngineOptions, engine_of
+from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.steps.windows import WindowLength, epoch_windows
 from tfaccel.training.validation import Validation, validation_of_fit
-from tfaccel.training.windows import WindowLength, epoch_windows
+from tfaccel.training.workers.chief import only_chief_writes
+from tfaccel.training.workers.lost_worker import names_lost_workers
 
 _NOT_OF_KERAS = ("model", "options", "check_rows", "replicas")
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 from tfaccel.data.private_adapters import batch_size_of
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.training.batch_statistics import synchronize_batch_norm
-from tfaccel.training.engine import EngineOptions
-from tfaccel.training.model_parts import inner_optimizer
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
+from tfaccel.training.steps.engine import EngineOptions
+from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.replicas import Replicas
 
 _STRATEGIES = {
     "one_device": tf.distribute.OneDeviceStrategy,

@@ -15,9 +15,9 @@ from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.row_orders import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError
-from tfaccel.training import private_api, private_tensorflow
-from tfaccel.training.model_parts import has_own_train_step
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.private import private_api, private_tensorflow
+from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.replicas import Replicas
 
 Source = ArraySource | IteratorSource
 

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 from tfaccel.errors import PlanError, WorkloadError
-from tfaccel.training.private_api import class_of
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.private.private_api import class_of
+from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
 

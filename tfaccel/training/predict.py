@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.sources import whole_executions
-from tfaccel.training import private_models
-from tfaccel.training.engine import engine_of
 from tfaccel.training.inputs import prepared_model, source_of
-from tfaccel.training.lost_worker import names_lost_workers
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
-from tfaccel.training.replica_state import average_drifting
+from tfaccel.training.private import private_models
+from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.replica_state import average_drifting
+from tfaccel.training.workers.lost_worker import names_lost_workers
 
 
 @names_lost_workers

@@ -16,10 +16,10 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.baseline_scores import BaselineScores
-from tfaccel.training.files import write_json
-from tfaccel.training.result import TrainResult
+from tfaccel.training.runs.files import write_json
+from tfaccel.training.runs.result import TrainResult
 from tfaccel.training.train import train
+from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 

@@ -19,7 +19,7 @@ from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.training.quiet_start import without_notes
+from tfaccel.training.workers.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -94,7 +94,7 @@ class Runtime:
         """
         import keras
 
-        from tfaccel.training.private_models import swap_name_counters
+        from tfaccel.training.private.private_models import swap_name_counters
 
         counters = swap_name_counters(None)
         self._name_counters = self._name_counters or [counters]
@@ -117,7 +117,7 @@ class Runtime:
 
             keras.config.set_dtype_policy(self._dtype_policy)
         if self._name_counters:
-            from tfaccel.training.private_models import swap_name_counters
+            from tfaccel.training.private.private_models import swap_name_counters
 
             swap_name_counters(self._name_counters.pop())
         if self._random_states is not None:
@@ -231,7 +231,7 @@ class Runtime:
     def _make_strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf
 
-        from tfaccel.training.strategies import make_strategy
+        from tfaccel.training.workers.strategies import make_strategy
 
         if self.plan.num_workers > 1:
             tf.get_logger().addFilter(_no_advice_on_collectives)

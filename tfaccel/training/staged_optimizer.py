@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.training import private_api
+from tfaccel.training.private import private_api
 from tfaccel.training.schedules import LaterSchedule
 from tfaccel.training.training_options import TrainingOptions
 

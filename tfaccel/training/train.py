@@ -21,10 +21,10 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.training.result import TrainResult, installed_versions
-from tfaccel.training.run_dir import RunDir
+from tfaccel.training.runs.result import TrainResult, installed_versions
+from tfaccel.training.runs.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.trivial_scores import trivial_scores
+from tfaccel.training.verdict.trivial_scores import trivial_scores
 
 logger = logging.getLogger("tfaccel")
 
@@ -131,9 +131,9 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
-        from tfaccel.training.augmentation_place import place_for_run
-        from tfaccel.training.lost_worker import lost_workers_named
-        from tfaccel.training.train_session import TrainSession
+        from tfaccel.training.runs.augmentation_place import place_for_run
+        from tfaccel.training.runs.train_session import TrainSession
+        from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)

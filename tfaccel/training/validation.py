@@ -14,16 +14,16 @@ from tfaccel.data.sources import IteratorSource
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
-from tfaccel.training import private_models
-from tfaccel.training.engine import Engine
 from tfaccel.training.evaluate import engine_evaluate, run_evaluation
 from tfaccel.training.inputs import Source, source_of
-from tfaccel.training.model_parts import has_own_train_step
 from tfaccel.training.own_methods import call_own_method, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.private_api import CACHED_EVALUATION
-from tfaccel.training.replicas import Replicas
-from tfaccel.training.workload_source import with_plan
+from tfaccel.training.private import private_models
+from tfaccel.training.private.private_api import CACHED_EVALUATION
+from tfaccel.training.runs.workload_source import with_plan
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.replicas import Replicas
 
 
 @dataclass

@@ -19,15 +19,15 @@ import tensorflow as tf
 from tfaccel.errors import SearchError, TfaccelError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training import private_models
-from tfaccel.training.checkpoint import read_state, write_state
-from tfaccel.training.compiled_model import engine_options
-from tfaccel.training.engine import engine_of
 from tfaccel.training.fit import callbacks_of, run_epochs
-from tfaccel.training.replicas import Replicas
+from tfaccel.training.private import private_models
+from tfaccel.training.runs.checkpoint import read_state, write_state
+from tfaccel.training.runs.compiled_model import engine_options
+from tfaccel.training.runs.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import validation_of
-from tfaccel.training.workload_source import WorkloadSource
 from tfaccel.tuning.latency import latency_seconds
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.own_arguments import OwnArguments

@@ -16,8 +16,8 @@ from tfaccel.compressing.comparison.drop_judge import DropJudge, DropLimit, Exam
 from tfaccel.compressing.examples import Batches
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
-from tfaccel.training.private_api import compute_loss
-from tfaccel.training.private_tensorflow import metric_directions
+from tfaccel.training.private.private_api import compute_loss
+from tfaccel.training.private.private_tensorflow import metric_directions
 
 AGREEMENT = "agreement"
 _SHOWN_CHARACTERS = 250

@@ -21,7 +21,7 @@ from tfaccel.compressing.litert.int8_scales import relative_error
 from tfaccel.compressing.litert.model import LitertModel
 from tfaccel.compressing.variant import Variant
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import call_model
+from tfaccel.training.private.private_api import call_model
 
 # Relative to the outputs' spread: LiteRT computes in another order than TensorFlow, but also in float32.
 _CONVERSION_TOLERANCE = 1e-3

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private_tensorflow import one_scale_per_kernel
+from tfaccel.training.private.private_tensorflow import one_scale_per_kernel
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusa
 from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mask_value, has_huge_constants
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import all_layers, tf_variable
+from tfaccel.training.private.private_api import all_layers, tf_variable
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
 MAX_STEPS = 256

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfaccel.errors import CompressionError
-from tfaccel.training.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers
 
 _OPERATION = re.compile(r"\btf\.(\w+)")
 _SHOWN_CHARACTERS = 300

@@ -21,7 +21,7 @@ from tfaccel.compressing.tfmot.weights import named_arrays, save_arrays
 from tfaccel.errors import CompressionError
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training.model_parts import inner_optimizer
+from tfaccel.training.steps.model_parts import inner_optimizer
 
 # Fraction of the workload's peak learning rate to fine-tune with.
 _RATE_PARTS = {

@@ -1,0 +1,206 @@
+"""What tfaccel needs of the private parts of Keras's models, layers, optimizers and callbacks.
+
+The other files `private_*.py` hold the rest; everything else in this package uses public API. Each function says what
+it needs and why the public API does not serve. Another minor version of Keras or TensorFlow is warned of once; a part
+that is gone raises `VersionError` (see `tested_versions`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.tested_versions import private_part, warn_if_untested
+from tfaccel.training.steps.overrides import instance_attributes, once_per_graph
+
+
+def check_versions() -> None:
+    """Warns once when Keras or TensorFlow is of a minor version that tfaccel was not tested on."""
+    warn_if_untested("keras", keras.__version__)
+    warn_if_untested("tensorflow", tf.__version__)
+
+
+# --- Model --------------------------------------------------------------------------------------------------------
+
+
+def has_trainer(model: Any) -> bool:
+    """Whether Keras's trainer is in it: in a `keras.Model`, and in a layer of a class that mixes the trainer in."""
+    from keras.src.trainers import trainer
+
+    return isinstance(model, private_part(trainer, "Trainer")) and isinstance(model, keras.layers.Layer)
+
+
+def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Every layer of the model, those inside layers included (`Model.layers` stops at the first level)."""
+    return list(private_part(model, "_flatten_layers")())
+
+
+def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
+    """Layers that added losses when the model was last called; the public `losses` has those of inner layers too."""
+    return [f"{layer.name!r} ({type(layer).__name__})" for layer in all_layers(model) if private_part(layer, "_losses")]
+
+
+def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The layer's own weights that are trained unless they are frozen; public properties go by the present state."""
+    return list(private_part(layer, "_trainable_variables"))
+
+
+def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
+    """The model's predictions for `x`; `training` is passed only to models that take it, as Keras's steps do."""
+    return model(x, training=training) if private_part(model, "_call_has_training_arg") else model(x)
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
+    """`Model.compute_loss`, also where a subclass overrides it without the argument `training`."""
+    return private_part(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+
+def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Logs as the list (or single value) that `Model.evaluate` returns."""
+    return private_part(model, "_flatten_metrics_in_order")(logs)
+
+
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric (`keras.metrics.Mean`) of an epoch's loss; each `Model.compile` makes another one."""
+    return private_part(model, "_loss_tracker")
+
+
+def initial_epoch(model: keras.Model, default: int) -> int:
+    """The epoch that a restored backup asks to start from (`BackupAndRestore` sets it on the model)."""
+    return getattr(model, "_initial_epoch", None) or default
+
+
+CACHED_EVALUATION = "_use_cached_eval_dataset"  # what Keras's `fit` passes to `evaluate`, and overrides pop
+
+
+def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
+    """Whether a callback profiles batches (`profile_batch`); its public attributes do not tell."""
+    return bool(private_part(callback, "_should_trace"))
+
+
+def keras_mask(value: Any) -> Any:
+    """The mask that a layer has set on its output, or None."""
+    return getattr(value, "_keras_mask", None)
+
+
+def with_mask(value: Any, mask: Any) -> Any:
+    """A tensor that carries a mask as a layer's output does."""
+    value._keras_mask = mask
+    return value
+
+
+# --- Variables and optimizers of one replica ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def local_variables(variables: Sequence[keras.Variable], components: Sequence[tf.Variable]) -> Iterator[None]:
+    """While tracing, lets each Keras variable stand for one replica's component of its distributed variable.
+
+    Keras code then reads and writes plain variables, exactly as on one device.
+    """
+    saved = [variable._value for variable in variables]
+    try:
+        for variable, component in zip(variables, components, strict=True):
+            variable._value = component
+        yield
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            variable._value = value
+
+
+def tf_variable(variable: keras.Variable) -> Any:
+    """The TensorFlow variable (distributed or plain) behind a Keras variable, never autocast."""
+    return variable._value
+
+
+_SINGLE_DEVICE_METHODS = (
+    "_backend_update_step",
+    "_apply_weight_decay",
+    "_backend_increment_gradient_accumulators",
+    "_overwrite_model_variables_with_average_value",
+)
+
+
+@contextlib.contextmanager
+def class_of(instance: Any, kind: type) -> Iterator[None]:
+    """Gives an object another class for a while, past any `__setattr__` that would track it."""
+    before = type(instance)
+    object.__setattr__(instance, "__class__", kind)
+    try:
+        yield
+    finally:
+        object.__setattr__(instance, "__class__", before)
+
+
+@contextlib.contextmanager
+def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """While tracing, gives an optimizer Keras's device-agnostic code in place of its tf.distribute code.
+
+    The tf.distribute code sums gradients after clipping them and needs a replica context that cannot be inside XLA.
+    Without a strategy it registers a gradient function for good, with the whole graph of the step.
+    """
+    with contextlib.ExitStack() as stack:
+        for one in _optimizers_in(optimizer):
+            kind: Any = type(one)
+            stack.enter_context(class_of(one, _single_device_class(kind)))
+            if hasattr(one, "_common_apply"):
+                stack.enter_context(instance_attributes(one, {"_tf_apply": private_part(one, "_common_apply")}))
+        yield
+
+
+@functools.cache
+def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.optimizers.Optimizer]:
+    """A class of optimizers with another base for tf.distribute; what `kind` itself overrides (as Nadam does) stays."""
+    from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
+    from keras.src.optimizers import base_optimizer
+
+    distributed = private_part(tensorflow_optimizer, "TFOptimizer")
+    base = private_part(base_optimizer, "BaseOptimizer")
+    methods = {name: private_part(base, name) for name in _SINGLE_DEVICE_METHODS}
+    return type(kind.__name__, (kind, type("SingleDevice", (distributed,), methods)), {})
+
+
+@contextlib.contextmanager
+def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """During one `apply`, calculates the learning rate once in each graph; Keras does so anew for each variable.
+
+    TensorFlow removes the repetitions when a graph is first called. Without them, the first call of the recipe
+    `image_classification` takes less time, which counts in the recipe's published time.
+    """
+    rate = "_get_current_learning_rate"
+    with contextlib.ExitStack() as stack:
+        for one in _optimizers_in(optimizer):
+            stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate))}))
+        yield
+
+
+def _optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list({id(one): one for one in (optimizer, inner, *getattr(inner, "optimizers", ()))}.values())
+
+
+def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The schedule of an optimizer, or None; the public `learning_rate` is its value at the present step only."""
+    schedule = private_part(optimizer, "_learning_rate")
+    return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """The counter of `apply` calls; the public `iterations` divides it by the accumulation steps."""
+    return private_part(optimizer, "_iterations")
+
+
+def gradient_accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
+    """The variables in which Keras accumulates gradients, in the order the optimizer was built with; [] without any."""
+    if not (optimizer.gradient_accumulation_steps and optimizer.built):
+        return []
+    return list(private_part(optimizer, "_accumulated_gradients"))
+
+
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> int:
+    """The position of a model variable in the optimizer's lists."""
+    index: int = private_part(optimizer, "_get_variable_index")(variable)
+    return index

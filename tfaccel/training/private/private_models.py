@@ -1,0 +1,164 @@
+"""How a model's variables are made before a step is traced: private parts of Keras's trainer and functional models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.tested_versions import private_part
+from tfaccel.training.private.private_api import all_layers
+from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_random import distribute_global_seeds
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
+from tfaccel.training.steps.overrides import instance_attributes
+
+
+def swap_name_counters(counters: Any) -> Any:
+    """Sets the counters by which Keras numbers the names of layers (`dense_1`), which `clear_session` would reset with
+    much else; returns those of before. None: they begin anew.
+
+    TensorFlow's graph optimizer orders operations by their names, so that they decide the last bits of a result.
+    """
+    from keras.src.backend.common import global_state
+
+    before = private_part(global_state, "get_global_attribute")("object_name_uids")
+    private_part(global_state, "set_global_attribute")("object_name_uids", counters)
+    return before
+
+
+def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
+    """Makes what a step uses, from the specs of one batch and reading no data: weights, loss, metrics, optimizers.
+
+    Under a strategy, variables have to exist before the first trace. Without one Keras makes them while it traces the
+    first step, and so do `fit`, `evaluate` and `predict`.
+
+    Args:
+        model: a compiled model.
+        batch_spec: specs of `x`, `(x, y)` or `(x, y, sample_weight)`.
+        kind: "train", "test" or "predict": the step that will run.
+
+    Raises:
+        PlanError: for a model that cannot be built from specs alone.
+    """
+    specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
+    steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1:
+        distribute_global_seeds(strategy)
+    with strategy.scope():
+        if kind in steps and steps[kind][0](model):
+            _build_by_own_step(model, steps[kind][1], specs)
+        elif kind == "predict":
+            if not _is_built(model):
+                _compute_output_spec(model.predict_step, specs)
+        else:
+            _build_as_keras(model, specs)
+
+
+def _build_as_keras(model: keras.Model, specs: Any) -> None:
+    """Keras's own way, which traces the whole model to learn what comes out; of a functional model that is known."""
+    build = private_part(model, "_symbolic_build")
+    outputs = _known_outputs(model, keras.utils.unpack_x_y_sample_weight(specs)[0])
+    known = {} if outputs is None else {"call": lambda *_, **__: keras.tree.map_structure(_placeholder, outputs)}
+    with instance_attributes(model, known):
+        build(data_batch=specs)
+
+
+def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: Any) -> None:
+    """Traces a step of the user's once, in which optimizers apply nothing: only the step knows what it will use."""
+    applied: list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]] = []
+
+    def noting(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            del gradients
+            applied.append((optimizer, list(trainable_variables or model.trainable_variables)))
+
+        return apply
+
+    if not _is_built(model):
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers_of(model).values():
+                stack.enter_context(instance_attributes(optimizer, {"apply": noting(optimizer)}))
+            stack.enter_context(_no_gradients())
+            try:
+                _compute_output_spec(step, specs)
+            except Exception as error:
+                raise PlanError(
+                    f"{type(model).__name__}.{step.__name__} could not be traced without data to make the model's "
+                    f"variables, which a strategy needs before the first step: {type(error).__name__}: {error}. Build "
+                    "the model inside the strategy's scope, by calling it (or its parts) once on a batch."
+                ) from error
+    for optimizer, variables in applied:
+        if not optimizer.built:
+            optimizer.build(variables)
+    if model.optimizer is not None and not model.optimizer.built and _is_built(model):
+        model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def _no_gradients() -> Iterator[None]:
+    """While tracing what applies nothing: tapes give zeros, since variables that are not made yet have no gradient."""
+    original = tf.GradientTape.gradient
+
+    def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
+        del tape, target
+        return keras.tree.map_structure(lambda source: tf.zeros(tf.shape(source), source.dtype), sources)
+
+    with patch_lock:
+        tf.GradientTape.gradient = zeros
+        try:
+            yield
+        finally:
+            tf.GradientTape.gradient = original
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Whether all layers inside the model, and the compiled metrics and losses, have their variables."""
+    parts = [layer for layer in all_layers(model) if layer is not model]
+    parts += [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
+    has_call = type(model).call is not keras.Model.call
+    return all(part is None or part.built for part in parts) and (model.built or not has_call)
+
+
+def _compute_output_spec(function: Callable[[Any], Any], specs: Any) -> Any:
+    from keras.src import backend
+
+    return private_part(backend, "compute_output_spec")(function, specs)
+
+
+def _known_outputs(model: keras.Model, x: Any) -> Any:
+    """Specs of what a built functional model gives for inputs of some specs; None where they are not known."""
+    from keras.src.models import functional
+
+    if type(model) not in (private_part(functional, "Functional"), keras.Sequential) or not model.built:
+        return None
+    given, wanted = keras.tree.flatten(x), keras.tree.flatten(model.inputs)
+    if len(given) != len(wanted) or not all(_fits(*pair) for pair in zip(given, wanted, strict=True)):
+        return None
+    outputs = model.outputs[0] if type(model) is keras.Sequential else private_part(model, "_outputs_struct")
+    if any(one.sparse or one.ragged or None in one.shape[1:] for one in keras.tree.flatten(outputs)):
+        return None
+    num_rows = given[0].shape[0]
+    return keras.tree.map_structure(lambda one: keras.KerasTensor((num_rows, *one.shape[1:]), one.dtype), outputs)
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    """Whether a batch of one spec is what an input of another one takes, rows aside."""
+    if given is None or len(given.shape) != len(wanted.shape) or len(given.shape) == 0:
+        return False
+    return all(size is None or own == size for own, size in zip(given.shape[1:], wanted.shape[1:], strict=True))
+
+
+def _placeholder(spec: Any) -> Any:
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+def _as_keras_tensor(spec: Any) -> Any:
+    if spec is None or not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
+        return None
+    return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))

@@ -1,0 +1,1 @@
+"""Finds what couples the rows of a batch, before the first step."""

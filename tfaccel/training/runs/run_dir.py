@@ -1,0 +1,259 @@
+"""The run directory: what `train` writes, and the check that it holds no other run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import RunDirError
+from tfaccel.training.runs.files import write_json, write_json_lines
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_POSITION = ("epoch", "step", "seconds")  # what a row holds beside metrics
+
+
+class RunDir:
+    """The directory of one training run.
+
+    Args:
+        path: where; made by `start`, not before.
+        config: what identifies the run (JSON-serialisable); a resumed run must have the same.
+        resume: "never": the directory must be new or empty; "auto": go on if it holds this very run.
+        writes: False on workers that are not the chief: nothing is written.
+
+    Raises:
+        RunDirError: if the path is a file, or holds another run or other files.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never", writes: bool = True
+    ) -> None:
+        self.path = checked_place(path, resume)
+        self.config = config
+        self.writes = writes
+        self.resumes = False
+        self.rows: list[dict[str, Any]] = []
+        if (self.path / "config.json").exists():
+            self._check_holds_this_run()
+            self.resumes = True
+        self._seen = self._content()
+        self.close: Callable[[], Any] = _nothing
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints stand."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Where TensorBoard's event files stand."""
+        return self.path / "tensorboard"
+
+    @property
+    def model_file(self) -> Path:
+        """The finished model."""
+        return self.path / "model.keras"
+
+    def start(self, plan: dict[str, Any]) -> None:
+        """Makes the directory and writes what the run is."""
+        if self.writes:
+            self._hold()
+            self.make(self.checkpoints, self.tensorboard, plan=plan)
+
+    def _hold(self) -> None:
+        """Keeps other runs out until `close`, or until this process ends, however it does.
+
+        Raises:
+            RunDirError: if another run holds the directory, or has written into it since this one looked.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(self.path)
+        except BlockingIOError as error:
+            raise RunDirError(
+                f"Another run is going on in the run directory {self.path}. Wait for its end, or choose a new one."
+            ) from error
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+        self.close = weakref.finalize(self, os.close, lock)
+        if self._content() != self._seen:
+            self.close()
+            raise RunDirError(
+                f"Another run has written into the run directory {self.path} meanwhile. Choose a new one, or go on "
+                'with that run: resume="auto" (--resume=auto).'
+            )
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lets others in at the end of the block; says what to do where the disk is full.
+
+        Raises:
+            RunDirError: in place of an error that a file of the run cannot be written.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            raise RunDirError(
+                f"The run directory {self.path} cannot be written: {error.strerror}. Make room, and go on with the "
+                'run: resume="auto" (--resume=auto).'
+            ) from error
+        finally:
+            self.close()
+
+    def _content(self) -> tuple[tuple[str, int], ...]:
+        """What is there of a run, and when it was written."""
+        files = [self.path / "config.json", self.path / "result.json", *self.path.glob("checkpoints/step_*")]
+        return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in files if file.exists()))
+
+    def _cannot_be_written(self, error: OSError) -> RunDirError:
+        return RunDirError(f"The run directory {self.path} cannot be written: {error}. Choose another one.")
+
+    def make(self, *folders: Path, **files: dict[str, Any]) -> None:
+        """Makes the directory, with `config.json`, folders in it, and JSON files by name.
+
+        Raises:
+            RunDirError: if it cannot be written.
+        """
+        try:
+            for folder in (self.path, *folders):
+                folder.mkdir(parents=True, exist_ok=True)
+            for name, data in {"config": self.config, **files}.items():
+                write_json(self.path / f"{name}.json", data)
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+
+    def rows_before(self, num_epochs: int) -> bytes:
+        """The metrics of the epochs before `num_epochs`, as JSON lines; later ones will be trained again."""
+        file = self.path / "metrics.jsonl"
+        try:
+            lines = file.read_text().splitlines() if self.resumes and num_epochs and file.exists() else []
+            return b"".join(line.encode() + b"\n" for line in lines if json.loads(line)["epoch"] < num_epochs)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+
+    def take_rows(self, lines: bytes) -> None:
+        """Takes the metrics of epochs that were trained before."""
+        self.rows = [json.loads(line) for line in lines.splitlines()]
+
+    def history(self) -> dict[str, list[float | None]]:
+        """The metrics of every epoch by name."""
+        names = [name for name in (self.rows[0] if self.rows else {}) if name not in _POSITION]
+        return {name: [row.get(name) for row in self.rows] for name in names}
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Adds the metrics of one epoch."""
+        self.rows.append(row)
+        if self.writes:
+            write_json_lines(self.path / "metrics.jsonl", self.rows)
+
+    def result(self) -> dict[str, Any] | None:
+        """The outcome of a run that is complete; None where it is not."""
+        file = self.path / "result.json"
+        if not self.resumes or not file.exists():
+            return None
+        try:
+            return dict(json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+
+    def write_raw_input(self, raw_input: Any) -> None:
+        """Writes what raw inputs are, if that is known."""
+        if self.writes and raw_input is not None:
+            write_json(self.path / "raw_input.json", raw_input.to_json())
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Writes the outcome of the run."""
+        if self.writes:
+            write_json(self.path / "result.json", result)
+
+    def _check_holds_this_run(self) -> None:
+        found = _read_config(self.path)
+        found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
+        for name in sorted({*found, *wanted}):
+            if found.get(name) != wanted.get(name):
+                raise RunDirError(
+                    f"The run directory {self.path} holds another run: {name} is {found.get(name)!r} there and "
+                    f"{wanted.get(name)!r} here. Choose a new directory, or resume with the same settings."
+                )
+
+
+def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
+    """A path at which a run may begin, or go on, as far as can be told without knowing the run.
+
+    Raises:
+        RunDirError: if it is a file, or a directory that holds something else, or a run that is not to go on.
+    """
+    if resume not in ("never", "auto"):
+        raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_dir():
+            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
+        is_empty = not path.is_dir() or not any(path.iterdir())
+    except OSError as error:
+        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirError(f"The run directory {path} cannot be made: {there} is no folder that can be written.")
+    if is_empty:
+        return path
+    if not (path / "config.json").exists():
+        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
+    if resume == "never":
+        raise RunDirError(
+            f"The run directory {path} holds a run already. Choose a new one, or go on with that run: "
+            'resume="auto" (--resume=auto).'
+        )
+    _read_config(path)
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        found = dict(json.loads(file.read_text()))
+        found["options"] = dict(found.get("options", {}))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    return found
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a lock that only one process has, and that the kernel takes back when that ends.
+
+    Raises:
+        BlockingIOError: if another process has it.
+    """
+    places = [(folder, os.O_RDONLY), (folder / ".lock", os.O_RDWR | os.O_CREAT)]  # NFS locks no folder, but a file
+    for place, flags in places:
+        descriptor = os.open(place, flags, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
+                raise
+    return os.open(folder, os.O_RDONLY)  # a file system without locks
+
+
+def _nothing() -> None:
+    pass
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with `options` brought up to its own level, as `options.name`."""
+    options = {f"options.{name}": value for name, value in config.get("options", {}).items()}
+    return {**{name: value for name, value in config.items() if name != "options"}, **options}

@@ -1,0 +1,265 @@
+"""The callbacks of `train`: metrics as JSON lines, times, checkpoints, and a progress bar.
+
+Their batch hooks are called once a window (`tfaccel_windows`), not once a batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tfaccel.training.runs.checkpoint import read_state, save_checkpoint
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.runs.run_dir import RunDir
+
+_MAX_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Durations of the graph calls; the first, which traces and compiles, is kept apart."""
+
+    tfaccel_windows = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_seconds = 0.0
+        self.windows: list[tuple[int, float]] = []
+        self._begin = (0, 0.0)
+        self._first = True
+        self._first_window = (0, 0.0)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes when a window begins."""
+        self._begin = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes how long the window took."""
+        seconds = time.perf_counter() - self._begin[1]
+        if self._first:
+            self._first, self.first_seconds = False, seconds
+            self._first_window = (batch + 1 - self._begin[0], seconds)
+        else:
+            self.windows.append((batch + 1 - self._begin[0], seconds))
+
+    def step_seconds(self) -> dict[str, float]:
+        """Median and 95th percentile of the time of one step, each window counted by its steps."""
+        if not self.windows:
+            seconds = self.first_seconds / max(1, self._first_window[0])
+            return {"median": seconds, "p95": seconds}
+        steps = np.repeat([s / n for n, s in self.windows], [n for n, _ in self.windows])
+        return {"median": float(np.median(steps)), "p95": float(np.percentile(steps, 95))}
+
+    def steps_per_second(self) -> float:
+        """Steps per second of graph calls, the first left out where there are others; 0 where nothing was trained."""
+        windows = self.windows or [self._first_window]
+        seconds = sum(s for _, s in windows)
+        return sum(n for n, _ in windows) / seconds if seconds else 0.0
+
+
+class MetricLines(keras.callbacks.Callback):
+    """One line of `metrics.jsonl` an epoch."""
+
+    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None) -> None:
+        super().__init__()
+        self._run_dir = run_dir
+        self._steps = steps_of_epoch
+        self._started = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the epoch's metrics."""
+        seconds = time.perf_counter() - self._started
+        row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
+        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **{k: float(v) for k, v in (logs or {}).items()}})
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves the whole training state, and puts a saved one back.
+
+    Args:
+        run_dir, engine: where to, and whose state.
+        others: the callbacks whose state (best value, patience) is saved too; this callback must come after them.
+        interval: steps between checkpoints; None: after epochs, but where they are so short that saving would take
+            more than 2 % of the time, not after every one. The first and the last epoch always end with one.
+        restored: arrays and position of the checkpoint to go on from.
+        num_steps: optimizer steps of the whole run; kept with each checkpoint.
+    """
+
+    tfaccel_windows = True
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        engine: Engine,
+        others: list[keras.callbacks.Callback],
+        *,
+        interval: int | None,
+        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+        num_steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._interval = interval
+        self._num_steps = num_steps
+        self._run_dir = run_dir
+        self._engine = engine
+        self._replicas = engine.replicas
+        self._others = others
+        self._restored = restored
+        position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0, "step": 0}
+        self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
+        self._step = position["step"]
+        self._last = 0
+        self._due_at = 0.0  # of the clock, for the next checkpoint after an epoch
+
+    def steps_to_boundary(self, done: int) -> int | None:
+        """Steps until the next checkpoint is due, `done` steps after this epoch was begun (or gone on with)."""
+        return None if self._interval is None else self._interval - (self._step + done) % self._interval
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Gives the other callbacks back what they knew (they forget it when training begins)."""
+        if self._restored is not None:
+            arrays, position = self._restored
+            for index, callback in enumerate(self._others):
+                restore_callback(callback, position["callbacks"][index], arrays, f"callback/{index}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves in the middle of an epoch."""
+        self._last = batch + 1
+        if self._interval and (self._step + self._last) % self._interval == 0:
+            self._save(self._epoch, self._first_step + self._last, self._step + self._last)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an epoch; the next run begins with the next one."""
+        self._step += self._last
+        self._epoch, self._first_step = epoch + 1, 0
+        if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
+            started = time.perf_counter()
+            self._save(self._epoch, 0, self._step)
+            ended = time.perf_counter()
+            self._due_at = ended + (ended - started) / _MAX_TIME_FOR_CHECKPOINTS
+
+    def _is_last(self, epoch: int) -> bool:
+        return bool(self.model.stop_training) or epoch + 1 == self.params["epochs"]
+
+    def _is_due(self) -> int:
+        return int(time.perf_counter() >= self._due_at)
+
+    def _save(self, epoch: int, step_in_epoch: int, step: int) -> None:
+        arrays = read_state(self.model, self._replicas)
+        states = []
+        for index, callback in enumerate(self._others):
+            state, more = callback_state(callback, f"callback/{index}")
+            states.append(state)
+            arrays.update(more)
+        position = {
+            "epoch": epoch,
+            "step_in_epoch": step_in_epoch,
+            "step": step,
+            "num_steps": self._num_steps,
+            "callbacks": states,
+            "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
+        }
+        if self._run_dir.writes:
+            save_checkpoint(self._run_dir.checkpoints, arrays, position)
+
+
+def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a callback knows: its numbers, texts and flags, and its lists of arrays (the best weights)."""
+    state: dict[str, Any] = {"class": type(callback).__name__}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in vars(callback).items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int | str):
+            state[name] = value
+        elif isinstance(value, float):
+            state[name] = {"float": repr(value)}  # JSON has no infinity
+        elif isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
+            arrays.update({f"{prefix}/{name}/{i}": v for i, v in enumerate(value)})
+    return state, arrays
+
+
+def restore_callback(
+    callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str
+) -> None:
+    """Gives a callback what `callback_state` returned; one of another class is left alone."""
+    if state.get("class") != type(callback).__name__:
+        return
+    for name, value in state.items():
+        if name != "class":
+            setattr(callback, name, float(value["float"]) if isinstance(value, dict) else value)
+    if getattr(callback, "monitor_op", callback) is None:  # Keras turns the sign when it first sees the metric
+        callback.min_delta = abs(callback.min_delta)
+    lists: dict[str, list[np.ndarray]] = {}
+    for key in arrays:  # in the order in which they were saved
+        if key.startswith(f"{prefix}/"):
+            lists.setdefault(key.split("/")[2], []).append(arrays[key])
+    for name, values in lists.items():
+        setattr(callback, name, values)
+
+
+class TrainingProgress(keras.callbacks.Callback):
+    """A progress bar with examples per second and time left; one line an epoch where there is no terminal."""
+
+    tfaccel_windows = True
+
+    def __init__(self, *, epochs: int, first_epoch: int, steps_of_epoch: int | None, examples_per_step: int) -> None:
+        super().__init__()
+        self._epochs = epochs
+        self._steps = steps_of_epoch
+        self._examples = examples_per_step
+        console = Console(file=sys.stderr)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        total = None if steps_of_epoch is None else (epochs - first_epoch) * steps_of_epoch
+        self._task = self._progress.add_task("training", total=total, speed="", loss="")
+        self._console = console
+        self._epoch = first_epoch
+        self._window = (0, 0.0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Shows the bar."""
+        self._progress.start()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes when the window begins."""
+        self._window = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Moves the bar by a window."""
+        steps, seconds = batch + 1 - self._window[0], time.perf_counter() - self._window[1]
+        loss = (logs or {}).get("loss")
+        self._progress.update(
+            self._task,
+            advance=steps,
+            description=f"epoch {self._epoch + 1}/{self._epochs}",
+            speed=f"{steps * self._examples / max(seconds, 1e-9):,.0f} examples/s",
+            loss="" if loss is None else f"loss {float(loss):.4f}",
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Prints the epoch's metrics."""
+        self._epoch = epoch + 1
+        values = "  ".join(f"{name} {float(value):.4f}" for name, value in (logs or {}).items())
+        self._console.print(f"epoch {epoch + 1}/{self._epochs}  {values}", highlight=False, soft_wrap=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Removes the bar."""
+        self._progress.stop()
+
+    def close(self) -> None:
+        """Removes the bar, also after an error."""
+        self._progress.stop()

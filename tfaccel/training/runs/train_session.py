@@ -1,0 +1,187 @@
+"""One call of `train`, from the built model to the saved one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.run_length import num_optimizer_steps
+from tfaccel.planning.workload import Workload
+from tfaccel.training.accumulation import workload_schedule
+from tfaccel.training.runs.checkpoint import from_bytes, load_newest, to_bytes, write_state
+from tfaccel.training.workers.chief import only_chief_writes
+from tfaccel.training.runs.compiled_model import compiled_model, engine_options
+from tfaccel.training.steps.engine import Engine, engine_of
+from tfaccel.training.runs.files import whole_file
+from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.runs.memory_check import check_memory, within_memory
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.runs.tensorboard_scalars import TensorBoardScalars
+from tfaccel.training.runs.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.runs.workload_fit import build_for, callbacks_of_workload, check_batches
+from tfaccel.training.runs.workload_source import WorkloadSource
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a session leaves for the result."""
+
+    history: dict[str, list[float | None]]
+    final: dict[str, float]
+    times: StepTimes
+
+
+class TrainSession:
+    """Builds the model of a workload under the current runtime, and trains it.
+
+    Args:
+        workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        run_dir: RunDir,
+        *,
+        epochs: int,
+        seed: int,
+        checkpoint_interval: int | None,
+    ) -> None:
+        self._workload = workload
+        self._plan = plan
+        self._run_dir = run_dir
+        self._epochs = epochs
+        self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
+        self._seed = seed
+        self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
+
+    def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        self._restored = restored
+        position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
+        self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
+        self._first_step: int = position["step_in_epoch"]
+        self._num_steps: int | None = position.get("num_steps")  # as the run began, whatever epochs come now
+
+    def _begin_with_chief(self, replicas: Replicas) -> None:
+        """All go on from the checkpoint that the chief has read: the others need no disk in common with it."""
+        found = b"" if self._restored is None else to_bytes(*self._restored)
+        content = replicas.bytes_of_chief(found)
+        self._begin_from(from_bytes(content) if content else None)
+        self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
+
+    def run(
+        self,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        hardware: Hardware,
+        verbose: int,
+    ) -> Outcome:
+        """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
+        replicas = Replicas(strategy)
+        self._begin_with_chief(replicas)
+        self._source = WorkloadSource(
+            self._workload,
+            self._plan,
+            replicas,
+            seed=self._seed,
+            epochs=self._epochs,
+            start_epoch=self._first_epoch,
+            start_step=self._first_step,
+        )
+        num_batches = self._source.num_batches
+        if self._num_steps is None:
+            self._num_steps = num_optimizer_steps(
+                self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
+            )
+        model = self._built_model(strategy, hardware)
+        engine = engine_of(model, engine_options(self._plan))
+        num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
+        validation = validation_of(self._workload, self._plan, num_passes=num_passes)
+        if validation is not None and not callable(validation.source):
+            check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
+        asked_for = callbacks_of_workload(self._workload)
+        self._run_dir.writes = engine.replicas.is_chief
+        if self._restored is not None:
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            write_state(model, engine.replicas, own)
+        self._run_dir.start(self._plan.to_json())
+        times = StepTimes()
+        container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
+        try:
+            with only_chief_writes(model, container.callbacks, engine.replicas):
+                run_epochs(
+                    engine,
+                    self._source,
+                    container,
+                    validation,
+                    epochs=self._epochs,
+                    initial_epoch=self._first_epoch,
+                    first_step=self._first_step,
+                )
+                final = self._final_metrics(engine, validation)
+        finally:
+            for callback in container.callbacks:
+                if isinstance(callback, TrainingProgress):
+                    callback.close()
+            self._source.close()
+        if engine.replicas.is_chief:
+            with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
+                model.save(temporary)
+        engine.replicas.wait_for_all_workers()
+        return Outcome(self._run_dir.history(), final, times)
+
+    def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
+        name = self._workload.name
+        with strategy.scope(), within_memory(name, self._plan, hardware):
+            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
+        build_for(model, self._source.batch_spec, self._workload)
+        check_memory(model, name, self._plan, hardware)
+        return model
+
+    def _callbacks(
+        self, callbacks: list[keras.callbacks.Callback], engine: Engine, times: StepTimes, verbose: int
+    ) -> keras.callbacks.CallbackList:
+        steps = self._source.num_batches
+        every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
+        if engine.replicas.is_chief:
+            every.append(TensorBoardScalars(self._run_dir.tensorboard))
+            if verbose:
+                every.append(
+                    TrainingProgress(
+                        epochs=self._epochs,
+                        first_epoch=self._first_epoch,
+                        steps_of_epoch=steps,
+                        examples_per_step=self._source.batch_size,
+                    )
+                )
+        every.append(
+            Checkpoints(
+                self._run_dir,
+                engine,
+                callbacks,
+                interval=self._interval,
+                restored=self._restored,
+                num_steps=self._num_steps,
+            )
+        )
+        return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
+
+    def _final_metrics(self, engine: Engine, validation: Validation | None) -> dict[str, float]:
+        if validation is None:
+            rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
+            return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}
+        quiet = keras.callbacks.CallbackList([], model=engine.model)
+        try:
+            return validation.evaluate(engine, quiet)
+        finally:
+            validation.close()

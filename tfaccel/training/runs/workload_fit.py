@@ -1,0 +1,97 @@
+"""Whether the model of a workload and its batches fit each other, told before anything is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
+from tfaccel.training.private import private_models
+
+
+def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
+    """Builds the model, loss and metrics of a workload for its batches.
+
+    Raises:
+        WorkloadError: if the batches are none, or the model, loss or metrics do not take them.
+    """
+    check_batches(model, batch_spec, f"train_data of workload {workload.name!r}")
+    try:
+        private_models.build_model(model, batch_spec)
+    except (ValueError, TypeError) as error:
+        raise WorkloadError(
+            f"The model, loss or metrics of workload {workload.name!r} do not take the batches that train_data "
+            f"returns, which hold {described(batch_spec)}: {' '.join(str(error).split()):.600}"
+        ) from error
+
+
+def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
+    """Raises WorkloadError for examples that are not in batches, and for inputs of other shapes than the model takes.
+
+    Args:
+        model: the model; what a subclassed one takes is not known before it is called.
+        batch_spec: of `x`, `(x, y)` or `(x, y, sample_weight)`.
+        of: what returned the batches.
+    """
+    shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch_spec)]
+    if any(shape is not None and shape.rank == 0 for shape in shapes):
+        raise WorkloadError(
+            f"{of} must return batches, of which each component has a first axis of examples. Received elements of "
+            f"{described(batch_spec)}. Call `.batch(global_batch_size)`."
+        )
+    given = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch_spec)[0])
+    wanted = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    if len(given) != len(wanted):
+        return  # Keras tells what is missing
+    for spec, tensor in zip(given, wanted, strict=True):
+        shape = getattr(spec, "shape", None)
+        if shape is None or shape.rank is None or _takes(tensor.shape, tuple(shape)):
+            continue
+        batched = tensor.shape[1:] == tuple(shape) or len(tensor.shape) == shape.rank + 1
+        remedy = "Call `.batch(global_batch_size)`." if batched else "Change the model or the data."
+        raise WorkloadError(
+            f"{of} returns inputs of shape {tuple(shape)}, but the model takes {tuple(tensor.shape)}. {remedy}"
+        )
+
+
+def _takes(wanted: tuple[int | None, ...], given: tuple[int | None, ...]) -> bool:
+    """Whether an input of a shape may be given another one; Keras adds or drops a last axis of 1."""
+    wanted, given = wanted[1:], given[1:]
+    if len(given) != len(wanted):
+        longer, shorter = (given, wanted) if len(given) > len(wanted) else (wanted, given)
+        return longer[-1:] in ((1,), (None,)) and _sizes_fit(longer[:-1], shorter)
+    return _sizes_fit(wanted, given)
+
+
+def _sizes_fit(some: tuple[int | None, ...], others: tuple[int | None, ...]) -> bool:
+    return len(some) == len(others) and all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
+
+
+def described(batch_spec: Any) -> str:
+    """Such as "x (None, 8, 8, 1) float32, y (None, 10) float32"."""
+    parts = keras.utils.unpack_x_y_sample_weight(batch_spec)
+    return ", ".join(
+        f"{name} {tuple(spec.shape) if spec.shape.rank is not None else 'of any shape'} {spec.dtype.name}"
+        for name, part in zip(("x", "y", "sample_weight"), parts, strict=False)
+        for spec in keras.tree.flatten(part)
+        if getattr(spec, "shape", None) is not None
+    )
+
+
+def callbacks_of_workload(workload: Workload) -> list[keras.callbacks.Callback]:
+    """Fresh callbacks of a workload.
+
+    Raises:
+        WorkloadError: if they are none.
+    """
+    if workload.callbacks is None:
+        return []
+    found: Any = call_own(f"callbacks of workload {workload.name!r}", workload.callbacks)
+    if not isinstance(found, list | tuple) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
+        raise WorkloadError(
+            f"callbacks of workload {workload.name!r} must return a list of Keras callbacks. Received: {found!r:.200}"
+        )
+    return list(found)

@@ -1,0 +1,253 @@
+"""The training data of a workload, one data set an epoch, to be resumed at any step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
+from tfaccel.data.joined_epochs import JoinedEpochs, num_bytes_of_batch
+from tfaccel.data.sources import IteratorFeed, IteratorSource
+from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import call_own
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.runtime import background_thread
+
+_MAX_JOINED_EPOCHS = 64
+_BYTES_OF_JOINED_EPOCHS = 4 << 20
+
+
+class WorkloadSource(IteratorSource):
+    """Batches of `workload.train_data`; the order of an epoch follows from seed and epoch alone.
+
+    Where `train_data` takes `start_step`, an epoch is entered there at once; otherwise its first batches are skipped.
+    Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
+    Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
+
+    Where it takes `num_epochs`, one worker asks it for several consecutive small epochs at once.
+
+    While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch; not where
+    `train_data.prepares_ahead` is False, because an epoch changes what the next one holds.
+
+    Args:
+        workload, plan, seed: what is trained, how, and with which seed.
+        replicas: the replicas that share each batch.
+        epochs: epochs in all; none beyond them is prepared.
+        start_epoch, start_step: where to begin; the step counts in the first epoch only.
+    """
+
+    _feed: Any  # an IteratorFeed, or JoinedEpochs
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        replicas: Replicas,
+        *,
+        seed: int,
+        epochs: int = 1,
+        start_epoch: int = 0,
+        start_step: int = 0,
+    ) -> None:
+        self._workload = workload
+        self._plan = plan
+        self._seed = seed
+        self._epoch = start_epoch
+        self._epochs = epochs
+        self._thread = background_thread()
+        self._next: Future[tuple[IteratorFeed | JoinedEpochs, int]] | None = None
+        self._epochs_in_feed = 0
+        self._start_step = start_step
+        self._shares_reading = replicas.num_workers > 1
+        self._prepares_ahead = getattr(workload.train_data, "prepares_ahead", True)
+        self._taken = inspect.signature(workload.train_data).parameters
+        self.batch_size = plan.global_batch_size // plan.accumulation_steps
+        self._batches = IteratorBatches()
+        self._shard: Shard | None = None
+        self._augment = _augment_on_device(workload, plan)
+        readable = "shard" in self._taken and not (self._augment is not None and workload.augment_mixes_rows)
+        if replicas.num_workers > 1 and readable and self.batch_size >= replicas.num_replicas:
+            self._shard = (replicas.worker_index, replicas.num_workers)
+            self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
+        first = self._dataset_of(start_epoch, start_step)
+        super().__init__(first, num_batches=_length(first, workload, start_step))
+        if self._shard is not None:
+            self._check_rows()
+        if self._augment is not None:
+            self._batches = AugmentedBatches(
+                self._batches.num_global_rows,
+                self._batches.first_row,
+                augment=self._augment,
+                mixes_rows=workload.augment_mixes_rows,
+            )
+            self.batch_spec = _specs_of(self._augment, self.batch_spec)
+        self._first: tf.data.Dataset | None = first
+
+    def feed(self) -> Any:
+        """The batches of the next epoch."""
+        if self._epochs_in_feed:
+            self._feed.begin(self.num_batches)
+        else:
+            super().close()
+            self._feed, self._epochs_in_feed = self._next.result() if self._next else self._feed_from(self._epoch)
+            self._first, behind = None, self._epoch + self._epochs_in_feed
+            ahead = self._prepares_ahead and behind < self._epochs
+            self._next = self._thread.submit(self._feed_from, behind) if ahead else None
+        self._epoch += 1
+        self._epochs_in_feed -= 1
+        return self._feed
+
+    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | JoinedEpochs, int]:
+        """The batches from an epoch on, and of how many epochs they are."""
+        joined = min(self._epochs - epoch, self._num_joined_epochs)
+        first_step = self._start_step if self._first is not None else 0
+        if joined <= 1:
+            return self._opened(self._first or self._dataset_of(epoch)), 1
+        feed = JoinedEpochs(self._dataset_of(epoch, first_step, num_epochs=joined), self.batch_size)
+        feed.begin((self.num_batches or 0) - first_step)
+        return feed, joined
+
+    @functools.cached_property
+    def _num_joined_epochs(self) -> int:
+        """How many epochs are small enough to be prepared together: to prepare one takes as long as some steps."""
+        if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
+            return 1
+        num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
+        return min(_MAX_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
+
+    def close(self) -> None:
+        """Lets go of the iterator and of the thread."""
+        super().close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _opened(self, dataset: tf.data.Dataset) -> IteratorFeed:
+        dataset = with_plan(dataset, self._plan, "train_data")
+        if self._plan.prefetch_to_device:
+            dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
+        return IteratorFeed(dataset, self._batches)
+
+    def _dataset_of(self, epoch: int, start_step: int = 0, num_epochs: int = 1) -> tf.data.Dataset:
+        options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
+        if num_epochs > 1:
+            options["num_epochs"] = num_epochs
+        if self._plan.cache_data:
+            if "cache" not in self._taken:
+                raise PlanError(
+                    f"The plan caches data, but train_data of workload {self._workload.name!r} takes no `cache`. Set "
+                    "cache_data=False."
+                )
+            options["cache"] = True
+        if self._shard is not None:
+            options["shard"] = self._shard
+        if self._augment is not None:
+            options["augmented"] = False
+        begins_there = "start_step" in self._taken
+        if begins_there and start_step:
+            options["start_step"] = start_step
+        of = f"train_data of workload {self._workload.name!r}"
+        dataset = checked(call_own(of, self._workload.train_data, self.batch_size, **options), "train_data")
+        if start_step and not begins_there:
+            dataset = dataset.skip(start_step)
+        return dataset
+
+    def _check_rows(self) -> None:
+        """Raises WorkloadError unless every batch has this worker's rows; the model is built for the global batch."""
+        start, stop = shard_rows(self.batch_size, self._shard)
+        rows = {
+            spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank else None
+            for spec in tf.nest.flatten(self.batch_spec)
+        }
+        if rows != {stop - start}:
+            found = ", ".join("an unknown number of" if n is None else str(n) for n in sorted(rows, key=str))
+            raise WorkloadError(
+                f"train_data of workload {self._workload.name!r} takes `shard`, so that with shard={self._shard} every "
+                f"batch of {self.batch_size} must have {stop - start} rows, known beforehand. Received: {found} rows. "
+                "Use full batches (`drop_remainder=True`) only, or leave out the argument `shard`."
+            )
+        self.batch_spec = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([self.batch_size, *spec.shape[1:]], spec.dtype), self.batch_spec
+        )
+
+
+def _augment_on_device(workload: Workload, plan: Plan) -> Callable[[Any], Any] | None:
+    """What the replicas augment their rows with; None where `train_data` does all."""
+    if plan.augment_on == "host":
+        return None
+    if workload.augment is None:
+        raise PlanError(
+            f"The plan augments on the device, but workload {workload.name!r} has no `augment`. Set augment_on='host'."
+        )
+    return workload.augment
+
+
+def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
+    """The specs of augmented batches, from those of batches before augmentation."""
+    outputs = tf.function(augment, autograph=False).get_concrete_function(batch_spec).structured_outputs
+    return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
+
+
+def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
+    """A data set with the plan's threads and prefetching.
+
+    Raises:
+        WorkloadError: if it is no `tf.data.Dataset`.
+    """
+    dataset = checked(dataset, name)
+    if plan.data_threads is not None:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = plan.data_threads
+        dataset = dataset.with_options(options)
+    return dataset.prefetch(plan.prefetch_batches) if plan.prefetch_batches else dataset
+
+
+def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A data set whose next batch lies in a device's memory; nothing may be done with it but to iterate.
+
+    Raises:
+        PlanError: if the batches hold anything else than dense numbers, which alone a GPU's memory takes.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    odd = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string]
+    if odd:
+        raise PlanError(
+            f"The plan prefetches to the device, but batches hold {odd[0]}, which does not fit into a GPU's memory. "
+            "Set prefetch_to_device=False."
+        )
+    options = tf.data.Options()  # those of the data set itself stay with it
+    options.autotune.enabled = False
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device, 1)).with_options(options)
+
+
+def checked(dataset: Any, name: str) -> tf.data.Dataset:
+    """What a workload's function of that name returned.
+
+    Raises:
+        WorkloadError: if it is no `tf.data.Dataset`.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
+    return dataset
+
+
+def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> int | None:
+    """Batches of the whole epoch, of which the data set has those from `start_step` on; None if it is not known."""
+    length = int(dataset.cardinality())
+    if length == tf.data.INFINITE_CARDINALITY:
+        raise WorkloadError(
+            f"train_data of workload {workload.name!r} returned an infinite data set. Return one epoch, without "
+            "`.repeat()`."
+        )
+    if length == 0 and not start_step:
+        raise WorkloadError(
+            f"train_data of workload {workload.name!r} returned no batch at all. Use a smaller global_batch_size, or "
+            "more data."
+        )
+    return length + start_step if length >= 0 else None

@@ -1,0 +1,130 @@
+"""Batch normalization over several replicas: whose rows its statistics are taken over, and saying so.
+
+One device takes mean and variance of the whole batch. A replica that sees its own rows only gives other numbers, so
+that `train` lets the replicas sum what they have (`synchronize_batch_norm`), and `fit` says which layers do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.training.private import private_api, private_batch_norm
+from tfaccel.training.steps.global_batch import gradient_of_exchanged, gradient_weight, rows_that_count
+from tfaccel.training.steps.overrides import instance_attributes
+
+logger = logging.getLogger("tfaccel")
+
+_synchronized: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def synchronize_batch_norm(model: keras.Model) -> None:
+    """Lets every `BatchNormalization` of a model, at any depth, take its statistics over all replicas in training.
+
+    Nothing of the layers is changed, so that the model is saved as it was made. Frozen layers take no statistics.
+    """
+    _synchronized.add(model)
+
+
+def synchronized_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Layers that reduce over the replicas in their forward pass while training; frozen ones do not."""
+    return [layer for layer in _layers_to_synchronize(model) if layer.trainable]
+
+
+def layers_alike(model: keras.Model) -> list[keras.layers.Layer]:
+    """Layers whose state is the same on all replicas as long as each of them runs every step.
+
+    Besides synchronized layers these are spectral normalizations, whose state follows from the weights.
+    """
+    kind = keras.layers.SpectralNormalization
+    return _layers_to_synchronize(model) + [one for one in private_api.all_layers(model) if isinstance(one, kind)]
+
+
+def _layers_to_synchronize(model: keras.Model) -> list[keras.layers.Layer]:
+    everywhere = model in _synchronized
+    return [
+        layer
+        for layer in private_api.all_layers(model)
+        if getattr(layer, "synchronized", False) or (everywhere and private_batch_norm.takes_keras_moments(layer))
+    ]
+
+
+@contextlib.contextmanager
+def replica_statistics(model: keras.Model, num_replicas: int) -> Iterator[None]:
+    """While tracing a training step: synchronized layers sum over the replicas; of others the user is told, once."""
+    synchronized = {id(layer) for layer in synchronized_layers(model)}
+    alone: dict[str, None] = {}  # names, in order
+    with contextlib.ExitStack() as stack:
+        for layer in private_api.all_layers(model):
+            if id(layer) in synchronized and private_batch_norm.takes_keras_moments(layer):
+                sums = _sum_over_replicas(layer)
+                attributes = private_batch_norm.global_moments(layer, own_rows=rows_that_count, sum_over_replicas=sums)
+            elif isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized:
+                notice = functools.partial(alone.setdefault, layer.name)
+                attributes = private_batch_norm.noticed_moments(layer, notice)
+            else:
+                continue
+            stack.enter_context(instance_attributes(layer, attributes))
+        yield
+    if alone and model not in _said:
+        _said.add(model)
+        _say_alone(list(alone), num_replicas, everywhere=model in _synchronized)
+
+
+def _say_alone(names: list[str], num_replicas: int, *, everywhere: bool) -> None:
+    cure = (
+        "Their classes override `call`, so that tfaccel cannot synchronize them"
+        if everywhere
+        else "Use BatchNormalization(synchronized=True), or synchronize_batch_norm=True in a plan"
+    )
+    logger.warning(
+        "With %d replicas, batch normalization (%s) takes its statistics over the rows of one replica, not over the "
+        "global batch: results differ from one device's and depend on the number of replicas. %s.",
+        num_replicas,
+        ", ".join(names),
+        cure,
+    )
+
+
+def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
+    """Logs that batch normalization sees one micro-batch at a time, where gradients are accumulated."""
+    kind = keras.layers.BatchNormalization
+    names = [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
+    if accumulation_steps > 1 and names:
+        logger.warning(
+            "Gradients are accumulated over %d micro-batches, and batch normalization (%s) takes its statistics over "
+            "one micro-batch at a time: results differ from those with accumulation_steps=1.",
+            accumulation_steps,
+            ", ".join(names),
+        )
+
+
+def _sum_over_replicas(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Sums values over the replicas. The gradient is that of the sum of the replicas' losses, by their shares."""
+
+    def all_reduce(values: tf.Tensor) -> tf.Tensor:
+        try:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        except RuntimeError as error:
+            if "merge_call" not in str(error):
+                raise
+            raise PlanError(
+                f"Batch normalization {layer.name!r} runs inside a loop or a function of its own (a recurrent cell, "
+                "TimeDistributed over an unknown number of steps), where replicas cannot sum their statistics. Give "
+                "the steps a fixed number, use one replica, or synchronize_batch_norm=False (synchronized=False)."
+            ) from error
+
+    @tf.custom_gradient
+    def total(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        weight = gradient_weight()
+        return all_reduce(values), lambda upstream: gradient_of_exchanged(upstream, weight, all_reduce)
+
+    return total

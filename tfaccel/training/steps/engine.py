@@ -1,0 +1,238 @@
+"""The graph calls of a model: many steps in one call, metrics read at its end.
+
+The inner loop (`Engine.run`) runs a *window* of steps inside the graph; the outer loops (`fit`,
+`evaluate`, `predict`) call it, talk to callbacks and decide how long the next window is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.feeds import Feed
+from tfaccel.data.graph_batches import raise_uneven_rows
+from tfaccel.errors import DataError
+from tfaccel.training.private import private_api
+from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
+from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.step_graphs import StepGraphs, metric_results
+from tfaccel.training.steps.whole_step import WholeStep
+
+_ENGINE = "_tfaccel_engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What the engine can do besides what the compiled model says.
+
+    Attributes:
+        sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them, which plain
+            Keras does not do.
+        bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
+        stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
+        whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
+        single_steps: run each optimizer step by a graph call of its own, unless the model's `steps_per_execution` is
+            above 1.
+        batches_per_step: batches in one optimizer step; callbacks that act on single batches are called once for them.
+    """
+
+    sum_duplicate_indices: bool = False
+    bytes_per_pack: int = 0
+    stop_at_non_finite_loss: bool = False
+    whole_step: bool = False
+    single_steps: bool = False
+    batches_per_step: int = 1
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """What one graph call did: steps run, logs at its end, whether the last loss was finite, and whether it traced."""
+
+    num_steps: int
+    logs: dict[str, Any]
+    loss_is_finite: bool = True
+    traced: bool = False
+
+
+class Engine:
+    """The traced steps of one compiled model; made once and kept until the model is compiled again."""
+
+    def __init__(self, model: keras.Model, options: EngineOptions) -> None:
+        private_api.check_versions()
+        self.model = model
+        self.options = options
+        self.replicas = Replicas(model.distribute_strategy)
+        self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
+        self._rows_checked: set[str] = set()  # kinds of steps
+        self.looks_at_rows = True  # see `looking_at_rows`
+        self._kinds: dict[str, StepGraphs] = {}
+        self.step_seconds: dict[str, float] = {}
+
+    def _kind(self, kind: str) -> StepGraphs:
+        """What was made for steps of a kind.
+
+        Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
+        or by `make_train_function(force=True)`. What the model says at that moment stays with it.
+        """
+        getattr(self.model, f"make_{kind}_function")()
+        function = getattr(self.model, f"{kind}_function")
+        known = self._kinds.get(kind)
+        if known is None or known.function_of_keras is not function:
+            watch_loss = kind == "train" and self.options.stop_at_non_finite_loss
+            known = StepGraphs(
+                self.model, kind, self._make_steps(), self.replicas, function_of_keras=function, watch_loss=watch_loss
+            )
+            self._kinds[kind] = known
+        return known
+
+    def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+        """The steps whose methods `train`, `test` and `predict` are traced for a kind."""
+        return self._kind(kind).steps
+
+    def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+        model, options = self.model, self.options
+        jit_compile = bool(model.jit_compile)
+        if self._on_tpu or options.whole_step:
+            return WholeStep(model, self.replicas)
+        if self.replicas.num_replicas == 1:
+            return OneReplica(
+                model, self.replicas, jit_compile=jit_compile, sum_duplicate_indices=options.sum_duplicate_indices
+            )
+        return SeveralReplicas(
+            model,
+            self.replicas,
+            jit_compile=jit_compile,
+            bytes_per_pack=options.bytes_per_pack,
+            sum_duplicate_indices=options.sum_duplicate_indices,
+        )
+
+    def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:
+        """Runs steps on the next batches of `feed` in one graph call.
+
+        Args:
+            kind: "train" or "test".
+            feed: has at least one batch left.
+            num_steps: the most steps to run.
+            loop: False: run one step, by a graph without a loop.
+        """
+        self._check_same_data(feed)
+        made = self._kind(kind)
+        call_feed = with_fixed_shapes(feed) if kind == "test" and isinstance(made.steps, WholeStep) else feed
+        num_graphs = len(made.functions)
+        arguments, count = call_feed.arguments(num_steps if loop else 1)
+        given = (arguments, tf.constant(count))
+        with self._clear_errors():
+            done, state, own_logs, results, finite = made.function(call_feed, loop, given)(*given)
+        num_done = int(done)
+        call_feed.finished(num_done, state)
+        logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
+        if self.options.stop_at_non_finite_loss and kind == "train":
+            finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
+        return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
+
+    @contextlib.contextmanager
+    def looking_at_rows(self, looks: bool) -> Iterator[None]:
+        """Whether, in this block, first batches are looked at for what couples their rows."""
+        before, self.looks_at_rows = self.looks_at_rows, looks
+        try:
+            yield
+        finally:
+            self.looks_at_rows = before
+
+    def check_rows(self, kind: str, feed: Feed) -> None:
+        """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""
+        if not self.looks_at_rows or self.replicas.num_replicas == 1 or self._on_tpu:
+            return
+        if kind not in self._rows_checked and not feed.exhausted:
+            check_rows(self.model, self.replicas, feed.peek(), kind)
+            own = has_own_train_step(self.model) or has_own_test_step(self.model)
+            self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
+
+    def predict(self, feed: Feed) -> Any:
+        """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
+        made = self._kind("predict")
+        call_feed = with_fixed_shapes(feed) if isinstance(made.steps, WholeStep) else feed
+        arguments, _ = call_feed.arguments(1)
+        with self._clear_errors():
+            outputs, state = made.function(call_feed, False, (arguments,))(arguments)
+        call_feed.finished(1, state)
+        return outputs
+
+    @contextlib.contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Says what an error has to do with replicas, where it may have to do with them."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            raise_uneven_rows(error, self.replicas.num_replicas)
+            raise
+        except Exception as error:
+            if self.replicas.num_replicas > 1:
+                error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees its own rows of a batch only.")
+            raise
+
+    def longest_window(self, kind: str, feed: Feed) -> int | None:
+        """The most steps that one graph call may run; None: any number.
+
+        Across workers `IndexedSlices` travel by a gather that keeps the shape of its first step for a whole call.
+        """
+        varying = feed.signature() is None
+        several_workers = self.replicas.num_workers > 1
+        return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
+
+    def _check_same_data(self, feed: Feed) -> None:
+        """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
+        fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
+        if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):
+            raise DataError(
+                "The workers read different first batches. Each of them must make the same data set of global batches, "
+                "of which it takes its rows: give `shuffle` a seed (`dataset.shuffle(n, seed=0)`), or call "
+                "`keras.utils.set_random_seed` with one number on all workers, and do not shard the data set."
+            )
+
+    def _logs(self, own: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+        """Logs of a model's own step. As in Keras, they are the metrics' results where the names are the same.
+
+        With several replicas, a log that bears the name of a metric is its result over all of them; the compiled loss
+        tracker does not count, since an own step need not use it.
+        """
+        if set(own) == set(results):
+            return results
+        if self.replicas.num_replicas == 1:
+            return own
+        tracker = private_api.loss_tracker(self.model)
+        tracked = {name for name in results if tracker is None or name != tracker.name}
+        return {name: results[name] if name in tracked else value for name, value in own.items()}
+
+    def metric_results(self) -> dict[str, tf.Tensor]:
+        """Results of all metrics, over all replicas."""
+        return metric_results(self.model, self.replicas)
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with the dicts inside them (the results of several metrics) merged in, as Keras reports them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
+    """The engine of a compiled model: a new one after `compile`, and for other options; None: any."""
+    tracker = private_api.loss_tracker(model)
+    known = vars(model).get(_ENGINE)
+    if known is None or known[0] is not tracker or options not in (None, known[1].options):
+        known = (tracker, Engine(model, options or EngineOptions()))
+        vars(model)[_ENGINE] = known  # with the model, so that both are let go together; past Keras's tracking
+    engine: Engine = known[1]
+    return engine

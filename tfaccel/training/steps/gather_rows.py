@@ -1,0 +1,83 @@
+"""Rows of all replicas, gathered with the gradient that one device would have."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.training.steps.global_batch import (
+    NeedsEveryReplica,
+    current_share,
+    gradient_of_exchanged,
+    gradient_weight,
+    rows_that_count,
+)
+
+
+def all_gather_rows(rows: Any) -> tf.Tensor:
+    """The rows of the global batch, for a loss that compares the examples of a batch with each other.
+
+    Under N replicas each of them sees its rows of the global batch only, so a contrastive loss would compare fewer
+    pairs than on one device. Gathered first, the loss and its gradient are those of one device. On one device, and
+    outside of a training step, the rows come back as they are.
+
+    Gather everything that the loss compares, labels included, and return either the loss over all rows or that of the
+    replica's own rows. Rows that need no gradient (labels) may have any dtype. XLA stays off for a step that gathers.
+
+    Args:
+        rows: tensor of shape `(own_rows, ...)`: the replica's own rows, or several of them for each example.
+
+    Returns:
+        Tensor of shape `(all_rows, ...)` with the rows of every replica, in the order of the global batch.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfaccel.ops import all_gather_rows
+    >>> def contrastive_loss(labels, embeddings):
+    ...     labels, embeddings = all_gather_rows(labels), all_gather_rows(embeddings)
+    ...     logits = tf.matmul(embeddings, embeddings, transpose_b=True)
+    ...     same = tf.cast(labels[:, None] == labels[None, :], logits.dtype)
+    ...     return tf.nn.softmax_cross_entropy_with_logits(same, logits)
+    >>> all_gather_rows(tf.ones((2, 3))).shape
+    TensorShape([2, 3])
+
+    Reference: [A Simple Framework for Contrastive Learning](https://arxiv.org/abs/2002.05709), which gathers the
+    embeddings of all devices.
+    """
+    own = tf.convert_to_tensor(rows)
+    share, context = current_share(), tf.distribute.get_replica_context()
+    if share is not None:
+        share.gathers = True
+        if not share.may_gather:
+            raise NeedsEveryReplica
+        own = rows_that_count(own)
+    if context is None or context.num_replicas_in_sync == 1 or (share is not None and share.counting):
+        return own
+    return _gathered(own, context)
+
+
+def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
+    if not own.dtype.is_floating:
+        return _all_gather(own, context)
+    weight = gradient_weight()
+    sizes = _all_gather(tf.shape(own)[:1], context)
+    first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
+
+    @tf.custom_gradient
+    def gather(own: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            total = gradient_of_exchanged(upstream, weight, partial(context.all_reduce, tf.distribute.ReduceOp.SUM))
+            return total[first : first + tf.shape(own)[0]]
+
+        return _all_gather(own, context), gradient
+
+    return gather(own)
+
+
+def _all_gather(value: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
+    if value.dtype == tf.bool:
+        return tf.cast(_all_gather(tf.cast(value, tf.uint8), context), tf.bool)
+    return context.all_gather(value, axis=0)

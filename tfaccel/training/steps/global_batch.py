@@ -1,0 +1,256 @@
+"""Losses over the global batch: N replicas give the loss and the gradients that one device gives.
+
+Keras averages a loss over the rows of one replica. Here the loss of a replica is weighted by its share of the rows
+(`row_weight`, which sums to 1 over the replicas), so that the sum of the replicas' weighted gradients is the gradient
+of the mean over the global batch. With `L_r` the loss that Keras code sees on replica `r` and `a_r` its row weight,
+
+    loss = sum_r a_r * L_r
+
+For a plain mean `L_r` is the replica's own mean. For a sum it is the replica's sum divided by `a_r`. For a mean over
+masked or weighted examples it is the replica's weighted sum, divided by the denominator over *all* replicas and by
+`a_r`; that denominator comes from a first pass (`counting`), or, outside XLA, from an all-reduce on the spot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_losses
+from tfaccel.training.row_checks.batch_dependence import depends_on
+from tfaccel.training.steps.gradients import scaled
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.own_tensors import own_tensors
+
+
+@dataclass
+class Share:
+    """What one replica has of the global batch, while its step is traced.
+
+    Attributes:
+        row_weight: its rows divided by the rows of the global batch, a float or a float32 scalar.
+        num_replicas: replicas in all.
+        denominators: None, or the global denominators of the losses that need one, in the order of the calls.
+        counting: collect the replica's own denominators instead of reducing with global ones.
+        counted: the denominators collected so far.
+        gradients: what the replica's optimizer was asked to apply, where that is put off.
+        data: the replica's rows, as the step gets them.
+        may_gather: all replicas run this step, outside of XLA, so that it can gather rows over them.
+        weighs_gradients: the gradients, not the loss, are weighted by the rows.
+        gathers: the step gathers rows over the replicas.
+        observe: called with each loss before its reduction, and what kind of loss it is.
+    """
+
+    row_weight: Any
+    num_replicas: int
+    denominators: tf.Tensor | None = None
+    counting: bool = False
+    counted: list[tf.Tensor] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+    data: Any = None
+    may_gather: bool = True
+    weighs_gradients: bool = False
+    gathers: bool = False
+    observe: Callable[[str, Any], None] | None = None
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the replica, where their number is known while tracing."""
+        leaves = [leaf for leaf in keras.tree.flatten(self.data) if leaf is not None and leaf.shape.rank]
+        return leaves[0].shape[0] if leaves else None
+
+
+class NeedsEveryReplica(Exception):
+    """While tracing: the step gathers rows over the replicas, but not all of them run it, or XLA compiles it."""
+
+
+# Each replica is traced in a thread of its own, so the share of the replica at work is thread-local.
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def replica_share(share: Share | None) -> Iterator[Share | None]:
+    """While tracing one replica's step: losses are reduced with regard to its share of the global batch.
+
+    With None they are reduced as on one device.
+    """
+    previous = getattr(_current, "share", None)
+    _current.share = share
+    try:
+        yield share
+    finally:
+        _current.share = previous
+
+
+def current_share() -> Share | None:
+    """The share of the replica that is being traced in this thread, or None."""
+    return getattr(_current, "share", None)
+
+
+@contextlib.contextmanager
+def global_losses(model: keras.Model) -> Iterator[None]:
+    """While tracing a step of several replicas: losses and loss trackers follow the global batch.
+
+    Scalar losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight
+    serves them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1. Where a layer
+    adds a loss for each example, Keras takes their sum, and so does `sum_of_added`.
+    """
+    added = private_losses.added_loss_reduction(model, sum_of_added)
+    reduction = private_losses.loss_reduction(_reduce, _update_mean, _gradient)
+    with reduction, instance_attributes(model, added), own_tensors(model):
+        yield
+
+
+def _reduce(
+    original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
+) -> Any:
+    share = current_share()
+    if share is not None and share.observe is not None:
+        share.observe("loss", values)
+        return original(values, None, None, "sum_over_batch_size", dtype)
+    if share is None or len(values.shape) == 0:
+        return original(values, sample_weight, mask, reduction, dtype)
+    if reduction in (None, "none", "sum"):
+        total = original(values, sample_weight, mask, reduction, dtype)
+        if share.gathers:  # the values may be those of all rows, and their sum then counts once already
+            is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
+            return tf.where(is_own, _of_all_rows(total, share), total)
+        return _of_all_rows(total, share)
+    weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
+    if mask is None and not weighted:
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = original(values, sample_weight, mask, "sum", dtype)
+    own = _own_denominator(values, sample_weight, mask, weighted or reduction == "mean_with_sample_weight", total.dtype)
+    denominator = _global_denominator(share, own)
+    if denominator is None:
+        return total
+    return tf.math.divide_no_nan(total, denominator * tf.cast(share.row_weight, total.dtype))
+
+
+def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
+    """A loss that a layer added, as a scalar: Keras sums what is no scalar.
+
+    Where it has one value, or several, for each example, the sum over the global batch is wanted.
+    """
+    share, total = current_share(), original(loss)
+    if share is not None and share.observe is not None:
+        share.observe("added loss", loss)
+        if len(loss.shape) and _is_by_row(loss, share):
+            return total / tf.cast(tf.shape(loss)[0], total.dtype)
+    if share is None or not len(loss.shape):
+        return total
+    return _of_all_rows(total, share) if _is_by_row(loss, share) else total
+
+
+def _is_by_row(values: Any, share: Share) -> bool:
+    """Whether a tensor has a value, or several, for each row of the replica."""
+    return (values.shape[0] is None or values.shape[0] == share.num_rows) and depends_on(values, share.data)
+
+
+def _gradient(
+    original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The gradient of one value for each row is the gradient of their sum, which is wanted over the global batch.
+
+    It will be weighted by the replica's share of the rows, as the gradient of a mean. The gradient by anything but
+    variables (by the inputs, for a penalty) stays as it is.
+    """
+    gradients, share = original(tape, target, sources, *args, **kwargs), current_share()
+    is_sum = isinstance(target, tf.Tensor) and target.shape.rank != 0
+    if share is None or not share.weighs_gradients or not is_sum or not _is_by_row(target, share):
+        return gradients
+    rows = tf.cast(tf.shape(target)[0], tf.float32)
+    factor = tf.math.divide_no_nan(1.0, rows if share.observe is not None else share.row_weight)
+
+    def of_sum(source: Any, gradient: Any) -> Any:
+        is_variable = isinstance(source, tf.Variable | keras.Variable)
+        return scaled(gradient, factor) if is_variable and gradient is not None else gradient
+
+    return keras.tree.map_structure(of_sum, sources, gradients)
+
+
+def _of_all_rows(total: Any, share: Share) -> tf.Tensor:
+    """A sum over the replica's rows as a term that, weighted by its share of the rows, counts once; 0 without rows."""
+    return tf.math.divide_no_nan(total, tf.cast(share.row_weight, total.dtype))
+
+
+def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:
+    """What this replica adds to the denominator: its sum of weights, or its number of valid elements."""
+    if by_weight:
+        merged = private_losses.merge_mask(sample_weight, mask, dtype=dtype, values=values)
+        return tf.reduce_sum(tf.cast(merged, dtype))
+    mask = tf.cast(mask, dtype)
+    elements_per_mask = tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))
+    return tf.reduce_sum(mask) * elements_per_mask
+
+
+def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
+    own = tf.stop_gradient(tf.cast(own, tf.float32))
+    share.counted.append(own)
+    if share.counting:
+        return None
+    if share.denominators is not None:
+        return share.denominators[len(share.counted) - 1]
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return own
+    own = tf.where(share.row_weight > 0, own, tf.zeros_like(own))  # a borrowed row counts nothing
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+
+def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:
+    """A loss tracker that is updated with one scalar a step counts a replica by its share of the rows."""
+    share = current_share()
+    if share is not None and sample_weight is None and len(tf.convert_to_tensor(values).shape) == 0:
+        sample_weight = tf.cast(share.row_weight, tf.float32) * share.num_replicas
+    return original(metric, values, sample_weight)
+
+
+def rows_that_count(values: tf.Tensor) -> tf.Tensor:
+    """The rows of a replica that other replicas may see: none of a borrowed row."""
+    share = current_share()
+    if share is None:
+        return values
+    return values[: tf.where(share.row_weight > 0, tf.shape(values)[0], 0)]
+
+
+def gradient_weight() -> Any:
+    """By what this replica's gradients will be multiplied after the backward pass: its share of the rows, or 1."""
+    share = current_share()
+    return share.row_weight if share is not None and share.weighs_gradients else 1.0
+
+
+def gradient_of_exchanged(upstream: tf.Tensor, weight: Any, sum_over_replicas: Callable[[Any], Any]) -> tf.Tensor:
+    """The gradient by what a replica gave to all: the sum of the replicas' gradients, as they will be weighted.
+
+    Args:
+        upstream: this replica's gradient by what it got.
+        weight: its `gradient_weight`.
+        sum_over_replicas: sums a tensor over the replicas.
+    """
+    factor = tf.cast(weight, upstream.dtype)
+    return tf.math.divide_no_nan(sum_over_replicas(upstream * factor), factor)
+
+
+def weighted_by_rows(logs: Any) -> Any:
+    """Logs of one replica's step, times its share of the rows, so that their sum over the replicas is their mean.
+
+    Whole numbers, counters say, stay as they are. What a replica computed on a borrowed row counts nothing.
+    """
+    share = current_share()
+    if share is None or not logs:
+        return logs
+
+    def weighted(value: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        if not value.dtype.is_floating:
+            return value
+        return tf.where(share.row_weight > 0, value * tf.cast(share.row_weight, value.dtype), tf.zeros_like(value))
+
+    return keras.tree.map_structure(weighted, logs)

@@ -1,0 +1,203 @@
+"""The optimizer step of several replicas: gradients are summed first; then every replica does what one device does.
+
+Keras's optimizer code runs once for each local replica, on that replica's own variables and on the summed gradients, as
+if there were no strategy. Clipping, the finite check of a loss scale, weight decay, EMA and the optimizer's own
+conditions then act on the gradient of the global batch, and all replicas make the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_api
+from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
+from tfaccel.training.steps.gradients import apply_as_class, densify, have_equal_indices, merged_slices
+from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.replicas import Replicas
+
+
+class GradientUpdate:
+    """Sums gradients over the replicas and applies them on each.
+
+    Args:
+        optimizer: a built Keras optimizer; `gradient_accumulation_steps` is honoured with one reduction a step.
+        replicas: the replicas of the strategy that made the variables.
+        jit_compile: compile the update of each replica with XLA.
+        sum_duplicate_indices: sum the gradients of repeated embedding rows first (see `densify`).
+        bytes_per_pack: size of the packs in which gradients travel; 0 leaves it to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        replicas: Replicas,
+        *,
+        jit_compile: bool = False,
+        sum_duplicate_indices: bool = False,
+        bytes_per_pack: int = 0,
+    ) -> None:
+        self.optimizer = optimizer
+        self.replicas = replicas
+        self.jit_compile = jit_compile
+        self.sum_duplicate_indices = sum_duplicate_indices
+        self.bytes_per_pack = bytes_per_pack
+        self.saw_sparse_gradients = False
+        self._same_rows: set[int] = set()
+        self._num_contributors: Any = replicas.num_replicas
+        self._inner = inner_optimizer(optimizer)
+
+    @property
+    def accumulation_steps(self) -> int:
+        return self._inner.gradient_accumulation_steps or 1
+
+    @property
+    def checks_finite(self) -> bool:
+        return self._inner is not self.optimizer
+
+    def note_same_rows(self, gradients: list[Any], variables: list[keras.Variable], data: Any) -> None:
+        """Notes, while one replica is traced, whose `IndexedSlices` name the same rows on all of them.
+
+        Such is the gradient of an embedding of positions: its indices do not follow from the batch, so one device has
+        one slice for each of them, to which all examples contribute. An embedding of tokens has one for each token.
+        """
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if isinstance(gradient, tf.IndexedSlices) and is_same_on_all_replicas(gradient.indices, data):
+                self._same_rows.add(id(variable))
+
+    def apply(
+        self,
+        gradients: list[Any],
+        variables: list[keras.Variable],
+        overflows: Any = None,
+        *,
+        num_contributors: Any = None,
+    ) -> None:
+        """One call of `optimizer.apply` on every replica; called in the strategy's cross-replica context.
+
+        Args:
+            gradients: one per-replica value for each variable (None where there is no gradient); their sum over the
+                replicas is the gradient of the global batch.
+            variables: the trainable variables.
+            overflows: per-replica count of non-finite gradients; needed while accumulating under a loss scale.
+            num_contributors: replicas whose `IndexedSlices` hold slices; None: all.
+        """
+        self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
+        present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        kept, kept_variables = [g for g, _ in present], [v for _, v in present]
+        first = self.replicas.local_results(kept)[0]
+        self.saw_sparse_gradients |= any(isinstance(g, tf.IndexedSlices) for g in first)
+        if self.accumulation_steps == 1:
+            self._apply_sum(kept, kept_variables)
+            return
+        counter = self.replicas.components([private_api.raw_iterations(self._inner)], 0)[0]
+        last = tf.equal((counter + 1) % self.accumulation_steps, 0)
+        tf.cond(
+            last,
+            lambda: self._apply_accumulated(kept, kept_variables),
+            lambda: self._accumulate(kept, kept_variables, overflows),
+        )
+
+    def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
+        summed = self.replicas.sum(gradients, bytes_per_pack=self.bytes_per_pack)
+        same = [id(variable) in self._same_rows for variable in variables]
+        if tf.executing_eagerly():  # there is no graph that tells what the indices follow from
+            same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
+        num = self._num_contributors
+
+        def apply(values: list[Any], variables: list[keras.Variable]) -> None:
+            pairs = zip(values, same, strict=True)
+            self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
+
+        self._on_each_replica(apply, summed, variables)
+
+    def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
+        """Adds to each replica's own accumulators; nothing travels but the overflow count of a loss scale."""
+        if not self.checks_finite:
+            self._on_each_replica(self._keras_apply, gradients, variables)
+            return
+        total = self.replicas.sum([overflows])
+
+        def apply(values: list[Any], variables: list[keras.Variable]) -> None:
+            *gradients, count = values
+            # The loss scale looks at gradients only: a NaN tells every replica of another one's overflow.
+            poison = tf.where(count > 0, float("nan"), 0.0)
+            gradients[0] = tf.convert_to_tensor(gradients[0]) + tf.cast(poison, gradients[0].dtype)
+            self._keras_apply(gradients, variables)
+
+        self._on_each_replica(apply, [*gradients, *total], variables)
+
+    def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
+        """The last batch of a group: what all replicas accumulated is summed together with its gradients, once."""
+
+        def with_accumulated(gradients: list[Any]) -> list[tf.Tensor]:
+            scale = self._scale()
+            return [
+                tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
+                for g, a in zip(gradients, self._accumulators(variables), strict=True)
+            ]
+
+        totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
+        summed = self.replicas.sum(totals, bytes_per_pack=self.bytes_per_pack)
+
+        def apply(values: list[Any], variables: list[keras.Variable]) -> None:
+            accumulators = self._accumulators(variables)
+            before = [tf.identity(a.value) for a in accumulators]
+            counter = private_api.raw_iterations(self._inner)
+            applied = tf.identity(counter.value)
+            for accumulator in accumulators:
+                accumulator.assign(tf.zeros_like(accumulator.value))
+            self._keras_apply(values, variables)
+            if self.checks_finite:  # a skipped step keeps what was accumulated
+                skipped = tf.equal(applied, counter.value)
+                for accumulator, old in zip(accumulators, before, strict=True):
+                    accumulator.assign(tf.where(skipped, old, accumulator.value))
+
+        self._on_each_replica(apply, summed, variables)
+
+    def _accumulators(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        every = private_api.gradient_accumulators(self._inner)
+        found = [every[private_api.variable_index(self._inner, v)] for v in variables]
+        return [accumulator for accumulator in found if accumulator is not None]
+
+    def _scale(self) -> Any:
+        """By what gradients are multiplied before `apply` divides them again."""
+        if self.checks_finite:
+            return self.optimizer.dynamic_scale.value
+        return self._inner.loss_scale_factor or 1.0
+
+    def _on_each_replica(
+        self,
+        apply: Callable[[list[Any], list[keras.Variable]], None],
+        values: list[Any],
+        variables: list[keras.Variable],
+    ) -> None:
+        swapped = list({id(v): v for v in [*variables, *self.optimizer.variables]}.values())
+        for replica, local in enumerate(self.replicas.local_results(values)):
+
+            def update(local: list[Any], replica: int = replica) -> None:
+                with self.replicas.local(swapped, replica), private_api.single_device_optimizer(self.optimizer):
+                    apply(list(local), variables)
+
+            if self.jit_compile:
+                update = tf.function(update, jit_compile=True, autograph=False)
+            with tf.device(self.replicas.devices[replica]):
+                update(local)
+
+    def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
+        if self.sum_duplicate_indices:
+            gradients = densify(gradients)
+        with private_api.one_learning_rate(self.optimizer):
+            apply_as_class(self.optimizer, gradients, variables)
+
+
+def build_optimizer(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], strategy: tf.distribute.Strategy
+) -> None:
+    """Builds an optimizer outside the graph that is being traced, under the strategy of its model."""
+    if not optimizer.built:
+        with tf.init_scope(), strategy.scope():
+            optimizer.build(variables)

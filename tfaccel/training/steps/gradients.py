@@ -1,0 +1,83 @@
+"""Small operations on gradients, dense or `IndexedSlices`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.steps.overrides import instance_attributes
+
+
+def densify(gradients: list[Any]) -> list[Any]:
+    """Gradients with the rows of `IndexedSlices` added up into dense tensors.
+
+    Keras applies the gradient of a repeated embedding row once for each repetition, so that Adam and clipping see
+    `sum(g_i ** 2)` in place of `sum(g_i) ** 2`. Summed first, they see the true gradient.
+    """
+    return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+
+def count_overflows(gradients: list[Any]) -> tf.Tensor:
+    """How many gradients hold an inf or NaN, float32 scalar."""
+    flags = [
+        tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
+        for g in gradients
+        if g is not None
+    ]
+    return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
+
+
+def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
+    """The gradient of a variable over no rows: zeros, or `IndexedSlices` without a single slice."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.zeros(variable.shape, gradient.dtype)
+    shape = [int(size) for size in variable.shape]
+    return tf.IndexedSlices(
+        tf.zeros([0, *shape[1:]], gradient.dtype),
+        tf.zeros([0], gradient.indices.dtype),
+        None if gradient.dense_shape is None else tf.constant(shape, gradient.dense_shape.dtype),
+    )
+
+
+def have_equal_indices(parts: Sequence[Any]) -> bool:
+    """In eager mode: whether all gradients are `IndexedSlices` with the same indices in the same order."""
+    return all(
+        isinstance(part, tf.IndexedSlices)
+        and part.indices.shape == parts[0].indices.shape
+        and bool(tf.reduce_all(part.indices == parts[0].indices))
+        for part in parts
+    )
+
+
+def merged_slices(slices: tf.IndexedSlices, num_contributors: Any) -> tf.IndexedSlices:
+    """Slices of several replicas with the same indices in the same order, added up to the slices of one."""
+    size = tf.shape(slices.indices)[0] // num_contributors
+    values = tf.reshape(slices.values, tf.concat([[num_contributors, size], tf.shape(slices.values)[1:]], axis=0))
+    return tf.IndexedSlices(tf.reduce_sum(values, axis=0), slices.indices[:size], slices.dense_shape)
+
+
+def scaled(gradient: Any, weight: Any) -> Any:
+    """A gradient times a number."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(weight, gradient.dtype)
+
+
+def applying_pairs(apply: Callable[..., Any]) -> Callable[[Any], Any]:
+    """`apply_gradients`, which takes pairs of gradient and variable, for a function that takes two lists."""
+    return lambda grads_and_vars: apply(*map(list, zip(*grads_and_vars, strict=True)))
+
+
+def apply_as_class(optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: Any) -> None:
+    """The update that an optimizer's class makes, by its `apply_gradients` where it defines one."""
+    kind = type(optimizer)
+    if kind.apply_gradients is keras.optimizers.Optimizer.apply_gradients or variables is None:
+        kind.apply(optimizer, gradients, variables)
+    else:  # that of a class of the user's calls `apply`, which must be the class's own
+        with instance_attributes(optimizer, {"apply": partial(kind.apply, optimizer)}):
+            kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))

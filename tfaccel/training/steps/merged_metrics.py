@@ -1,0 +1,232 @@
+"""Metrics whose state is no sum over the examples: merged by their own `merge_state`, or updated with all rows.
+
+Keras's metrics count and add, so the state over N replicas is the sum of the replicas' states. A running maximum is not
+of that kind. A metric that defines `merge_state(metrics)` merges the replicas' states itself. Any other is updated, on
+every replica alike, with the rows of the whole global batch (`GATHERED`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_api
+from tfaccel.training.row_checks.numbers_alike import are_close
+from tfaccel.training.steps.gather_rows import all_gather_rows
+from tfaccel.training.steps.global_batch import Share, replica_share
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas
+
+logger = logging.getLogger("tfaccel")
+
+GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
+
+
+def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
+    """All metrics of a model, those inside the compiled ones included, each once."""
+    found: dict[int, keras.metrics.Metric] = {}
+    stack = list(model.metrics)
+    while stack:
+        metric = stack.pop(0)
+        inner = list(getattr(metric, "metrics", ()))
+        if not inner:
+            found[id(metric)] = metric
+        stack = inner + stack
+    return list(found.values())
+
+
+def merges_itself(metric: keras.metrics.Metric) -> bool:
+    """Whether the metric's class says how the states of several metrics become one."""
+    return callable(getattr(metric, "merge_state", None))
+
+
+def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.metrics.Metric, dict[str, Any]]]:
+    """For each metric in `GATHERED`: attributes that update it with the rows of all replicas."""
+
+    def update(metric: keras.metrics.Metric) -> Callable[..., Any]:
+        def update_state(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = keras.tree.map_structure(_of_all_replicas, (args, kwargs))
+            with replica_share(None):  # as one device would
+                return type(metric).update_state(metric, *args, **kwargs)
+
+        return update_state
+
+    return [(metric, {"update_state": update(metric)}) for metric in metrics if metric in GATHERED]
+
+
+def _of_all_replicas(value: Any) -> Any:
+    if not (isinstance(value, tf.Tensor) and value.shape.rank):
+        return value
+    mask = private_api.keras_mask(value)
+    rows = all_gather_rows(value)
+    return rows if mask is None else private_api.with_mask(rows, all_gather_rows(mask))
+
+
+def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list[tuple[Any, dict[str, Any]]]:
+    """For each metric whose state is no sum: attributes with a `result` over all replicas."""
+    found = []
+    for metric in metrics:
+        if metric in GATHERED:
+            found.append((metric, {"result": lambda m=metric: _first_result(m, replicas)}))
+        elif merges_itself(metric):
+            found.append((metric, {"result": lambda m=metric: _merged_result(m, replicas)}))
+    return found
+
+
+def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
+    with replicas.local(metric.variables, 0):
+        return _result(metric)
+
+
+def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
+    """`result` after `merge_state` of the states of all replicas; the metric itself stays as it is."""
+    states = [_states_of_replicas(variable, replicas) for variable in metric.variables]
+    twins = [_twin(metric) for _ in range(replicas.num_replicas - 1)]
+    mapping = []
+    for replica, one in enumerate([metric, *twins]):
+        mapping += [(v, tf.cast(state[replica], v.dtype)) for v, state in zip(one.variables, states, strict=True)]
+    with keras.StatelessScope(state_mapping=mapping):
+        metric.merge_state(twins)
+        return _result(metric)
+
+
+def _result(metric: keras.metrics.Metric) -> Any:
+    """The result as it is now: a metric may return a variable, which would be another number later."""
+    return keras.tree.map_structure(
+        lambda value: tf.identity(keras.ops.convert_to_tensor(value)), type(metric).result(metric)
+    )
+
+
+def _states_of_replicas(variable: keras.Variable, replicas: Replicas) -> tf.Tensor:
+    """The values that all replicas hold of a variable, stacked."""
+    strategy = replicas.strategy
+    if replicas.num_workers == 1:
+        return tf.stack([replicas.components([variable], r)[0].read_value() for r in range(replicas.num_replicas)])
+    values = strategy.run(lambda: private_api.tf_variable(variable).read_value()[None])
+    return strategy.gather(values, axis=0)
+
+
+def _twin(metric: keras.metrics.Metric) -> keras.metrics.Metric:
+    """A metric of the same settings with variables of its own, which stand for another replica's."""
+    twin = _shallow_copy(metric)
+    copies = {id(v): _shallow_copy(v) for v in metric.variables}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, keras.Variable):
+            return copies[id(value)]
+        if isinstance(value, list):
+            return [replaced(one) for one in value]
+        return value
+
+    twin.__dict__.update({name: replaced(value) for name, value in vars(metric).items() if name != "result"})
+    return twin
+
+
+def _shallow_copy(value: Any) -> Any:
+    """Another object with the same attributes; `copy.copy` would make Keras's objects from their configuration."""
+    made = object.__new__(type(value))
+    made.__dict__.update(vars(value))
+    return made
+
+
+class NotedResults:
+    """Which results of metrics a step of the user's returns as its logs, under whatever names.
+
+    A replica's own running result is no log of the global batch; the metric's result over all replicas is.
+
+    Attributes:
+        of_logs: name of a log -> the metric, and the key of the log in its result if that is a dict.
+    """
+
+    def __init__(self) -> None:
+        self.of_logs: dict[str, tuple[keras.metrics.Metric, str | None]] = {}
+        self._results: list[tuple[Any, keras.metrics.Metric]] = []
+
+    @contextlib.contextmanager
+    def while_tracing(self, metrics: list[keras.metrics.Metric]) -> Iterator[None]:
+        """Notes what `result` of each metric returns; around the tracing of all replicas."""
+
+        def noting(metric: keras.metrics.Metric) -> Callable[[], Any]:
+            def result() -> Any:
+                value = type(metric).result(metric)
+                self._results.append((value, metric))
+                return value
+
+            return result
+
+        with contextlib.ExitStack() as stack:
+            for metric in metrics:
+                stack.enter_context(instance_attributes(metric, {"result": noting(metric)}))
+            yield
+        self._results.clear()
+
+    def look_at(self, logs: Any) -> Any:
+        """Finds results of metrics among the logs of a step, and returns the logs."""
+        for name, value in (logs or {}).items():
+            for result, metric in self._results:
+                if value is result:
+                    names = value if isinstance(value, dict) else {None: value}
+                    self.of_logs.update({key or name: (metric, key) for key in names})
+        return logs
+
+    def over_replicas(self, replicas: Replicas) -> dict[str, Any]:
+        """The noted logs, as the metrics' results over all replicas; to be called in the strategy's scope."""
+        logs = {}
+        for name, (metric, key) in self.of_logs.items():
+            attributes = [attributes for _, attributes in own_results([metric], replicas)]
+            with instance_attributes(metric, attributes[0] if attributes else {}):
+                result = metric.result()
+            logs[name] = result if key is None else result[key]
+        return logs
+
+
+def mark_gathered(updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:
+    """Marks metrics whose states do not add up as `GATHERED`.
+
+    Args:
+        updates: metrics, and the arguments of an `update_state` that each has had.
+        num_rows: rows of the batch that the arguments come from.
+    """
+    for metric, args, kwargs in updates:
+        if merges_itself(metric) or metric in GATHERED or not metric.variables:
+            continue
+        tensors = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
+        by_row = [v for v in tensors if v.shape.rank and v.shape[0] == num_rows]
+        if not by_row or len(by_row) < len([v for v in tensors if v.shape.rank]) or _adds_up(metric, args, kwargs):
+            continue
+        GATHERED.add(metric)
+        logger.info("Metric %s is no sum over the rows: every replica updates it with all rows.", metric.name)
+
+
+def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
+    """Whether the result of the sum of two halves' states is the result of the whole."""
+    variables = [private_api.tf_variable(v) for v in metric.variables]
+
+    def states(rows: slice, share: Share | None) -> list[Any]:
+        def own(value: Any) -> Any:
+            return value[rows] if isinstance(value, tf.Tensor) and value.shape.rank else value
+
+        some_args, some_kwargs = keras.tree.map_structure(own, (args, kwargs))
+        metric.reset_state()
+        with replica_share(share):
+            type(metric).update_state(metric, *some_args, **some_kwargs)
+        return [tf.identity(variable) for variable in variables]
+
+    before = [tf.identity(variable) for variable in variables]
+    size = next(v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, tf.Tensor) and v.shape.rank).shape[0]
+    halves = [slice(None, size // 2), slice(size // 2, None)]
+    parts = [states(half, Share(0.5, 2)) for half in halves]
+    states(slice(None), None)
+    whole = keras.tree.flatten(_result(metric))
+    for variable, one, other in zip(variables, *parts, strict=True):
+        variable.assign(one + other)
+    merged = keras.tree.flatten(_result(metric))
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+    return all(map(are_close, merged, whole))

@@ -1,0 +1,93 @@
+"""What the engine needs to know of a model: its optimizers, its variables, and what XLA cannot take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.steps.batch_statistics import synchronized_layers
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers that a model or its layers hold, by name (a GAN has two); `optimizer` is the compiled one."""
+    found: dict[str, keras.optimizers.Optimizer] = {}
+    compiled = getattr(model, "optimizer", None)
+    if isinstance(compiled, keras.optimizers.Optimizer):
+        found["optimizer"] = compiled
+    for number, holder in enumerate(private_api.all_layers(model)):
+        prefix = "" if holder is model else f"layer_{number}/"
+        for attribute, value in vars(holder).items():
+            for place, one in [] if attribute.startswith("_") else _optimizers_in(value):
+                if all(one is not other for other in found.values()):
+                    found[f"{prefix}{attribute}{place}"] = one
+    return found
+
+
+def _optimizers_in(value: Any) -> list[tuple[str, keras.optimizers.Optimizer]]:
+    """The optimizers of an attribute, itself or a list or dict of them, each with its place in it."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        return [("", value)]
+    if isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(f"/{key}", one) for key, one in items if isinstance(one, keras.optimizers.Optimizer)]
+    return []
+
+
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer that updates the weights: the one inside a `LossScaleOptimizer`, or itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that update weights: those of a `MultiOptimizer`, or the one that `inner_optimizer` returns."""
+    inner = inner_optimizer(optimizer)
+    return list(getattr(inner, "optimizers", ())) or [inner]
+
+
+def variables_of(model: keras.Model) -> list[keras.Variable]:
+    """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers.
+
+    Keras's global seed generator is among them, once it is made.
+    """
+    found = [*model.variables, *model.metrics_variables]
+    shared = global_seed_state()
+    found += [] if shared is None else [shared]
+    for optimizer in optimizers_of(model).values():
+        found += optimizer.variables
+    return list({id(variable): variable for variable in found}.values())
+
+
+def has_own_train_step(model: keras.Model) -> bool:
+    """Whether the model's class defines a `train_step` of its own."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def has_own_test_step(model: keras.Model) -> bool:
+    """Whether the model's class defines a `test_step` of its own."""
+    return type(model).test_step is not keras.Model.test_step
+
+
+def xla_refusal(model: keras.Model) -> str | None:
+    """Why XLA has to stay off for training with several replicas, or None."""
+    synchronized = synchronized_layers(model)
+    if synchronized:
+        names = ", ".join(layer.name for layer in synchronized)
+        return (
+            f"synchronized batch normalization ({names}) sums over the replicas inside the forward pass, which XLA "
+            "cannot compile. For XLA, set synchronize_batch_norm=False in the plan, or synchronized=False in the layer."
+        )
+    if has_own_train_step(model):
+        return (
+            f"{type(model).__name__} has its own train_step, which updates weights inside the step; with several "
+            "replicas that sums gradients over them, which XLA cannot compile."
+        )
+    return None
+
+
+def has_own_logs(model: keras.Model, kind: str) -> bool:
+    """Whether a step's logs may differ from the metrics' results: an own `train_step`, `test_step`, …"""
+    names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)

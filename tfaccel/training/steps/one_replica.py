@@ -1,0 +1,95 @@
+"""The steps of a model with one replica: Keras's own steps, as on one device, whatever strategy made the variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.feeds import GraphBatches
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.gradient_update import build_optimizer
+from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.model_parts import optimizers_of, variables_of
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas
+
+
+class OneReplica:
+    """Train, test and predict steps on one device.
+
+    Under a strategy of one replica Keras code works on the plain variables inside the distributed ones, so a whole
+    step, the optimizer's update included, is one function that XLA can compile.
+    """
+
+    def __init__(
+        self, model: keras.Model, replicas: Replicas, *, jit_compile: bool, sum_duplicate_indices: bool = False
+    ) -> None:
+        self._model = model
+        self._replicas = replicas
+        self._sum_duplicate_indices = sum_duplicate_indices
+        self._jit_compile = jit_compile and not model.run_eagerly
+        self._train = self._function(model.train_step)
+        self._test = self._function(model.test_step)
+        self._predict = self._function(model.predict_step)
+
+    has_sparse_gradients = False  # nothing travels
+
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
+        """One training step; returns what `train_step` returns."""
+        with tf.device(self._replicas.devices[0] or None):  # where batches are augmented, if the plan says so
+            data = batches.rows(batch)
+        return self._train(data)
+
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
+        """One evaluation step; returns what `test_step` returns."""
+        return self._test(batches.rows(batch))
+
+    def predict(self, batches: GraphBatches, batch: Any) -> Any:
+        """Predictions of one batch."""
+        return self._predict(batches.rows(batch))
+
+    def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(data: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                variables = variables_of(self._model)
+                distributed = [private_api.tf_variable(v) for v in variables]
+                stack.enter_context(self._replicas.local(variables, 0))
+                for optimizer in optimizers_of(self._model).values():
+                    stack.enter_context(private_api.single_device_optimizer(optimizer))
+
+                    def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:
+                        with private_api.local_variables(variables, distributed):
+                            build_optimizer(optimizer, trainable, self._replicas.strategy)
+
+                    attributes = {"apply": self._local_apply(optimizer, build)}
+                    stack.enter_context(instance_attributes(optimizer, attributes))
+                return step(data)
+
+        function = run
+        if self._jit_compile:
+            function = tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+
+        def on_device(data: Any) -> Any:
+            with tf.device(self._replicas.devices[0] or None):
+                return function(data)
+
+        return on_device
+
+    def _local_apply(
+        self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]
+    ) -> Callable[..., None]:
+        """`optimizer.apply` on plain variables; an own step may apply an optimizer that is not built yet."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            trainable = None if trainable_variables is None else list(trainable_variables)
+            if trainable is not None and not self._replicas.is_default:
+                build(trainable)
+            gradients = densify(list(gradients)) if self._sum_duplicate_indices else gradients
+            with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
+                type(optimizer).apply(optimizer, gradients, trainable)
+
+        return apply

@@ -1,0 +1,200 @@
+"""The replicas of a strategy, seen as plain devices that each hold a component of every distributed variable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_tensorflow import keep_collectives_apart
+
+_NUMBERS_AT_ONCE = 1 << 24
+
+
+class Replicas:
+    """Where the copies of a model are: how many in all, and which of them this process holds.
+
+    Args:
+        strategy: any `tf.distribute.Strategy`; the default strategy is one replica.
+
+    Raises:
+        PlanError: for strategies that Keras 3 cannot train under.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        refuse_unsupported(strategy)
+        self.strategy = strategy
+        self.is_default = not _is_distributed(strategy)
+        self.num_replicas: int = strategy.num_replicas_in_sync
+        self.devices: tuple[str, ...] = ("",) if self.is_default else tuple(strategy.extended.worker_devices)
+        self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
+        self.worker_index: int = _worker_index(strategy) if self.num_workers > 1 else 0
+        self.first_replica: int = self.worker_index * len(self.devices)
+        self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
+        if self.num_workers == 1 and self.num_replicas > 1:
+            keep_collectives_apart(strategy)
+
+    def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
+        """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""
+        found = []
+        for variable in variables:
+            local = self.strategy.experimental_local_results(private_api.tf_variable(variable))
+            found.append(local[min(replica, len(local) - 1)])
+        return found
+
+    @contextlib.contextmanager
+    def local(self, variables: Sequence[keras.Variable], replica: int) -> Iterator[None]:
+        """While tracing: on the replica's device, with Keras variables standing for its components."""
+        if self.is_default:
+            yield
+            return
+        with (
+            tf.device(self.devices[replica]),
+            private_api.local_variables(variables, self.components(variables, replica)),
+        ):
+            yield
+
+    def local_results(self, values: Any) -> list[Any]:
+        """A nest of per-replica values as one nest for each local replica."""
+        flat = tf.nest.flatten(values, expand_composites=False)
+        split = [self.strategy.experimental_local_results(value) for value in flat]
+        return [
+            tf.nest.pack_sequence_as(values, [s[min(i, len(s) - 1)] for s in split]) for i in range(len(self.devices))
+        ]
+
+    def sum(self, values: list[Any], *, bytes_per_pack: int = 0) -> list[Any]:
+        """Sums each per-replica value over all replicas of all workers, in one packed reduction.
+
+        Must be called in the strategy's cross-replica context. Takes dense tensors and `IndexedSlices`.
+        """
+        local = [self.strategy.experimental_local_results(value) for value in values]
+        # TensorFlow's collectives take no other number of slices in the next step of the same graph call.
+        joined = [self.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
+        reduce = self.strategy.extended.batch_reduce_to
+        reduced = iter(reduce(tf.distribute.ReduceOp.SUM, pairs, options=options) if pairs else ())
+        return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
+
+    def mean_of_weighted(self, logs: Any) -> Any:
+        """The mean over the replicas of logs that `weighted_by_rows` has weighted."""
+
+        def mean(value: Any) -> Any:
+            local = self.strategy.experimental_local_results(value)[0]
+            return self.strategy.reduce("SUM" if local.dtype.is_floating else "MEAN", value, axis=None)
+
+        return keras.tree.map_structure(mean, logs)
+
+    def concatenate(self, outputs: list[Any]) -> Any:
+        """Outputs of the local replicas, and of the other workers', as one nest with the rows in order."""
+        if self.num_workers > 1:
+            with self.strategy.scope():
+                return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
+        return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
+
+    def differs_between_workers(self, value: int) -> bool:
+        """Whether any worker has another value (below 2**31) than the chief; every worker gets the same answer."""
+        if self.num_workers == 1:
+            return False
+        differs = int(value != self.same_on_all_workers(lambda: value))
+        flags = self.strategy.experimental_distribute_values_from_function(lambda _: tf.constant(differs))
+        return int(self.strategy.reduce("SUM", flags, axis=None)) > 0
+
+    def bytes_of_chief(self, content: bytes) -> bytes:
+        """What the chief gives, on every worker."""
+        if self.num_workers == 1:
+            return content
+        num_bytes = self.same_on_all_workers(lambda: len(content))
+        padded = content.ljust(-(-len(content) // 4) * 4, b"\0") if self.is_chief else bytes(-(-num_bytes // 4) * 4)
+        numbers, parts = np.frombuffer(padded, np.int32), []
+        for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            part = tf.constant(numbers[start : start + _NUMBERS_AT_ONCE])
+            values = self.strategy.experimental_distribute_values_from_function(
+                lambda context, part=part: part if self._is_first(context) else tf.zeros_like(part)
+            )
+            parts.append(self.strategy.reduce("SUM", values, axis=None).numpy())
+        return b"".join(part.tobytes() for part in parts)[:num_bytes]
+
+    def _is_first(self, context: tf.distribute.ReplicaContext) -> bool:
+        return bool(context.replica_id_in_sync_group == 0)
+
+    def wait_for_all_workers(self) -> None:
+        """Returns when every worker has come here; a worker that ends early takes the others down."""
+        self.same_on_all_workers(lambda: 0)
+
+    def same_on_all_workers(self, draw: Callable[[], int]) -> int:
+        """A number below 2**31 that the chief draws, known to every worker."""
+        if self.num_workers == 1:
+            return draw()
+
+        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+            first = context.replica_id_in_sync_group == 0
+            return tf.constant(draw() if first else 0, tf.int64)
+
+        values = self.strategy.experimental_distribute_values_from_function(share)
+        return int(self.strategy.reduce("SUM", values, axis=None))
+
+
+def _joined_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The sum of sparse gradients: the slices of all."""
+    values = tf.concat([part.values for part in parts], axis=0)
+    return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=parts)
+    return tf.concat(parts, axis=0)
+
+
+def _worker_index(strategy: tf.distribute.Strategy) -> int:
+    resolver = strategy.cluster_resolver
+    chiefs = 1 if "chief" in resolver.cluster_spec().jobs and resolver.task_type == "worker" else 0
+    return int(resolver.task_id) + chiefs
+
+
+def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
+    with tf.Graph().as_default():  # the scopes that the caller is in do not hold there
+        return strategy is not tf.distribute.get_strategy()
+
+
+def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
+    """Raises PlanError for strategies under which Keras 3 models cannot be trained correctly."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise PlanError(
+            "Received a model built under ParameterServerStrategy. Keras 3 does not support parameter server training "
+            "(step counts are lost, so Adam and schedules drift). Build it under MultiWorkerMirroredStrategy instead."
+        )
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        raise PlanError(
+            "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
+            "gradients before their sum. Build it under MirroredStrategy instead."
+        )
+
+
+def current_replica() -> int:
+    """The replica that is being traced in this thread; 0 outside of replicas, and where it is not known yet."""
+    context = tf.distribute.get_replica_context()
+    number = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
+    return 0 if number is None else int(number)
+
+
+def split_rows(num_rows: Any, replica: Any, num_replicas: int) -> tuple[Any, Any]:
+    """First and last-plus-one row of one replica's contiguous share of a global batch.
+
+    Shares differ by one row at most, and when there are fewer rows than replicas the first ones get them.
+
+    Example:
+
+    >>> [split_rows(5, r, 2) for r in range(2)]
+    [(0, 3), (3, 5)]
+    """
+    start = (num_rows * replica + num_replicas - 1) // num_replicas
+    stop = (num_rows * (replica + 1) + num_replicas - 1) // num_replicas
+    return start, stop

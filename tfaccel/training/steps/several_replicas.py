@@ -1,0 +1,277 @@
+"""The steps of a model with several replicas.
+
+A model's own `train_step` and `test_step` run as they are. Of Keras's `train_step` only the optimizer's update is taken
+out: forward and backward pass then are one function for each replica, which XLA can compile under any strategy, and the
+summed gradients are applied afterwards (`GradientUpdate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.feeds import GraphBatches
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.batch_statistics import replica_statistics
+from tfaccel.training.steps.global_batch import (
+    NeedsEveryReplica,
+    Share,
+    current_share,
+    global_losses,
+    replica_share,
+    weighted_by_rows,
+)
+from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer
+from tfaccel.training.steps.gradients import applying_pairs, count_overflows, scaled
+from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
+from tfaccel.training.steps.model_parts import (
+    has_own_logs,
+    has_own_test_step,
+    has_own_train_step,
+    optimizers_of,
+    variables_of,
+    xla_refusal,
+)
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_on_rows import StepOnRows
+
+logger = logging.getLogger("tfaccel")
+
+Step = Callable[[Any], Any]
+
+
+class SeveralReplicas:
+    """Train, test and predict steps on global batches, each replica on its rows.
+
+    Args:
+        model: a built and compiled Keras model.
+        replicas: the replicas of the strategy that it was built in.
+        jit_compile: compile forward and backward pass, and the update, with XLA (see `model_parts.xla_refusal`).
+        sum_duplicate_indices: see `gradient_update.densify`.
+        bytes_per_pack: see `GradientUpdate`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        *,
+        jit_compile: bool,
+        sum_duplicate_indices: bool = False,
+        bytes_per_pack: int = 0,
+    ) -> None:
+        self._model = model
+        self._replicas = replicas
+        refusal = xla_refusal(model) if jit_compile else None
+        if refusal:
+            logger.warning("XLA stays off for training: %s", refusal)
+        jit_compile = jit_compile and not model.run_eagerly
+        self._jit_train = jit_compile and not refusal
+        self._rows = StepOnRows(model, replicas)
+        self.noted_results = NotedResults()
+        self._updates = {
+            name: GradientUpdate(
+                optimizer,
+                replicas,
+                jit_compile=self._jit_train,
+                bytes_per_pack=bytes_per_pack,
+                sum_duplicate_indices=sum_duplicate_indices,
+            )
+            for name, optimizer in optimizers_of(model).items()
+        }
+        self._make_functions(jit_compile=jit_compile)
+
+    def _make_functions(self, *, jit_compile: bool) -> None:
+        model = self._model
+        self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
+        self._own_train = self._with_share(self._own_step("train"), jit_compile=False, weighs_gradients=True)
+        self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
+        self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
+        self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
+
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether a traced step had `IndexedSlices` among its gradients."""
+        return any(update.saw_sparse_gradients for update in self._updates.values())
+
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
+        """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
+        return self._with_every_replica(self._train_all, batches, batch)
+
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
+        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+        return self._with_every_replica(self._test_all, batches, batch)
+
+    def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: GraphBatches, batch: Any) -> Any:
+        """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
+        metrics = metrics_in(self._model)
+        batch = self._rows.checked(batches, batch)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.noted_results.while_tracing(metrics))
+            for metric, attributes in gathered_updates(metrics):
+                stack.enter_context(instance_attributes(metric, attributes))
+            try:
+                return step(batches, batch)
+            except NeedsEveryReplica:
+                if self._jit_train:
+                    logger.warning("XLA stays off: the step gathers rows over the replicas, which it cannot compile.")
+                self._rows.needs_every_replica, self._jit_train = True, False
+                self._make_functions(jit_compile=False)
+                return step(batches, batch)
+
+    def _train_all(self, batches: GraphBatches, batch: Any) -> Any:
+        with self._replicas.strategy.scope(), global_losses(self._model):
+            if has_own_train_step(self._model):
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
+                    for update in self._updates.values():
+                        apply = self._merged_apply(update)
+                        attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
+                        stack.enter_context(instance_attributes(update.optimizer, attributes))
+                    return self._replicas.mean_of_weighted(
+                        self._rows.run(batches, batch, self._own_train, if_empty="borrow")
+                    )
+            update = self._updates["optimizer"]
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
+                stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
+                denominators = self._denominators(batches, batch, training=True)
+                if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
+                outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
+            gradients, overflows, logs = outputs
+            update.apply(
+                gradients,
+                self._model.trainable_variables,
+                overflows,
+                num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
+            )
+            return self._replicas.mean_of_weighted(logs)
+
+    def _test_all(self, batches: GraphBatches, batch: Any) -> Any:
+        with self._replicas.strategy.scope(), global_losses(self._model):
+            if has_own_test_step(self._model):
+                return self._replicas.mean_of_weighted(
+                    self._rows.run(batches, batch, self._own_test, if_empty="borrow")
+                )
+            if_empty = "borrow" if has_own_logs(self._model, "test") else "skip"
+            denominators = self._denominators(batches, batch, training=False)
+            return self._replicas.mean_of_weighted(
+                self._rows.run(batches, batch, self._test, denominators, if_empty=if_empty)
+            )
+
+    def predict(self, batches: GraphBatches, batch: Any) -> list[Any]:
+        """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        batch = self._rows.checked(batches, batch)
+        with self._replicas.strategy.scope():
+            outputs = self._rows.run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
+            return self._replicas.local_results(outputs)
+
+    # --- What a replica runs --------------------------------------------------------------------------------------
+
+    def _with_share(self, step: Step, *, jit_compile: bool, weighs_gradients: bool = False) -> Callable[..., Any]:
+        """`step` as a function of (data, row_weight, denominators)."""
+
+        def run(data: Any, row_weight: Any, denominators: Any) -> Any:
+            may_gather = not (jit_compile or self._rows.inside_branch)
+            share = Share(
+                row_weight,
+                self._replicas.num_replicas,
+                denominators,
+                data=data,
+                may_gather=may_gather,
+                weighs_gradients=weighs_gradients,
+            )
+            with replica_share(share):
+                return step(data)
+
+        if jit_compile:
+            return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+        return run
+
+    def _own_step(self, kind: str) -> Step:
+        step = self._model.train_step if kind == "train" else self._model.test_step
+        return lambda data: weighted_by_rows(self.noted_results.look_at(step(data)))
+
+    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
+        """Keras's train step up to the gradients, how many of them are not finite, and the model's own logs."""
+        logs = self._model.train_step(data)
+        share = current_share()
+        gradients = list(share.gradients) if share is not None else []
+        self._updates["optimizer"].note_same_rows(gradients, self._model.trainable_variables, data)
+        return gradients, count_overflows(gradients), self._own_logs(logs, "train")
+
+    def _test_logs(self, data: Any) -> Any:
+        return self._own_logs(self._model.test_step(data), "test")
+
+    def _own_logs(self, logs: Any, kind: str) -> Any:
+        """Logs as tensors where they may differ from the metrics' results, which are read at the window's end."""
+        return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
+
+    def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
+        """`optimizer.apply` inside a model's own train step: weighted, summed, then applied on every replica."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            share = current_share()
+            weight = 1.0 if share is None else share.row_weight
+            weighted = [None if g is None else scaled(g, weight) for g in gradients]
+            variables = list(trainable_variables or self._model.trainable_variables)
+            present = [g is not None for g in weighted]
+            update.note_same_rows(weighted, variables, None if share is None else share.data)
+
+            def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
+                build_optimizer(update.optimizer, variables, strategy)
+                kept = iter(kept)
+                update.apply([next(kept) if p else None for p in present], variables, overflows)
+
+            tf.distribute.get_replica_context().merge_call(
+                merge, args=([g for g in weighted if g is not None], count_overflows(weighted))
+            )
+
+        return apply
+
+    def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
+        """The global denominators of masked and weighted losses, from a pass that changes nothing.
+
+        TensorFlow keeps of that pass only what the denominators need: usually the masks alone.
+        """
+        counted_by_first: list[int] = []
+
+        def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
+            share = Share(row_weight, self._replicas.num_replicas, counting=True)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
+            with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):
+                y_pred = private_api.call_model(self._model, x, training=training)
+                private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)
+            counted_by_first[:] = [len(share.counted)]
+            counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
+            return tf.where(row_weight > 0, counts, tf.zeros_like(counts))
+
+        counts = self._rows.run(batches, batch, count, if_empty="borrow")
+        if counted_by_first == [0]:
+            return None
+        (total,) = self._replicas.sum([counts])
+        return total
+
+
+def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
+    """Attributes that let an optimizer weight the loss by the replica's rows and hand out gradients unapplied."""
+
+    def scale_loss(loss: Any) -> Any:
+        share = current_share()
+        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
+        return type(optimizer).scale_loss(optimizer, loss * weight)
+
+    def apply(gradients: Any, trainable_variables: Any = None) -> None:
+        del trainable_variables
+        share = current_share()
+        if share is not None:
+            share.gradients = list(gradients)
+
+    return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}

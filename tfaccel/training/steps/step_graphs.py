@@ -1,0 +1,163 @@
+"""The traced graphs of one kind of step: what they take, and when another one is needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.feeds import CallFeed, GraphBatches
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_random import noting_stateful_random
+from tfaccel.training.steps.merged_metrics import metrics_in, own_results
+from tfaccel.training.steps.model_parts import has_own_logs
+from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas, current_replica
+from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.trace_state import TraceStates
+from tfaccel.training.steps.whole_step import WholeStep
+
+
+class StepGraphs:
+    """The steps of a kind, and the graphs that were traced of them.
+
+    Args:
+        model, replicas: of the engine.
+        kind: "train", "test" or "predict".
+        steps: what is traced.
+        function_of_keras: the function that Keras made of the model's step; there are others once it makes another one.
+        watch_loss: end a window at the first step whose loss is NaN or infinite.
+
+    Attributes:
+        functions: the graphs, by what they take.
+        has_one_graph: one graph serves batches of all sizes.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: str,
+        steps: OneReplica | SeveralReplicas | WholeStep,
+        replicas: Replicas,
+        *,
+        function_of_keras: Any,
+        watch_loss: bool,
+    ) -> None:
+        self.steps = steps
+        self.function_of_keras = function_of_keras
+        self.run_eagerly = bool(model.run_eagerly)
+        self.states = TraceStates(model)
+        self.functions: dict[tuple[Any, str, bool], Callable[..., Any]] = {}
+        self.has_one_graph = False
+        self.batch_specs: Any = None
+        self._model = model
+        self._kind = kind
+        self._replicas = replicas
+        self._watch_loss = watch_loss
+        self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
+
+    def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
+        """The traced graph for batches of this kind, made when first asked for.
+
+        Operations of `tf.random` keep their state in the graph. A step that has one therefore gets one graph for
+        batches of all sizes and windows of all lengths, as with Keras, so that its numbers never come again.
+        """
+        if self.has_one_graph:
+            loop = self._kind != "predict" and not has_own_logs(self._model, self._kind)
+        specs = feed.signature(any_rows=self.has_one_graph)
+        self.batch_specs = feed.spec
+        key = (feed.batches, str(specs), loop)
+        if key not in self.functions:
+            stateful: list[bool] = []
+            with noting_stateful_random(stateful, current_replica):
+                function = self._traced(feed, loop, specs, arguments)
+            if stateful and not (self.has_one_graph or self.run_eagerly):
+                self.has_one_graph = True
+                return self.function(feed, loop, arguments)
+            self.functions[key] = function
+        return self.functions[key]
+
+    def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
+        predicts = self._kind == "predict"
+        graph = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
+        if self.run_eagerly:
+            return graph
+
+        def traced(*arguments: Any) -> Any:
+            with self.states.tracing(self.batch_specs):
+                return graph(*arguments)
+
+        function: Any = tf.function(traced, autograph=False, reduce_retracing=True)
+        if specs is not None:
+            return function.get_concrete_function(specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
+        function.get_concrete_function(*arguments)
+        return function
+
+    def _window_graph(self, batches: GraphBatches, loop: bool) -> Callable[..., Any]:
+        steps = self.steps
+        step_fn = steps.train if self._kind == "train" else steps.test
+        keep_logs = has_own_logs(self._model, self._kind)
+        # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
+        # So too where the loss is on a TPU: reading it would stop the cores at every step.
+        may_leave = self._replicas.num_workers == 1 and not self._is_on_tpu
+        watch_loss = self._watch_loss and may_leave
+
+        def window(arguments: Any, num_steps: tf.Tensor) -> Any:
+            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
+                del finite
+                batch, state = batches.fetch(arguments, state, step)
+                own_logs = step_fn(batches, batch)
+                finite = self._loss_is_finite() if watch_loss else tf.constant(True)
+                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite
+
+            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> tf.Tensor:
+                del logs
+                more = (step < num_steps) & batches.has_next(state)
+                return more & finite if watch_loss else more
+
+            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
+            if keep_logs or not loop:  # the first step tells what the logs look like
+                variables = body(*variables)
+            done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
+            if keep_logs and not isinstance(steps, OneReplica):
+                with self._replicas.strategy.scope():
+                    logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
+            return done, state, logs, metric_results(self._model, self._replicas), finite
+
+        return window
+
+    def _predict_graph(self, batches: GraphBatches) -> Callable[..., Any]:
+
+        def predict(arguments: Any) -> Any:
+            batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
+            outputs = self.steps.predict(batches, batch)
+            if self._replicas.num_replicas > 1:
+                outputs = self._replicas.concatenate(outputs)
+            return outputs, state
+
+        return predict
+
+    def _loss_is_finite(self) -> tf.Tensor:
+        """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
+        total = private_api.loss_tracker(self._model).total
+        local = self._replicas.strategy.experimental_local_results(private_api.tf_variable(total))
+        return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tensor]:
+    """Results of all metrics, over all replicas."""
+    if replicas.num_replicas == 1 and not isinstance(replicas.strategy, tf.distribute.TPUStrategy):
+        with replicas.local(model.metrics_variables, 0):
+            return model.get_metrics_result()
+    with replicas.strategy.scope(), contextlib.ExitStack() as stack:
+        for metric, attributes in own_results(metrics_in(model), replicas):
+            stack.enter_context(instance_attributes(metric, attributes))
+        return model.get_metrics_result()
+
+
+def _tensors(logs: Any) -> Any:
+    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}

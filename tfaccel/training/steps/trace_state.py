@@ -1,0 +1,90 @@
+"""What a graph keeps of the moment in which it was traced: which weights are trained, and by which optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.overrides import instance_attributes
+
+
+class TraceState:
+    """Which layers and weights of a model can be trained at present, and its optimizer.
+
+    As with Keras, a change of them takes effect once the model is compiled again.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._layers = [(layer, layer.trainable) for layer in private_api.all_layers(model)]
+        self._variables = [(variable, variable.trainable) for variable in model.variables]
+        self._optimizer = getattr(model, "optimizer", None)
+
+    @contextlib.contextmanager
+    def put_back(self, model: keras.Model) -> Iterator[None]:
+        """The model as it was, for a while."""
+        now = TraceState(model)
+        others = {} if now._optimizer is self._optimizer else {"optimizer": self._optimizer}
+        try:
+            self._set()
+            with instance_attributes(model, others):
+                yield
+        finally:
+            now._set()
+
+    def _set(self) -> None:
+        if any(one.trainable != trainable for one, trainable in [*self._layers, *self._variables]):
+            for one, trainable in [*self._layers, *self._variables]:  # a layer sets those inside it, which come later
+                one.trainable = trainable
+
+
+class TraceStates:
+    """The states in which the graphs of one kind ("train", "test" or "predict") were traced first.
+
+    Keras traces once for batches of some specs (`tf.function` decides), and tfaccel several times: what a later graph
+    for such batches does must not depend on what became of the model in between.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._states: list[tuple[Any, TraceState]] = []
+
+    @contextlib.contextmanager
+    def tracing(self, specs: Any) -> Iterator[None]:
+        """While a graph is traced for batches of some specs: lets the model be as when Keras would have traced it."""
+        for known, state in self._states:
+            if _is_covered(specs, known):
+                with state.put_back(self._model):
+                    yield
+                return
+        yield
+        for known, _ in self._states:
+            specs = _common(specs, known)
+        self._states.append((specs, TraceState(self._model)))  # only now are all layers built
+
+
+def _is_covered(specs: Any, known: Any) -> bool:
+    """Whether a graph for batches of known specs takes batches of others."""
+    if _structure(specs) != _structure(known):
+        return False
+    pairs = zip(tf.nest.flatten(specs), tf.nest.flatten(known), strict=True)
+    return all(one is other if one is None else one.is_subtype_of(other) for one, other in pairs)
+
+
+def _common(specs: Any, known: Any) -> Any:
+    """Specs of batches of both kinds, for which `tf.function` traces the second time; without them, those given."""
+    if _structure(specs) != _structure(known):
+        return specs
+    pairs = zip(tf.nest.flatten(specs), tf.nest.flatten(known), strict=True)
+    leaves = [one if one is None else one.most_specific_common_supertype([other]) for one, other in pairs]
+    found = [leaf is None for leaf in leaves] == [leaf is None for leaf in tf.nest.flatten(specs)]
+    return tf.nest.pack_sequence_as(specs, leaves) if found else specs
+
+
+def _structure(specs: Any) -> Any:
+    """The nest with None in place of other specs, and True in place of None."""
+    return tf.nest.map_structure(lambda spec: True if spec is None else None, specs)

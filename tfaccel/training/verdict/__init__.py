@@ -1,0 +1,1 @@
+"""What a training history and simple baselines say about a trained model."""

@@ -1,0 +1,193 @@
+"""What a training history says of the fit: over-fitting, under-fitting, unstable or sound, and what to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict.curve_findings import MIN_EPOCHS, LossCurves
+
+OVER_FITTING, UNDER_FITTING, UNSTABLE = "over-fitting", "under-fitting", "unstable"
+WORSE, SOUND, UNKNOWN = "worse than a baseline", "sound", "unknown"
+
+_MORE_DATA = "train for at least three epochs, with validation data"
+_ADVICE = {
+    OVER_FITTING: (
+        "stop early (--early_stopping)",
+        "more dropout, weight decay or augmentation",
+        "more data, or a smaller model",
+        "check that validation inputs are scaled as the training inputs are",
+    ),
+    UNDER_FITTING: (
+        "train for more epochs",
+        "a higher learning rate",
+        "a larger model, or less dropout and weight decay",
+    ),
+    UNSTABLE: (
+        "a third of the learning rate",
+        "a longer warm-up (--warm_up)",
+        "clip gradients (--global_clipnorm=1)",
+        "a larger batch",
+    ),
+    WORSE: ("search for better settings (tfaccel tune)", "use the baseline"),
+    SOUND: (),
+    UNKNOWN: (_MORE_DATA,),
+}
+
+
+@dataclass(frozen=True)
+class FitVerdict:
+    """What a training history says of the fit.
+
+    Args:
+        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" where there is
+            too little to tell.
+        evidence: what says so, with figures.
+        advice: what to try, the most likely first; empty for a sound fit.
+    """
+
+    kind: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as JSON-serialisable data."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """The verdict in one or two sentences.
+
+        Example:
+            >>> FitVerdict("sound", ("validation loss 0.21 at the end, its lowest",), ()).text()
+            'The fit is sound: validation loss 0.21 at the end, its lowest.'
+        """
+        advice = f" Try: {'; '.join(self.advice)}." if self.advice else ""
+        opening = f"There is {self.kind}" if self.kind in (OVER_FITTING, UNDER_FITTING) else f"The fit is {self.kind}"
+        if self.kind == UNKNOWN:
+            opening = "Whether the fit is sound cannot be told"
+        return f"{opening}: {'; '.join(self.evidence)}.{advice}"
+
+
+def verdict(
+    history: Mapping[str, Sequence[float | None]],
+    *,
+    baselines: BaselineScores | None = None,
+    final_loss: float | None = None,
+) -> FitVerdict:
+    """What a training history, and baselines where there are some, say of the fit.
+
+    It looks at `loss` and, where there is one, `val_loss`. Differences are fractions of what was learnt, so that the
+    scale of the loss does not matter; a huge first value is left out of that.
+
+    * Unstable: losses that are not finite, jump up in many epochs, or end far above their lowest.
+    * Over-fitting: the validation loss has risen since its lowest, or stays far above the training loss.
+    * Under-fitting: losses still fall at the end, or hardly fell at all, or the score is hardly better than what knows
+      the targets' frequencies or mean only.
+    * Worse than a baseline: none of these, but a baseline's score is better by more than chance allows.
+    * Unknown: too few epochs, no validation loss, or too few examples to tell the score from the trivial one.
+
+    Args:
+        history: metric -> one value an epoch, as in `TrainResult.history` or Keras's `History.history`; None or NaN
+            where a value was not finite.
+        baselines: what the model and simple predictors reach on the same examples; None: only the curves are judged.
+        final_loss: the validation loss of the model as it was saved. Where that is the lowest of an earlier epoch (best
+            weights restored), what came after is left out.
+
+    Example:
+        >>> verdict({"loss": [1.0, 0.5, 0.2, 0.1, 0.05, 0.02], "val_loss": [1.0, 0.6, 0.5, 0.6, 0.7, 0.8]}).kind
+        'over-fitting'
+        >>> scores = BaselineScores(metric="accuracy", score=0.502, baselines={"gradient boosting": 0.601},
+        ...                         is_fraction=True)
+        >>> history = {"loss": [1.0, 0.5, 0.3, 0.25, 0.25], "val_loss": [1.0, 0.55, 0.35, 0.3, 0.3]}
+        >>> verdict(history, baselines=scores).text()
+        'The fit is worse than a baseline: accuracy 50.2 % beside 60.1 % (gradient boosting). Try: search for better settings (tfaccel tune); use the baseline.'
+    """  # noqa: E501
+    losses, val_losses = (_values(history.get(name, ())) for name in ("loss", "val_loss"))
+    for name, values in (("training", losses), ("validation", val_losses)):
+        broken = [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]
+        if broken:
+            return _found(UNSTABLE, [f"the {name} loss is not finite in epoch {broken[0]}"])
+    losses, val_losses, is_best = _as_saved(losses, val_losses, final_loss)
+    missing = _missing(losses, val_losses, history)
+    found: dict[str, list[str]] = {}
+    if not missing:
+        curves = LossCurves(tuple(losses), tuple(val_losses))
+        # What was good from the first epoch on, such as a pretrained model, has no more to learn.
+        hardly_learnt = [] if baselines is not None and baselines.is_good else curves.hardly_learnt()
+        found = {
+            UNSTABLE: curves.instabilities(),
+            OVER_FITTING: curves.over_fitting(),
+            UNDER_FITTING: hardly_learnt or ([] if is_best else curves.still_falling()),
+        }
+        if not val_losses:
+            missing = "the training loss has settled, but there is no validation loss"
+    return _weighed(found, baselines, missing) or _sound(losses, val_losses, baselines)
+
+
+def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, missing: str) -> FitVerdict | None:
+    """The verdict on what was found in the curves and beside baselines; None if nothing is wrong."""
+    beside: list[str] = []
+    if baselines is not None and baselines.worse_than:
+        beside = [baselines.beside(*baselines.worse_than)]
+    elif baselines is not None and baselines.is_hardly_better_than_trivial:
+        beside = [f"the score is hardly better than the trivial one: {baselines.beside()}"]
+        found = {**found, UNDER_FITTING: [*found.get(UNDER_FITTING, ()), *beside]}
+    kinds = [kind for kind, evidence in found.items() if evidence]
+    if UNSTABLE in kinds:
+        return _found(UNSTABLE, [*found[UNSTABLE], *beside])
+    if kinds:
+        # A validation loss that is far above and still falls wants more epochs first.
+        both = [text for kind in kinds for text in found[kind]]
+        is_unfinished = UNDER_FITTING in kinds and "still falls" in found[UNDER_FITTING][0]
+        return _found(UNDER_FITTING if is_unfinished else kinds[0], list(dict.fromkeys([*both, *beside])))
+    if beside:
+        return _found(WORSE, beside)
+    if missing:
+        return _found(UNKNOWN, [missing])
+    if baselines is not None and baselines.has_too_few_examples:
+        few = f"{baselines.num_examples} examples are too few to tell {baselines.beside(*baselines.trivial)}"
+        return FitVerdict(UNKNOWN, (few,), ("more validation data",))
+    return None
+
+
+def _found(kind: str, evidence: Sequence[str]) -> FitVerdict:
+    return FitVerdict(kind, tuple(evidence), _ADVICE[kind])
+
+
+def _sound(losses: list[float], val_losses: list[float], baselines: BaselineScores | None) -> FitVerdict:
+    evidence = f"validation loss {val_losses[-1]:.4g} at the end, lowest {min(val_losses):.4g}, training loss "
+    beside = "no baseline to compare with" if baselines is None else baselines.beside()
+    return _found(SOUND, [f"{evidence}{losses[-1]:.4g}", beside])
+
+
+def _values(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _missing(losses: list[float], val_losses: list[float], history: Mapping[str, Any]) -> str:
+    """What is missing to judge the curves, or nothing."""
+    if history and "loss" not in history:
+        return f"there is no `loss` in the history, which has {', '.join(map(repr, history))}"
+    with_validation = " with a validation loss" if val_losses else ""
+    epochs = f"{len(losses)} epoch{'' if len(losses) == 1 else 's'}"
+    return f"the history has {epochs}{with_validation}" if len(losses) < MIN_EPOCHS else ""
+
+
+def _as_saved(
+    losses: list[float], val_losses: list[float], final_loss: float | None
+) -> tuple[list[float], list[float], bool]:
+    """Both curves where there is a validation loss, up to the saved weights, and whether later epochs were worse."""
+    if val_losses and len(val_losses) < len(losses):  # validation every few epochs
+        every = len(losses) / len(val_losses)
+        losses = [losses[math.ceil(every * (number + 1)) - 1] for number in range(len(val_losses))]
+    elif len(val_losses) > len(losses):
+        val_losses = []
+    if not val_losses or final_loss is None or not math.isfinite(final_loss):
+        return losses, val_losses, False
+    last = len(val_losses) - 1
+    best = min(range(len(val_losses)), key=val_losses.__getitem__)
+    saved = min((last, best), key=lambda epoch: abs(val_losses[epoch] - final_loss))
+    return losses[: saved + 1], val_losses[: saved + 1], saved < last

@@ -1,0 +1,46 @@
+"""With several workers, only the chief writes files; the others run the same callbacks without a trace on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas
+
+# Attributes of Keras's callbacks that name what they write.
+_PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
+
+
+@contextlib.contextmanager
+def only_chief_writes(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback], replicas: Replicas
+) -> Iterator[None]:
+    """On a worker that is not the chief: `model.save` and `save_weights` do nothing, and logs go to a scratch folder.
+
+    All workers still make the same decisions (which epoch is best, when to stop), because metrics are equal on all.
+    """
+    if replicas.is_chief:
+        yield
+        return
+    nothing: dict[str, Any] = {"save": _nothing, "save_weights": _nothing}
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfaccel-worker-"))
+        stack.enter_context(instance_attributes(model, nothing))
+        for callback in callbacks:
+            for kind, attribute in _PATHS.items():
+                if isinstance(callback, kind):
+                    path = os.path.join(scratch, os.path.basename(os.fspath(getattr(callback, attribute))))
+                    stack.enter_context(instance_attributes(callback, {attribute: path}))
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                stack.enter_context(instance_attributes(callback, {"delete_checkpoint": False}))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs

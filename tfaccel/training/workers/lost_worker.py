@@ -1,0 +1,112 @@
+"""What to say when another worker of the cluster is gone, in place of what TensorFlow's collectives say."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import ClusterError
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.workers.rendezvous import Place, host_and_port, workers_text
+
+_ANSWER_SECONDS = 2.0
+_COMMUNICATION = re.compile(
+    r"[Cc]ollective|GRPC|[Rr]emote target|heartbeat|[Cc]onnection|coordination service", re.ASCII
+)
+_TASK = re.compile(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)")
+_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+GO_ON_WITH_FIT = (
+    'Start all workers again. To go on where training stopped, train with `tfaccel.train(..., resume="auto")`, or let '
+    "`keras.callbacks.BackupAndRestore` keep checkpoints."
+)
+
+
+@contextlib.contextmanager
+def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH_FIT) -> Iterator[None]:
+    """Within the block, errors of communication with a worker that is gone become a `ClusterError` that names it.
+
+    Args:
+        strategy: under which the block trains.
+        go_on: what to do, for the end of the message.
+
+    Raises:
+        ClusterError: in place of TensorFlow's error.
+    """
+    try:
+        yield
+    except _ERRORS as error:
+        if Replicas(strategy).num_workers == 1 or not _COMMUNICATION.search(str(error.message)):
+            raise
+        place = place_of(strategy.cluster_resolver)
+        raise ClusterError(f"{_who(place, str(error.message))} {go_on}") from error
+
+
+def names_lost_workers(function: Callable[Concatenate[keras.Model, P], R]) -> Callable[Concatenate[keras.Model, P], R]:
+    """A function of a model, whose communication with a worker that is gone ends in a `ClusterError` that names it."""
+
+    @functools.wraps(function)
+    def named(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not isinstance(model, keras.Model):
+            return function(model, *args, **kwargs)
+        with lost_workers_named(model.distribute_strategy):
+            return function(model, *args, **kwargs)
+
+    return named
+
+
+def _who(place: Place | None, message: str) -> str:
+    """Which workers are gone: those that do not answer, else those that TensorFlow names."""
+    if place is None:
+        return "A worker is gone: this one cannot reach it any more."
+    others = [index for index in range(len(place.addresses)) if index != place.index]
+    gone = [index for index in others if not _answers(place.addresses[index])]
+    if not gone:
+        first_worker = 1 if "/job:chief/" in message else 0
+        named = {int(index) + (first_worker if job == "worker" else 0) for job, index in _TASK.findall(message)}
+        gone = sorted(named & set(others))
+    if not gone:
+        return f"This worker ({place.index}) has lost the connection to another one."
+    verb = "is" if len(gone) == 1 else "are"
+    names = workers_text(place, gone)
+    return (
+        f"{names[0].upper()}{names[1:]} {verb} gone: worker {place.index} cannot go on without. See what it said last, "
+        "or whether it was killed."
+    )
+
+
+def _answers(address: str) -> bool:
+    """Whether anything listens at a worker's address: the kernel ends that with the process."""
+    try:
+        socket.create_connection(host_and_port(address), timeout=_ANSWER_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def place_of(resolver: Any) -> Place | None:
+    """A worker's place, as TensorFlow's resolver of the cluster tells it; None for what is no worker of several."""
+    tasks = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    chiefs, workers = (list(tasks.get(job, [])) for job in ("chief", "worker"))
+    index = resolver.task_id if resolver is not None else None
+    if index is None or resolver.task_type not in ("chief", "worker") or len(chiefs) + len(workers) < 2:
+        return None
+    return Place((*chiefs, *workers), int(index) + (len(chiefs) if resolver.task_type == "worker" else 0))

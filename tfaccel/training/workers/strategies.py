@@ -1,0 +1,144 @@
+"""The `tf.distribute.Strategy` of a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import ClusterError, PlanError
+from tfaccel.planning.plan import Plan
+from tfaccel.training.workers.lost_worker import place_of
+from tfaccel.training.workers.rendezvous import meet, wait_seconds
+from tfaccel.training.workers.tpu_start import tpu_strategy
+
+_IMPLEMENTATIONS = {
+    "tensorflow_default": tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
+# What each worker may have of its own; the rest of the plan must be the same on all.
+_OWN_FIELDS = {
+    "devices",
+    "num_logical_cpus",
+    "intra_op_threads",
+    "inter_op_threads",
+    "gpu_memory_growth",
+    "reasons",
+    "gpu_memory_limit_bytes",
+    "data_threads",
+    "prefetch_batches",
+    "cache_data",
+}
+_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; one at most
+
+
+def make_strategy(plan: Plan) -> tf.distribute.Strategy:
+    """Makes the strategy that a plan names.
+
+    Raises:
+        PlanError: if a device is not there, or TensorFlow has started in a way that the strategy cannot be made.
+    """
+    if plan.strategy == "none":
+        return tf.distribute.get_strategy()
+    if plan.strategy == "tpu":
+        return tpu_strategy(plan)
+    if plan.strategy == "multi_worker_mirrored":
+        return _multi_worker_strategy(plan)
+    devices = _logical_devices(plan)
+    if plan.strategy == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    operations = tf.distribute.HierarchicalCopyAllReduce() if plan.communication == "hierarchical_copy" else None
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=operations)
+
+
+def _logical_devices(plan: Plan) -> list[str]:
+    """The plan's devices as TensorFlow numbers them: only the plan's GPUs are visible, in the order of the plan."""
+    kind = plan.devices[0].split(":")[0]
+    there = tf.config.list_logical_devices(kind)
+    if kind == "GPU":
+        return [device.name for device in there[: len(plan.devices)]]
+    missing = [device for device in plan.devices if int(device.split(":")[1]) >= len(there)]
+    if missing:
+        raise PlanError(
+            f"The plan uses {', '.join(missing)}, but TensorFlow has {len(there)} logical {kind} devices. "
+            f"Set num_logical_cpus (--logical_cpus) to {len(plan.devices)} in a new process, or choose other devices."
+        )
+    return [there[int(device.split(":")[1])].name for device in plan.devices]
+
+
+def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
+    """The one strategy over several workers of this process, made when it is first wanted.
+
+    A second one would start TensorFlow's collectives anew: a worker that is ahead then sends to a peer which is about
+    to drop what it received ("Delete called on non-empty BufRendezvous").
+    """
+    wanted = (os.environ.get("TF_CONFIG"), plan.communication)
+    if not _multi_worker:
+        _multi_worker[wanted] = _new_multi_worker_strategy(plan)
+    (((config, communication), strategy),) = _multi_worker.items()
+    if wanted != (config, communication):
+        raise PlanError(
+            "This process has trained over several workers already, and TensorFlow cannot change its cluster or "
+            f"collectives afterwards. Received: TF_CONFIG={wanted[0]!r}, communication={wanted[1]!r}; the first had "
+            f"communication={communication!r}. Start new workers."
+        )
+    if strategy.num_replicas_in_sync != plan.num_replicas:
+        raise PlanError(
+            f"The plan has {plan.num_replicas} replicas ({plan.num_workers} workers), but the cluster that TF_CONFIG "
+            f"describes has {strategy.num_replicas_in_sync}. Start {plan.num_workers} workers with the same plan, or "
+            "set num_workers to their number."
+        )
+    return strategy
+
+
+def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
+    options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
+    place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    if place is not None and len(place.addresses) == plan.num_workers > 1:  # else the count is refused once it is made
+        meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
+    try:
+        with _signals_kept():
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:
+        raise PlanError(
+            "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
+            f"start of the program, in a new process. TensorFlow says: {error}"
+        ) from error
+    except tf.errors.OpError as error:
+        raise ClusterError(
+            f"TensorFlow cannot connect the workers of the cluster: {' '.join(str(error.message).split()):.300}. Start "
+            "all of them again; a port that is taken, or a worker that ended meanwhile, is the usual cause."
+        ) from error
+
+
+def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
+    """What workers must agree on: the cluster, what calculates, and the plan but for what is a worker's own."""
+    fields = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _OWN_FIELDS}
+    return {
+        "the cluster": list(addresses),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        **fields,
+        "the number of devices": len(plan.devices),
+    }
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Gives SIGTERM back what it did: TensorFlow's collectives take it for themselves, and then nothing ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
