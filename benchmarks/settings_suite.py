@@ -17,7 +17,7 @@ from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS, Setting
 from tfaccel.benchmarks.settings_data import write_validation
 from tfaccel.errors import NonFiniteLossError, TfaccelError
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.result import TrainResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.training.runs.result import installed_versions
+from tfaccel.training.run.result import installed_versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ from tfaccel.scripts.train_flags import (
 )
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import WorkloadParameters
-from tfaccel.training.runs.result import TrainResult
-from tfaccel.training.runs.run_dir import checked_place
+from tfaccel.training.run.result import TrainResult
+from tfaccel.training.run.run_dir import checked_place
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")

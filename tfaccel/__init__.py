@@ -24,7 +24,7 @@ _PUBLIC_NAMES = {
     "export": "tfaccel.exporting.export",
     "search": "tfaccel.tuning.search",
     "compress": "tfaccel.compressing.compress",
-    "TrainResult": "tfaccel.training.runs.result",
+    "TrainResult": "tfaccel.training.run.result",
     "Device": "tfaccel.hardware.hardware",
     "TrainingOptions": "tfaccel.training.training_options",
     "ExportResult": "tfaccel.exporting.export_result",

@@ -39,7 +39,7 @@ NOUN_PACKAGES = ("tfaccel.hardware", "tfaccel.planning")
 NOUN_MODULES = {
     "tfaccel",
     "tfaccel.errors",
-    "tfaccel.training.runs.result",
+    "tfaccel.training.run.result",
     "tfaccel.measuring.measurement",
     "tfaccel.benchmarks.report",
     "tfaccel.compressing.comparison.gate",
@@ -200,7 +200,7 @@ def test_upward_import_is_found(path, text):
         ),
         ("tfaccel/training/train.py", "from tfaccel import __version__, errors"),
         ("tfaccel/training/train.py", "import tfaccel\ntfaccel.__version__"),
-        ("tfaccel/planning/plan.py", "if TYPE_CHECKING:\n    from tfaccel.training.runs.result import TrainResult"),
+        ("tfaccel/planning/plan.py", "if TYPE_CHECKING:\n    from tfaccel.training.run.result import TrainResult"),
         ("recipes/digits.py", "import tfaccel\nfrom tfaccel import train"),
         ("scripts/train.py", "from tfaccel.scripts.command import run_command\nfrom tfaccel.recipes import digits"),
     ],
@@ -219,7 +219,7 @@ def test_packages_that_import_each_other_are_found():
 @pytest.mark.parametrize("text", ["import tensorflow as tf", "def f():\n    from keras import layers"])
 @pytest.mark.parametrize(
     "path",
-    ["tfaccel/hardware/cpu.py", "tfaccel/planning/plan.py", "tfaccel/training/runs/result.py", "tfaccel/__init__.py"],
+    ["tfaccel/hardware/cpu.py", "tfaccel/planning/plan.py", "tfaccel/training/run/result.py", "tfaccel/__init__.py"],
 )
 def test_heavy_import_of_a_noun_is_found(path, text):
     assert heavy_imports(Source(path, text))

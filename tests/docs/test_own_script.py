@@ -16,7 +16,7 @@ NUM_EPOCHS = 8
 CHILD = """
 import json, os, runpy, sys
 
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 
 die_after, *scripts = sys.argv[1:]
 add_row = RunDir.add_row

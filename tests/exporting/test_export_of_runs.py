@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.raw_input import ImageInput, load_raw_input
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 
 RUN = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', *sys.argv[1:]]))"
 

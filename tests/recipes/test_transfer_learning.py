@@ -11,7 +11,7 @@ from tfaccel.errors import DataError, WorkloadError
 from tfaccel.models.backbones import APPLICATIONS, find_backbone
 from tfaccel.planning.plan import Plan
 from tfaccel.recipes import transfer_learning as recipe
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.result import TrainResult
 
 
 def test_workload_is_made_without_tensorflow(run_python):

@@ -10,7 +10,7 @@ from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial
 from tfaccel.errors import TfaccelError
 from tfaccel.scripts import settings_table
 from tfaccel.scripts.settings_table import chosen_recipes, print_settings, read_trials, row_of
-from tfaccel.training.runs.files import write_json
+from tfaccel.training.run.files import write_json
 
 
 def test_examples():

@@ -10,7 +10,7 @@ from tfaccel import Plan, Workload
 from tfaccel.errors import PlanError
 from tfaccel.tpu.jax_training import train_on_jax
 from tfaccel.tpu.preflight import NotebookRuntime
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.result import TrainResult
 
 RUNTIME = NotebookRuntime(
     kind="TPU",

@@ -11,7 +11,7 @@ import pytest
 from tfaccel import Plan, Workload, train
 from tfaccel.errors import PlanError
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -87,8 +87,8 @@ def on_device(plan):
 
 def weights_after_training(work, plan, *, whole_step=False):
     from tfaccel.training.private import private_models
-    from tfaccel.training.runs.compiled_model import compiled_model
-    from tfaccel.training.runs.workload_source import WorkloadSource
+    from tfaccel.training.run.compiled_model import compiled_model
+    from tfaccel.training.run.workload_source import WorkloadSource
     from tfaccel.training.runtime import Runtime
     from tfaccel.training.steps.engine import EngineOptions, engine_of
     from tfaccel.training.steps.replicas import Replicas
@@ -124,7 +124,7 @@ def test_training_is_the_same_wherever_batches_are_augmented(augment):
 
 
 def test_nothing_is_placed_without_augment_or_with_several_workers():
-    from tfaccel.training.runs.augmentation_place import place_augmentation
+    from tfaccel.training.run.augmentation_place import place_augmentation
 
     plain = replace(workload(), augment=None)
     assert place_augmentation(plain, UNPLACED) is UNPLACED
@@ -137,7 +137,7 @@ def test_nothing_is_placed_without_augment_or_with_several_workers():
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [ONE, TWO], ids=["one", "two"])
 def test_the_faster_place_is_found(plan):
-    from tfaccel.training.runs.augmentation_place import place_augmentation
+    from tfaccel.training.run.augmentation_place import place_augmentation
     from tfaccel.training.runtime import Runtime
 
     def slow(batch):
@@ -158,7 +158,7 @@ def test_the_faster_place_is_found(plan):
 def test_a_device_that_cannot_run_it_leaves_it_to_the_host():
     import tensorflow as tf
 
-    from tfaccel.training.runs.augmentation_place import place_augmentation
+    from tfaccel.training.run.augmentation_place import place_augmentation
 
     def impossible(batch):
         with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), ["no such kernel"])]):
@@ -197,7 +197,7 @@ def test_train_places_what_the_rules_left_open(tmp_path, caplog):
 
 
 def test_a_run_goes_on_with_the_place_that_it_began_with(tmp_path):
-    from tfaccel.training.runs.augmentation_place import place_for_run
+    from tfaccel.training.run.augmentation_place import place_for_run
     from tfaccel.training.runtime import Runtime
 
     RunDir(tmp_path / "run", {}).start(on_device(ONE).to_json())

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tfaccel.training.runs.checkpoint import checkpoints, load_newest, save_checkpoint
+from tfaccel.training.run.checkpoint import checkpoints, load_newest, save_checkpoint
 
 ARRAYS = {
     "weight/0": np.array([1.5, np.nan, -0.0], "float32"),

@@ -33,7 +33,7 @@ def added(batch):
 
 def rows_of(replicas, *, mixes_rows=False, **options):
     """Rows 2 and 3 of each global batch as the replica gets them, and the data set's spec of a batch."""
-    from tfaccel.training.runs.workload_source import WorkloadSource
+    from tfaccel.training.run.workload_source import WorkloadSource
 
     work = Workload(
         "made_up", object, dict, train_data, global_batch_size=4, augment=added, augment_mixes_rows=mixes_rows
@@ -60,7 +60,7 @@ def test_batches_are_fetched_to_a_device():
     import tensorflow as tf
 
     from tfaccel.data.sources import IteratorFeed
-    from tfaccel.training.runs.workload_source import fetched_to
+    from tfaccel.training.run.workload_source import fetched_to
 
     batches = tf.data.Dataset.range(10).map(lambda n: {"a": n, "b": (tf.cast(n, tf.float32), n * 2)}).batch(4)
     feed, seen = IteratorFeed(fetched_to("/CPU:1", batches.prefetch(2))), []
@@ -84,7 +84,7 @@ def test_batches_are_fetched_to_a_device():
 def test_what_a_gpu_cannot_hold_is_not_fetched_there():
     import tensorflow as tf
 
-    from tfaccel.training.runs.workload_source import fetched_to
+    from tfaccel.training.run.workload_source import fetched_to
 
     texts = tf.data.Dataset.from_tensors(tf.constant(["text"]))
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.result import TrainResult
 
 HERE = Path(__file__).parent
 # Dropout, batch normalization, Adam with EMA, a float16 loss scale, accumulation, early stopping, a plateau schedule.

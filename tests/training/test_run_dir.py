@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from tfaccel.errors import RunDirError
-from tfaccel.training.runs.files import finite, whole_file, write_json
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.files import finite, whole_file, write_json
+from tfaccel.training.run.run_dir import RunDir
 
 CONFIG = {"recipe": "small", "epochs": 3, "seed": 0}
 
@@ -67,7 +67,7 @@ def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_pat
     run_python(
         f"""
 import os
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(path)!r}, {CONFIG!r}, resume="auto")
 run_dir.start({{}})
 os.kill(os.getpid(), 9)
@@ -80,7 +80,7 @@ os.kill(os.getpid(), 9)
 def test_two_processes_that_begin_at_once_leave_one_run(tmp_path):
     code = f"""
 import sys, time
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(tmp_path / "run")!r}, {CONFIG!r})
 print("ready", flush=True)
 sys.stdin.readline()

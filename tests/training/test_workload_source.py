@@ -21,7 +21,7 @@ SECOND_OF_TWO = SimpleNamespace(num_workers=2, num_replicas=2, worker_index=1)
 @pytest.fixture
 def source(logical_devices):
     """A function that makes the source of a workload with that `train_data`, in batches of 4."""
-    from tfaccel.training.runs.workload_source import WorkloadSource
+    from tfaccel.training.run.workload_source import WorkloadSource
 
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=4)
 

@@ -9,7 +9,7 @@ import pytest
 from tfaccel.errors import PlanError, RunDirError, SearchError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.hardware.machine import Machine
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.device_groups import DeviceGroup, device_groups
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.objective import Objective, checked_objective, direction_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import RunDirError
 from tfaccel.exporting.load_model import MODEL_FILE, load_keras_model
 from tfaccel.planning.run_workload import check_finished_run
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.result import TrainResult
 
 if TYPE_CHECKING:
     import keras

@@ -17,8 +17,8 @@ from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
-from tfaccel.training.runs.compiled_model import compiled_model, engine_options
-from tfaccel.training.runs.workload_source import WorkloadSource
+from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.replicas import Replicas

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfaccel.measuring.graph_operations import graph_operations
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.runs.compiled_model import compiled_model
-from tfaccel.training.runs.workload_fit import build_for
+from tfaccel.training.run.compiled_model import compiled_model
+from tfaccel.training.run.workload_fit import build_for
 
 
 @dataclass(frozen=True)

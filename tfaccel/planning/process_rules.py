@@ -4,7 +4,7 @@ from tfaccel.planning.case import Case, Choice
 
 # The pack size in the examples of tf.distribute.
 PACK_BYTES = 50 * 2**20
-# The reason of a choice that `tfaccel.training.runs.augmentation_place` makes later.
+# The reason of a choice that `tfaccel.training.run.augmentation_place` makes later.
 AUGMENT_ON_UNMEASURED = "To begin with: training measures at its start whether the host or the device is faster."
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.training.runs.files import whole_file
+from tfaccel.training.run.files import whole_file
 
 
 def save_anomalies(

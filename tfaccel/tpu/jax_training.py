@@ -12,9 +12,9 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.training.runs.files import whole_file
-from tfaccel.training.runs.result import TrainResult, installed_versions
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.files import whole_file
+from tfaccel.training.run.result import TrainResult, installed_versions
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.runtime import JaxRuntime
 
 
@@ -79,7 +79,7 @@ def _trained(
     workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns fields of the result."""
-    from tfaccel.training.runs.train_callbacks import MetricLines, StepTimes
+    from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 
     size = plan.global_batch_size
     model = workload.build_model()

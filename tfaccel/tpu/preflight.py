@@ -24,7 +24,7 @@ from tfaccel.processes.child import ProcessError, last_words, run_program
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
     from tfaccel.planning.workload import Workload
-    from tfaccel.training.runs.result import TrainResult
+    from tfaccel.training.run.result import TrainResult
 
 _ON_CPU = MappingProxyType({"strategy": "none", "devices": ("CPU:0",), "jit_compile": False})
 _BY_JAX = MappingProxyType({**_ON_CPU, "dtype_policy": "mixed_bfloat16"})

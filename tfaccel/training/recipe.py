@@ -12,8 +12,8 @@ from typing import Any
 
 from tfaccel.planning.workload import Workload
 from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
+from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe
-from tfaccel.training.runs.result import TrainResult
 from tfaccel.training.training_options import TrainingOptions
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 

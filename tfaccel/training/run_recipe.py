@@ -16,8 +16,8 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.runs.files import write_json
-from tfaccel.training.runs.result import TrainResult
+from tfaccel.training.run.files import write_json
+from tfaccel.training.run.result import TrainResult
 from tfaccel.training.train import train
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 

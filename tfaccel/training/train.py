@@ -21,8 +21,8 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.training.runs.result import TrainResult, installed_versions
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.result import TrainResult, installed_versions
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.verdict.trivial_scores import trivial_scores
 
@@ -131,8 +131,8 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
-        from tfaccel.training.runs.augmentation_place import place_for_run
-        from tfaccel.training.runs.train_session import TrainSession
+        from tfaccel.training.run.augmentation_place import place_for_run
+        from tfaccel.training.run.train_session import TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))

@@ -11,7 +11,7 @@ import keras_tuner
 
 from tfaccel.errors import SearchError
 from tfaccel.training.private import private_models
-from tfaccel.training.runs.workload_source import WorkloadSource
+from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.tuning.trial_maker import TrialMaker, is_model_space

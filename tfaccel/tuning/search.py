@@ -19,8 +19,8 @@ from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
-from tfaccel.training.runs.files import write_json
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.files import write_json
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.device_groups import device_groups
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner

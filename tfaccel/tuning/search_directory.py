@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError
-from tfaccel.training.runs.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir
 
 logger = logging.getLogger("tfaccel")
 

@@ -17,7 +17,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.training.runs.compiled_model import compiled_model, with_plan
+from tfaccel.training.run.compiled_model import compiled_model, with_plan
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.own_arguments import OwnArguments
 from tfaccel.tuning.own_tuner import check_tuner

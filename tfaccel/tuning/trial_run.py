@@ -21,9 +21,9 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
-from tfaccel.training.runs.checkpoint import read_state, write_state
-from tfaccel.training.runs.compiled_model import engine_options
-from tfaccel.training.runs.workload_source import WorkloadSource
+from tfaccel.training.run.checkpoint import read_state, write_state
+from tfaccel.training.run.compiled_model import engine_options
+from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.replicas import Replicas

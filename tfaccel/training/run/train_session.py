@@ -14,20 +14,20 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.runs.checkpoint import from_bytes, load_newest, to_bytes, write_state
-from tfaccel.training.workers.chief import only_chief_writes
-from tfaccel.training.runs.compiled_model import compiled_model, engine_options
-from tfaccel.training.steps.engine import Engine, engine_of
-from tfaccel.training.runs.files import whole_file
 from tfaccel.training.fit import callbacks_of, run_epochs
-from tfaccel.training.runs.memory_check import check_memory, within_memory
+from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
+from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.files import whole_file
+from tfaccel.training.run.memory_check import check_memory, within_memory
+from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
+from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
+from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.runs.run_dir import RunDir
-from tfaccel.training.runs.tensorboard_scalars import TensorBoardScalars
-from tfaccel.training.runs.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.validation import Validation, validation_of
-from tfaccel.training.runs.workload_fit import build_for, callbacks_of_workload, check_batches
-from tfaccel.training.runs.workload_source import WorkloadSource
+from tfaccel.training.workers.chief import only_chief_writes
 
 
 @dataclass(frozen=True)

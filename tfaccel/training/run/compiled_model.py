@@ -13,10 +13,10 @@ from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
+from tfaccel.training.own_methods import refuse_own_methods
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
 from tfaccel.training.steps.model_parts import has_own_train_step
-from tfaccel.training.own_methods import refuse_own_methods
 
 
 def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:

@@ -18,13 +18,13 @@ from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private import private_models
-from tfaccel.training.runs.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.runs.run_dir import RunDir
-from tfaccel.training.runtime import Runtime
 from tfaccel.training.workers.strategies import make_strategy
-from tfaccel.training.runs.workload_source import WorkloadSource
 
 logger = logging.getLogger("tfaccel")
 

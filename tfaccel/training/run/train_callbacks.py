@@ -14,9 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tfaccel.training.runs.checkpoint import read_state, save_checkpoint
+from tfaccel.training.run.checkpoint import read_state, save_checkpoint
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.runs.run_dir import RunDir
 
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
 

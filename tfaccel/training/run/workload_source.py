@@ -18,8 +18,8 @@ from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
-from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.runtime import background_thread
+from tfaccel.training.steps.replicas import Replicas
 
 _MAX_JOINED_EPOCHS = 64
 _BYTES_OF_JOINED_EPOCHS = 4 << 20
