@@ -87,7 +87,7 @@ def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
 
 
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
-    """The time after the last batch of an epoch, with that of `Model.fit` for information."""
+    """The time after the last batch of an epoch, and that of `Model.fit` for comparison."""
     step_seconds = _wide_mlp_step_seconds(options)
     measurements, figures = {}, []
     for seconds in EPOCH_SECONDS:

@@ -21,8 +21,8 @@ class Task:
         name: the name of the model.
         build_model: returns an uncompiled classifier with `NUM_CLASSES` logits.
         input_shape: of one example.
-        num_tokens: the examples hold token ids below this; 0: they hold float32 values.
-        global_batch_size, steps_per_epoch, num_epochs: those of one window.
+        num_tokens: size of the vocabulary, for examples of token ids; 0 for examples of float32 values.
+        global_batch_size, steps_per_epoch, num_epochs: the length of one window.
         jit_compile: as in `compile`.
     """
 

@@ -20,8 +20,8 @@ class Load:
     """The results of a load test, as seen by the clients.
 
     Attributes:
-        seconds: from the first request to the last response.
-        latencies: seconds of each answered request.
+        seconds: the time from the first request to the last response.
+        latencies: the latency of each answered request, in seconds.
         statuses: HTTP status -> requests; 0 for those whose connection was lost.
     """
 
@@ -80,7 +80,7 @@ def open_loop(port: int, requests: Sequence[bytes], *, per_second: float, num_cl
     Args:
         port: the port of a server on this machine.
         requests: sent in turn.
-        per_second: the mean rate; times between requests are random (exponential), but the same at every call.
+        per_second: the mean rate; intervals between requests are random (exponential), but the same at every call.
         num_clients: number of connections; a request waits for a free one.
         seconds: length of the measurement, in which requests are started.
     """

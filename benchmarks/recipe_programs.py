@@ -1,4 +1,4 @@
-"""The programs of the recipes' benchmark: `tfaccel.train` with the rules' plan, and `Model.fit` in two ways."""
+"""The programs of the recipes' benchmark: `tfaccel.train` with the default plan, and `Model.fit` in two ways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.train import train
 
-_DEFAULT_BATCH_SIZE = 32  # of `Model.fit`
+_DEFAULT_BATCH_SIZE = 32  # the default of `Model.fit`
 
 
 class RecipeTraining(abc.ABC):
@@ -58,7 +58,7 @@ class RecipeTraining(abc.ABC):
         return clock.metrics["loss"]
 
     def run(self) -> Window:
-        """Trains, timed: including building, tracing and compiling, which a user waits for too."""
+        """Trains and measures the time, including building, tracing and compiling, for which a user waits too."""
         clock = ResultClock(self.target)
         cpu_seconds = time.process_time()
         self._train(clock, seed=len(self.results), epochs=self.epochs)
@@ -108,7 +108,7 @@ class ResultClock(keras.callbacks.Callback):
 
 
 class PlannedTraining(RecipeTraining):
-    """`tfaccel.train` with the rules' first plan, including its run directory and checkpoints."""
+    """`tfaccel.train` with the default plan, including its run directory and checkpoints."""
 
     @functools.cached_property
     def plan(self) -> Plan:

@@ -40,7 +40,7 @@ def _epochs(present: int, *others: int, metric: str | None = None) -> RecipeSett
     return RecipeSettings(present={"epochs": present}, neighbours={"epochs": others}, metric=metric)
 
 
-# Epochs are halved and doubled. For derived settings, these are the values for the recipe's data.
+# Epochs are halved and doubled. Defaults that a recipe derives from its data are given as their values for these data.
 RECIPE_SETTINGS = {
     "autoencoder": _epochs(120, 30, 60, 240, metric="loss"),
     "gan": _epochs(30, 15, 60),

@@ -1,4 +1,4 @@
-"""The recipes' benchmark: each trained to its stated result, alternately by `tfaccel.train` and `Model.fit`."""
+"""The recipes' benchmark: each is trained to its stated result, alternately by `tfaccel.train` and `Model.fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfaccel.planning.run_length import run_epochs_of
 
 MAX_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
 MAX_INPUT_WAIT = 0.05
-_MORE_EPOCHS = 2  # multiple of the recipe's epochs after which Keras's defaults have missed the result
+_MORE_EPOCHS = 2  # multiple of the recipe's epochs that Keras's defaults get to reach the result
 
 
 def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:

@@ -1,9 +1,9 @@
-"""The digits MLP searched by Optuna's own loop, or by `tfaccel.search`: what chooses trials well, beside each other.
+"""A hyperparameter search for an MLP on the digits, by Optuna's own loop or by `tfaccel.search`.
 
     python -m tfaccel.benchmarks.sampler_program '{"program": "optuna", "seed": 1, "max_trials": 30, "epochs": 8}'
 
-Both have the same space, models, batches and seed; the loop trains by `Model.fit`. It writes on standard output, as
-JSON, the validation loss of each trial and the processor time of each suggestion.
+Both use the same space, models, batches and seed; Optuna's loop trains with `Model.fit`. The program writes the
+validation loss of each trial and the CPU time of each suggestion to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLAN: dict[str, Any] = {
 
 
 def workload() -> Workload:
-    """The digits, each a row of 64 numbers."""
+    """The digits, each flattened to a vector of 64 values."""
     train, test = digits().load()
     splits = [(np.float32(np.asarray(split.images).reshape(-1, 64) / 255), split.labels) for split in (train, test)]
     arrays: list[tuple[Any, ...]] = list(splits)
@@ -171,7 +171,7 @@ def by_search(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def suggestion_seconds(space: dict[str, Any], options: SearchOptions, rows: Any) -> list[float]:
-    """The processor time of each suggestion, where trials end again as they did: no worker competes for the cores."""
+    """The CPU time of each suggestion in a replay of the trials, in which no worker competes for the cores."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)

@@ -1,4 +1,4 @@
-"""The benchmark of samplers: Optuna alone and `tfaccel.search` on the same space, with the same seeds."""
+"""The benchmark of samplers: Optuna alone and `tfaccel.search`, on the same space with the same seeds."""
 
 from __future__ import annotations
 

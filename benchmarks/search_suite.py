@@ -94,7 +94,7 @@ def _figures(
 
 
 def trial_overhead(rows: Sequence[dict[str, Any]]) -> float:
-    """The time of trials outside of their epochs, as a fraction of the epochs' time without tracing.
+    """The time that trials spend outside their epochs, as a fraction of the epochs' time without tracing.
 
     Example:
         >>> trial_overhead([{"seconds": 11.0, "train_seconds": 10.0}, {"seconds": 12.0, "train_seconds": 10.0}])
@@ -154,7 +154,7 @@ def _window(wall_seconds: float, cpu_seconds: float, best: float) -> Window:
 
 
 def _timed(arguments: Sequence[str]) -> tuple[str, float, float]:
-    """The output of a Python program, its wall time, and its CPU time, including that of its children."""
+    """The output of a Python program, its wall time, and its CPU time including child processes."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     try:
         written = run_program([sys.executable, *arguments])

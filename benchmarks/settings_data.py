@@ -1,6 +1,6 @@
-"""Data for tuning a recipe's settings: only its training data, of which a fraction is held out for validation.
+"""Data for tuning a recipe's settings: the recipe's training data, with a fraction held out for validation.
 
-They are written as user data (`data_dir`), which the recipe reads and splits itself. No test data are used.
+They are written as user data (`data_dir`), which the recipe reads and splits. No test data are used.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NUM_FOLDS = 5  # Each seed holds out a different fifth, if the order of rows doe
 def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Writes a recipe's training data, split again in the way that the recipe splits its data.
 
-    Held out are, for digits and tables, one of five stratified folds, chosen by the seed; for series, the last fifth;
-    for documentation, topics with a fifth of the text, chosen by the seed, of which as much is used as the recipe tests
-    with (a tenth); for dates, a random tenth; for scenes, always the same fifth; for the few digits, all unused
+    The held-out data are, for digits and tables, one of five stratified folds, chosen by the seed; for series, the last
+    fifth; for documentation, topics with a fifth of the text, chosen by the seed, of which the recipe's test fraction
+    (a tenth) is used; for dates, a random tenth; for scenes, always the same fifth; for the few digits, all unused
     training images.
 
     Args:
@@ -52,7 +52,7 @@ def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str,
     arguments = _WRITERS[recipe](folder, seed)
     if recipe != "gan":
         return arguments, arguments
-    # Samples are scored by a classifier of the training images; here it is trained on those that the GAN has not seen.
+    # A classifier trained on the training images scores samples; here it is trained on images unseen by the GAN.
     with np.load(arguments["data_dir"]) as arrays:
         train, kept = ((arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
     (folder / "judge").mkdir()
@@ -134,7 +134,7 @@ def _series(folder: Path, seed: int) -> dict[str, Any]:
 
 def _text(folder: Path, seed: int) -> dict[str, Any]:
     train, kept = map(joined_text, topics_of(seed))
-    num_kept = int(len(train) * TEST_PART / (1 - TEST_PART))  # The recipe tests with the last tenth of a file.
+    num_kept = int(len(train) * TEST_PART / (1 - TEST_PART))  # The recipe tests on the last tenth of a file.
     (folder / "text.txt").write_text(train + kept[:num_kept], encoding="utf-8")
     return {"data_dir": str(folder / "text.txt")}
 
@@ -149,7 +149,7 @@ def _summaries(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _placed(train: list[tuple[str, str]], kept: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs in an order in which `TextPairs.cut` holds out some of `kept` for testing, and uses all of `train`."""
+    """The pairs, ordered so that `TextPairs.cut` holds out only pairs of `kept`, and trains on all of `train`."""
     num_kept = next(n for n in range(1, len(kept) + 1) if len(_places(len(train) + n)) == n)
     places = _places(len(train) + num_kept)
     rest, others = iter(train), iter(kept)
@@ -163,7 +163,7 @@ def _places(num_pairs: int) -> set[int]:
 
 def _dates(folder: Path, seed: int) -> dict[str, Any]:
     pairs = dates_in_words().train
-    order = np.random.default_rng(seed).permutation(len(pairs))  # The recipe tests with a tenth of the lines.
+    order = np.random.default_rng(seed).permutation(len(pairs))  # The recipe tests on a tenth of the lines.
     for name, column in (("source.txt", 0), ("target.txt", 1)):
         (folder / name).write_text("".join(f"{pairs[row][column]}\n" for row in order), encoding="utf-8")
     return {"data_dir": str(folder)}

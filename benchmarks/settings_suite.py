@@ -138,7 +138,7 @@ def settings_of(recipe: str) -> list[Setting]:
 
 
 def run_trial(recipe: str, setting: Setting, *, seed: int) -> SettingTrial:
-    """Trains a recipe with a setting, on its training data without the held-out part, and scores it on that part."""
+    """Trains a recipe with a setting on its training data except the held-out examples, and scores it on those."""
     import keras
 
     from tfaccel.training.train import train
@@ -180,7 +180,7 @@ def _score(recipe: str, result: TrainResult, show_result: Callable[[], Any]) -> 
 
 
 def setting_scores(trials: Sequence[SettingTrial]) -> list[SettingScores]:
-    """The scores of each setting, in the order in which settings are tried, without failed runs and old settings.
+    """The scores of each setting, in the order of `settings_of`; failed runs and removed settings are left out.
 
     Example:
         >>> trial = SettingTrial(recipe="gan", setting={"epochs": 30}, seed=0, score=0.9, metric="recognised samples",

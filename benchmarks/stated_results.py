@@ -39,8 +39,8 @@ class StatedResult:
         return f"{self.metric} {sign} {bound:g}"
 
 
-# The worst of a recipe's five seeds, so that each run can reach it. If its own result is not a training metric (exact
-# matches, mAP, ROUGE-L), a validation metric replaces it. The GAN has no validation: all its epochs are timed.
+# The worst of a recipe's five seeds, so that each run can reach it. If a recipe's score is not computed in training
+# (exact matches, mAP, ROUGE-L), a validation metric replaces it. The GAN has no validation: all its epochs are timed.
 STATED_RESULTS = {
     "tabular_classification": StatedResult(metric="accuracy", at_least=0.97),
     "tabular_regression": StatedResult(metric="r2", at_least=0.48),

@@ -93,7 +93,7 @@ def test_all_that_keras_tuner_takes_from_a_fit_is_taken(logical_devices):
     [
         (lambda: None, "must return a History, .* Received: NoneType"),
         (lambda: True, "Received: bool"),
-        (lambda: {"loss": 1.0}, "returned nothing called 'val_loss', which is to be bettered. It returned: loss"),
+        (lambda: {"loss": 1.0}, "must return the objective 'val_loss'. It returned: loss"),
         (lambda: history(loss=[1.0]), "It returned: loss"),
         (lambda: history(), "It returned: nothing"),
         (lambda: types.SimpleNamespace(), "Received: SimpleNamespace"),

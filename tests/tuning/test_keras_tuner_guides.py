@@ -253,7 +253,7 @@ FAILED_TRIALS = {
         cases.numbers,
         cases.too_large_for_all,
         {"algorithm": "grid", "objective": "val_loss"},
-        refused=r"Trial \d+ ended the search: FatalValueError: Model too large! .*Finished trials are kept; resume=",
+        refused=r"Trial \d+ ended the search: FatalValueError: Model too large! .*trials are kept; continue with",
         quick=True,
     ),
 }
@@ -283,7 +283,7 @@ OWN_TRAINING = {
     "an argument that there is not": Case(
         cases.numbers,
         cases.NeedsMore,
-        refused="NeedsMore.run_trial needs 'train_ds', which a search does not have",
+        refused="NeedsMore.run_trial needs 'train_ds', which a search cannot pass",
     ),
     "a hook that is never called": Case(
         None,
@@ -293,7 +293,7 @@ OWN_TRAINING = {
     "an object for a class": Case(
         None,
         lambda folder: cases.AnyFunction(max_trials=2, directory=folder / "other"),
-        refused="Give the class AnyFunction, not an object of it",
+        refused="Pass the class AnyFunction, not an instance",
     ),
 }
 
@@ -331,7 +331,7 @@ OTHERS = {
     "SklearnTuner": Case(
         cases.images,
         keras_tuner.SklearnTuner,
-        refused="SklearnTuner is no subclass of keras_tuner.Tuner",
+        refused="SklearnTuner is not a subclass of keras_tuner.Tuner",
     ),
 }
 
@@ -404,7 +404,7 @@ def test_guide(case, tmp_path):
 
 def test_chiefs_and_workers_by_hand_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("KERASTUNER_TUNER_ID", "tuner0")
-    with pytest.raises(SearchError, match=r"KERASTUNER_TUNER_ID is set: .* use parallel=NUMBER"):
+    with pytest.raises(SearchError, match=r"KERASTUNER_TUNER_ID is set, .* use parallel=NUMBER"):
         search(cases.images, cases.several_layers, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

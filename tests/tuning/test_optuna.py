@@ -196,7 +196,7 @@ def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     assert any(causes)
     name = type(found.study.pruner).__name__
     assert name != "NopPruner"
-    assert all(cause is None or cause.startswith(f"Optuna's {name} ended it at epoch ") for cause in causes)
+    assert all(cause is None or cause.startswith(f"Optuna's {name} pruned it at epoch ") for cause in causes)
     states = {trial.state for trial in found.study.trials}
     assert states == {optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE}
 
@@ -224,14 +224,14 @@ def test_keras_tuner_has_one_thread_and_as_many_random_trials_as_asked_for(tmp_p
     ("options", "message"),
     [
         ({"algorithm": "tpee"}, "must be one of .*tpe, cmaes, nsga2.*Did you mean 'tpe'"),
-        ({"pruning": "percentile"}, "pruning='percentile' needs an algorithm of Optuna .*Received: algorithm='random'"),
-        ({"pruning_options": {"upper": 1.0}}, "pruning_options needs an algorithm of Optuna"),
-        ({"algorithm": "cmaes", "objective": ("a:min", "b:min")}, "CMA-ES betters one objective"),
-        ({"algorithm": "nsga2", "objective": "a:min,b:min", "pruning": "median"}, "Optuna prunes .* by one objective"),
-        ({"num_initial_points": 3}, "algorithm='random' has no random beginning"),
+        ({"pruning": "percentile"}, "pruning='percentile' needs one of Optuna's .*Received: algorithm='random'"),
+        ({"pruning_options": {"upper": 1.0}}, "pruning_options needs one of Optuna's algorithms"),
+        ({"algorithm": "cmaes", "objective": ("a:min", "b:min")}, "CMA-ES optimizes a single objective"),
+        ({"algorithm": "nsga2", "objective": "a:min,b:min", "pruning": "median"}, "Optuna prunes .* single objective"),
+        ({"num_initial_points": 3}, "algorithm='random' does not use num_initial_points"),
         ({"num_initial_points": 0, "algorithm": "tpe"}, "`num_initial_points` must be a whole number of at least 1"),
-        ({"algorithm_options": {"beta": 1.0}}, "it takes none.*Received: beta=1.0"),
-        ({"algorithm": "hyperband", "algorithm_options": {"factor": 1}}, "takes factor and hyperband_iterations"),
+        ({"algorithm_options": {"beta": 1.0}}, "takes these algorithm_options: none. Received: beta=1.0"),
+        ({"algorithm": "hyperband", "algorithm_options": {"factor": 1}}, r"factor \(at least 2\), hyperband_iter"),
         ({"tune_new_entries": False}, "tune_new_entries=False needs hyperparameters"),
         ({"hyperparameters": 3}, "hyperparameters must be a keras_tuner.HyperParameters. Received: 3"),
         ({"objective": 5}, "An objective is the name of a metric, .* a keras_tuner.Objective.*Received: 5"),
@@ -263,7 +263,7 @@ def test_cma_es_needs_numbers(logical_devices):
     hp.Float("rate", 0.1, 1.0)
     hp.Choice("kind", ["a", "b"])
     found = {"space": hp.get_config(), "metrics": ["val_loss"]}
-    with pytest.raises(SearchError, match=r"CMA-ES chooses numbers .* at least two .* Received: rate\. Use algorithm="):
+    with pytest.raises(SearchError, match=r"CMA-ES needs at least two .* Received: rate\. Use algorithm="):
         _checked(found, SearchOptions(algorithm="cmaes"))
     hp.Int("units", 1, 9)
     assert _checked({**found, "space": hp.get_config()}, SearchOptions(algorithm="cmaes")).name == "val_loss"
@@ -272,9 +272,9 @@ def test_cma_es_needs_numbers(logical_devices):
 def test_arguments_that_optuna_does_not_take_are_refused(logical_devices):
     from tfaccel.tuning.optuna_study import make_pruner, make_sampler
 
-    with pytest.raises(SearchError, match=r"Optuna's TPESampler cannot be made with .*algorithm_options.*gama"):
+    with pytest.raises(SearchError, match=r"Optuna's TPESampler cannot be created with .*algorithm_options.*gama"):
         make_sampler(SearchOptions(algorithm="tpe", algorithm_options={"gama": 3}))
-    with pytest.raises(SearchError, match=r"Optuna's ThresholdPruner cannot be made with .*pruning_options"):
+    with pytest.raises(SearchError, match=r"Optuna's ThresholdPruner cannot be created with .*pruning_options"):
         make_pruner(SearchOptions(algorithm="tpe", pruning="threshold"), epochs=3)
 
 

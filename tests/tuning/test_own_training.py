@@ -67,7 +67,7 @@ def test_functions_get_what_they_take(logical_devices):
     names = arguments("by_name", initial_epoch=1)[1]
     assert (names["steps_per_epoch"], names["initial_epoch"], len(list(names["x"]))) == (4, 1, 4)
     assert arguments("takes_nothing") == ((), {})
-    with pytest.raises(SearchError, match=r"Fits\.needs_more needs 'train_ds', 'other', which a search does not have"):
+    with pytest.raises(SearchError, match=r"Fits\.needs_more needs 'train_ds', 'other', which a search cannot pass"):
         arguments("needs_more")
 
 
@@ -98,7 +98,7 @@ def test_a_class_that_cannot_run_trials_is_refused(logical_devices):
     for given, message in (
         (3, "A tuner must be a subclass of keras_tuner.Tuner. Received: 3"),
         (Starts, "Starts overrides __init__, which a search never calls"),
-        (keras_tuner.SklearnTuner, "SklearnTuner is no subclass of keras_tuner.Tuner: it tunes other models"),
+        (keras_tuner.SklearnTuner, "SklearnTuner is not a subclass of keras_tuner.Tuner, and may tune other models"),
     ):
         with pytest.raises(SearchError, match=message):
             check_tuner(given)

@@ -140,7 +140,7 @@ def test_a_trial_without_a_sign_of_life_is_ended(tmp_path):
         stall_seconds=15.0,
         plan_fields=FLOAT32,
     )
-    assert by_ending(result)["hangs"].cause == "It gave no sign of life for 15 seconds (stall_seconds)."
+    assert by_ending(result)["hangs"].cause == "It sent no heartbeat for 15 seconds (stall_seconds)."
 
 
 @pytest.mark.slow

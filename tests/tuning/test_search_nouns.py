@@ -42,13 +42,13 @@ def row(trial_id, score=0.5, status="completed", **metrics):
     [
         ({"algorithm": "randm"}, "`algorithm` must be one of random, grid, bayesian, hyperband.*Did you mean 'random'"),
         ({"pruning": "media"}, "Did you mean 'median'"),
-        ({"algorithm": "hyperband", "pruning": "median"}, "Hyperband ends trials by itself"),
+        ({"algorithm": "hyperband", "pruning": "median"}, "Hyperband stops trials itself"),
         ({"max_trials": 0}, "`max_trials` must be a whole number of at least 1, or None. Received: max_trials=0"),
         ({"parallel": None}, "`parallel` must be a whole number of at least 1. Received"),
         ({"seed": 0}, "`seed` must be a whole number of at least 1"),
         ({"trial_seconds": 0}, "`trial_seconds` must be a number of seconds above 0, or None"),
         ({"stall_seconds": -1.0}, "`stall_seconds` must be a number of seconds above 0. Received"),
-        ({"workload_options": {"a": object()}}, "must be JSON values"),
+        ({"workload_options": {"a": object()}}, "`workload_options` must be a dictionary of JSON values"),
         ({"max_trails": 3}, "A search has no option 'max_trails'. Did you mean 'max_trials'"),
     ],
 )
@@ -94,9 +94,9 @@ def test_objectives(wanted, parts):
     [
         ("val_acuracy", NAMES, "No trial has the metric 'val_acuracy'. Did you mean 'val_accuracy'"),
         (("val_loss", "siz"), NAMES, "No trial has the metric 'siz'"),
-        ("fitness", ["fitness"], "Is more of 'fitness' better, or less"),
+        ("fitness", ["fitness"], "The name 'fitness' does not imply whether higher is better"),
         ("loss:up", NAMES, "written NAME, NAME:max or NAME:min"),
-        (None, ["fitness"], "Say what to better.*Metrics: fitness"),
+        (None, ["fitness"], "The objective cannot be inferred from the metrics.*Metrics: fitness"),
     ],
 )
 def test_bad_objectives_are_refused(wanted, names, message):
@@ -206,7 +206,7 @@ def test_gpus_are_shared_out():
 
 def test_a_tpu_has_one_process():
     hardware = Hardware(devices=(Device(kind="TPU", index=0),))
-    with pytest.raises(SearchError, match=r"One process at a time can use a TPU. Received: parallel=2"):
+    with pytest.raises(SearchError, match=r"Only one process at a time can use a TPU. Received: parallel=2"):
         device_groups(2, hardware, Machine(root="", environ={}))
 
 
@@ -245,12 +245,12 @@ def test_a_directory_holds_one_space(tmp_path):
     wider = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 8}}]}
     with search_directory(RunDir(tmp_path / "run", {"search": "a"}), space):
         again = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
-        with pytest.raises(RunDirError, match=r"Another search is running in .*/run\. Wait for its end"), again:
+        with pytest.raises(RunDirError, match=r"Another search is running in .*/run\. Wait until it ends"), again:
             pass
     with search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
         pass
     other = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
-    with pytest.raises(RunDirError, match=r"another space: the hyperparameter 'width' is another one"), other:
+    with pytest.raises(RunDirError, match=r"another space: the hyperparameter 'width' differs"), other:
         pass
     assert json.loads((tmp_path / "run" / "space.json").read_text()) == space
     with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be made: /proc/1 is no folder"):

@@ -68,14 +68,14 @@ def test_functions_travel_by_reference():
 @pytest.mark.parametrize(
     ("workload", "space", "message"),
     [
-        (made_up(), None, r"The Workload 'width 8' has no arguments to search. Give a space, build\(hp\)"),
+        (made_up(), None, r"The Workload 'width 8' has no arguments to search. Pass a space, build\(hp\)"),
         (made_up, "build", "A space is written package.module:name. Received: 'build'"),
         (
             made_up,
             Locked(),
             "cannot be sent to worker processes: cannot pickle.*Define it at the top level of",
         ),
-        (locked(), made_up, "The workload width 8 cannot be sent.*Give the function that makes it at the top level"),
+        (locked(), made_up, "The workload width 8 cannot be sent.*Pass a function that creates it, defined at the top"),
         (made_up, 7, "A space must be a function or its import path. Received: 7"),
     ],
 )
@@ -146,5 +146,5 @@ def test_what_is_fixed_is_not_searched():
 
 
 def test_a_function_without_parameters_has_no_space():
-    with pytest.raises(SearchError, match=r"has no parameter that can be searched by itself. Give a space"):
+    with pytest.raises(SearchError, match=r"has no parameter that the default space searches. Pass a space"):
         recipe_space(not_a_workload, made_up())

@@ -1,1 +1,1 @@
-"""Searches of hyperparameters: Keras Tuner's algorithms or Optuna's, trials side by side in their own processes."""
+"""Hyperparameter search with Keras Tuner's or Optuna's algorithms; each trial runs in a worker process."""

@@ -53,7 +53,7 @@ def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[D
         [(0, 1, 2, 3), (4, 5, 6, 7)]
     """
     if hardware.tpus and parallel > 1:
-        raise SearchError(f"One process at a time can use a TPU. Received: parallel={parallel}. Use parallel=1.")
+        raise SearchError(f"Only one process at a time can use a TPU. Received: parallel={parallel}. Use parallel=1.")
     allowed = sorted(machine.cpu_affinity)
     threads = max(1, hardware.num_usable_cores // parallel)
     groups = []

@@ -80,8 +80,9 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replic
     """The names of the metrics of a trial."""
     if not builds_models and maker.compiles_again:
         raise SearchError(
-            "optimizer, loss and metrics take the place of what build(hp) compiled a model with. The space "
-            f"{maker.source.space.name or 'of the workload'} gives arguments for the workload's function instead."
+            "optimizer, loss and metrics override those that build(hp) compiles a model with, but the space "
+            f"{maker.source.space.name or 'of the workload'} returns arguments for the workload's function. Leave them "
+            "out."
         )
     workload = maker.workload(None if builds_models else made)
     plan = maker.plan(workload)

@@ -53,7 +53,7 @@ _FALLING = (
 )
 # Keras Tuner's name for the number that a custom `fit` or `run_trial` returns when no objective is given.
 DEFAULT_NAME = "default_objective"
-_WEIGHT_OF_TEN_TIMES = 0.1  # metric points that a 10x smaller or faster model is worth
+_WEIGHT_OF_TEN_TIMES = 0.1  # the gain in a metric that a 10x smaller or faster model is worth
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Objective:
         odd = next((f"{name}:{direction}" for name, direction in parts if direction not in ("max", "min")), None)
         if not parts or odd is not None or not all(name for name, _ in parts):
             raise SearchError(
-                "An objective is written NAME, NAME:max or NAME:min, with commas between several. "
+                "An objective is written NAME, NAME:max or NAME:min, and several are separated by commas. "
                 f"Received: {wanted!r}."
             )
         return cls(tuple(parts))
@@ -166,7 +166,8 @@ def direction_of(name: str) -> str:
         if any(word in known or word.rstrip("0123456789") in known for word in words):
             return direction
     raise SearchError(
-        f"Is more of {name!r} better, or less? Write the objective as {name}:max or {name}:min, or choose another one."
+        f"The name {name!r} does not imply whether higher is better. Write the objective as {name}:max or {name}:min, "
+        "or choose another one."
     )
 
 
@@ -205,7 +206,10 @@ def _default_objective(names: Collection[str]) -> Objective:
                 return Objective.of(name)
             except SearchError:
                 continue
-    raise SearchError(f"Say what to better: --objective=NAME:max or NAME:min. Metrics: {', '.join(names) or 'none'}.")
+    raise SearchError(
+        "The objective cannot be inferred from the metrics. Choose one: --objective=NAME:max or NAME:min. "
+        f"Metrics: {', '.join(names) or 'none'}."
+    )
 
 
 def written_objective(given: Any) -> Any:

@@ -51,18 +51,18 @@ _ELSEWHERE = {
     "hyperband_iterations": "Use algorithm_options={'hyperband_iterations': ...}.",
     "directory": "Use run_dir.",
     "project_name": "Use run_dir.",
-    "overwrite": "Use a new run_dir, or resume='auto' to go on.",
-    "distribution_strategy": "Use plan_fields={'strategy': 'mirrored'} and the like.",
-    "hypermodel": "Give it as the second argument, the space.",
+    "overwrite": "Use a new run_dir, or resume='auto' to continue.",
+    "distribution_strategy": "Use plan_fields={'strategy': 'mirrored'}, for example.",
+    "hypermodel": "Pass it as the second argument, `space`.",
     "oracle": "Use algorithm and algorithm_options.",
-    "tuner_id": "A search names its workers itself.",
+    "tuner_id": "Leave it out: a search names its workers.",
     "logger": "Use on_row, or read trials.jsonl.",
-    "validation_split": "Validation data are the workload's.",
-    "validation_data": "Validation data are the workload's.",
-    "x": "Data are the workload's.",
-    "y": "Data are the workload's.",
+    "validation_split": "The workload provides the validation data.",
+    "validation_data": "The workload provides the validation data.",
+    "x": "The workload provides the data.",
+    "y": "The workload provides the data.",
     "batch_size": "Use plan_fields={'global_batch_size': ...}.",
-    "steps_per_epoch": "The length of an epoch is the workload's.",
+    "steps_per_epoch": "The workload determines the length of an epoch.",
     "verbose": "Use on_row.",
 }
 
@@ -97,9 +97,9 @@ class SearchOptions:
         algorithm_options: further arguments of Keras Tuner's oracle (`alpha` and `beta`; `factor` and
             `hyperband_iterations`) or of Optuna's sampler.
         pruning_options: arguments of Optuna's pruner.
-        executions_per_trial: how often each trial is trained, with different seeds; the score is the mean.
-        max_retries_per_trial: how often a failed trial is retried; one that raised
-            `keras_tuner.errors.FailedTrialError` is not.
+        executions_per_trial: training runs per trial, with different seeds; the score is the mean.
+        max_retries_per_trial: maximum number of retries of a failed trial; one that raised
+            `keras_tuner.errors.FailedTrialError` is not retried.
         max_consecutive_failed_trials: stop the search after this many consecutive failed trials; None for never.
         hyperparameters: a `keras_tuner.HyperParameters`, or its config, whose entries override those of the
             space.
@@ -149,7 +149,7 @@ class SearchOptions:
             try:
                 json.dumps(dict(getattr(self, name)))
             except (TypeError, ValueError) as error:
-                raise SearchError(f"{name} must be names with values that must be JSON values: {error}.") from error
+                raise SearchError(f"`{name}` must be a dictionary of JSON values: {error}.") from error
         object.__setattr__(self, "objective", written_objective(self.objective))
         object.__setattr__(self, "hyperparameters", _config_of(self.hyperparameters))
         _check_choice("algorithm", self.algorithm, ALGORITHMS)
@@ -179,39 +179,38 @@ class SearchOptions:
                 raise SearchError(f"`{name}` must be a number of seconds above 0{or_none}. Received: {name}={value!r}.")
 
     def _check_pairs(self) -> None:
-        """Rejects invalid combinations of options."""
+        """Refuses invalid combinations of options."""
         if self.by_optuna:
             check_optuna(self.algorithm)
         elif self.pruning in OPTUNA_PRUNINGS or self.pruning_options:
             what = f"pruning={self.pruning!r}" if self.pruning in OPTUNA_PRUNINGS else "pruning_options"
             raise SearchError(
-                f"{what} needs an algorithm of Optuna ({', '.join(OPTUNA_ALGORITHMS)}). "
+                f"{what} needs one of Optuna's algorithms ({', '.join(OPTUNA_ALGORITHMS)}). "
                 f"Received: algorithm={self.algorithm!r}."
             )
         else:
             self._check_of_oracle()
         if self.pruning != "none" and self.algorithm == "hyperband":
-            raise SearchError("Hyperband ends trials by itself. Use pruning='none' with it, or another algorithm.")
+            raise SearchError("Hyperband stops trials itself. Use pruning='none', or another algorithm.")
         several = not isinstance(self.objective, str) and self.objective is not None and len(self.objective) > 1
         if several or (isinstance(self.objective, str) and "," in self.objective):
             if self.algorithm == "cmaes":
-                raise SearchError("CMA-ES betters one objective. Use algorithm='nsga2' or 'tpe' for several.")
+                raise SearchError("CMA-ES optimizes a single objective. For several, use algorithm='nsga2' or 'tpe'.")
             if self.by_optuna and self.pruning != "none":
-                raise SearchError("Optuna prunes trials by one objective. Use pruning='none' with several.")
+                raise SearchError("Optuna prunes trials only if there is a single objective. Use pruning='none'.")
         if self.num_initial_points is not None and self.algorithm in ("random", "grid", "hyperband"):
-            raise SearchError(f"algorithm={self.algorithm!r} has no random beginning: leave out num_initial_points.")
+            raise SearchError(f"algorithm={self.algorithm!r} does not use num_initial_points. Leave it out.")
         if self.hyperparameters is None and not (self.tune_new_entries and self.allow_new_entries):
             off = "allow_new_entries" if self.tune_new_entries else "tune_new_entries"
-            raise SearchError(f"{off}=False needs hyperparameters, the only ones that are then searched.")
+            raise SearchError(f"{off}=False needs hyperparameters: the search is then limited to them.")
 
     def _check_of_oracle(self) -> None:
         known = _OF_ORACLE.get(self.algorithm, {})
-        takes = f"takes {' and '.join(known)}" if known else "takes none"
+        takes = ", ".join(f"{option} (at least {least})" for option, least in known.items()) or "none"
         for name, value in self.algorithm_options.items():
             if name not in known or type(value) not in (int, float) or value < known[name]:
                 raise SearchError(
-                    f"algorithm_options of algorithm={self.algorithm!r}: it {takes}, numbers of at least "
-                    f"{', '.join(map(str, known.values())) or '0'}. Received: {name}={value!r}."
+                    f"algorithm={self.algorithm!r} takes these algorithm_options: {takes}. Received: {name}={value!r}."
                 )
 
     @property

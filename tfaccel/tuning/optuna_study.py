@@ -133,7 +133,7 @@ def _made(kind: Callable[..., Any], arguments: dict[str, Any], option: str) -> A
         return kind(**arguments)
     except (TypeError, ValueError, ImportError) as error:
         name = getattr(kind, "__name__", "")
-        raise SearchError(f"Optuna's {name} cannot be made with {arguments} ({option}): {error}") from error
+        raise SearchError(f"Optuna's {name} cannot be created with {arguments} ({option}): {error}") from error
 
 
 class EpochReports:
@@ -160,7 +160,7 @@ class EpochReports:
         pruner = self._study.pruner
         if not pruner.prune(self._study, self._storage.get_trial(self._trial)):
             return None
-        return f"Optuna's {type(pruner).__name__} ended it at epoch {epoch}, at {value:.6g}."
+        return f"Optuna's {type(pruner).__name__} pruned it at epoch {epoch}, at {value:.6g}."
 
 
 def number_of(study: optuna.Study, trial_id: str) -> int:

@@ -58,7 +58,7 @@ class OwnArguments:
         if unknown:
             raise SearchError(
                 f"{getattr(function, '__qualname__', function)} needs {', '.join(map(repr, unknown))}, which a search "
-                f"does not have. Call its arguments as those of Model.fit: {', '.join(NAMES)}."
+                f"cannot pass. Name its parameters as in Model.fit: {', '.join(NAMES)}."
             )
 
     def takes(self, name: str) -> bool:

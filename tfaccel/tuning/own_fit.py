@@ -41,20 +41,20 @@ def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, fl
         found = {objective.name: float(result)}
     else:
         raise SearchError(
-            "A fit or run_trial of your own must return a History, a dictionary of metrics, a number, or a list of "
+            "A custom fit or run_trial must return a History, a dictionary of metrics, a number, or a list of "
             f"these. Received: {type(result).__name__}."
         )
     found = {**found, **(measured or {})}
     missing = [name for name in objective.names if name not in found]
     if missing == [DEFAULT_NAME]:
         raise SearchError(
-            "A fit or run_trial of your own that does not return a number, to be kept low, needs objective=NAME:min or "
+            "Unless a custom fit or run_trial returns a number, which is minimized, it needs objective=NAME:min or "
             f"NAME:max. It returned: {', '.join(found) or 'nothing'}."
         )
     if missing:
         raise SearchError(
-            f"A fit or run_trial of your own returned nothing called {missing[0]!r}, which is to be bettered. It "
-            f"returned: {', '.join(found) or 'nothing'}."
+            f"A custom fit or run_trial must return the objective {missing[0]!r}. "
+            f"It returned: {', '.join(found) or 'nothing'}."
         )
     return found
 

@@ -59,16 +59,15 @@ def check_tuner(kind: Any) -> None:
         raise SearchError(f"A tuner must be a subclass of keras_tuner.Tuner. Received: {kind!r:.200}.")
     if not issubclass(kind, keras_tuner.Tuner):
         raise SearchError(
-            f"{kind.__name__} is no subclass of keras_tuner.Tuner: it tunes other models than Keras's, with settings "
-            "of its own. Use it by itself, or write a subclass of keras_tuner.Tuner with a run_trial that returns "
-            "the score."
+            f"{kind.__name__} is not a subclass of keras_tuner.Tuner, and may tune other models than Keras models. Use "
+            "it without tfaccel, or write a subclass of keras_tuner.Tuner with a run_trial that returns the score."
         )
     own = [entry for entry in kind.__mro__ if not entry.__module__.startswith("keras_tuner.")]
     odd = next((name for entry in own for name in _NEVER_CALLED if entry is not object and name in vars(entry)), None)
     if odd is not None:
         raise SearchError(
-            f"{kind.__name__} overrides {odd}, which a search never calls: it makes and ends trials itself. Override "
-            "run_trial alone."
+            f"{kind.__name__} overrides {odd}, which a search never calls, because it creates and ends trials itself. "
+            "Override only run_trial."
         )
 
 
@@ -90,7 +89,7 @@ def make_tuner(
     oracle = _LocalOracle(objective=keras_tuner.Objective(objective.name, objective.direction))
     runs_itself = kind.run_trial is not keras_tuner.Tuner.run_trial
     if space is None and not runs_itself:
-        raise SearchError(f"{kind.__name__} has no run_trial of its own, so that it needs a space: build(hp).")
+        raise SearchError(f"{kind.__name__} does not override run_trial, so it needs a space: build(hp).")
     keras_tuner.Tuner.__init__(
         tuner, oracle, hypermodel=None if runs_itself else _nothing, directory=str(run_dir), project_name="tuner"
     )

@@ -48,7 +48,7 @@ class OpenOracle(keras_tuner.Oracle):
         super()._record_values(trial)
 
     def num_runs(self, trial_id: str) -> int:
-        """How often a trial has been run to completion."""
+        """Number of completed runs of a trial."""
         return int(_part(self, "_run_times")[trial_id])
 
     def set_waiting(self, trial_ids: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-# Too few other trials are not informative.
+# Fewer other trials are not informative.
 MIN_OTHERS = 3
 _FACTOR = 3
 
@@ -47,7 +47,7 @@ def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float
     place = 1 + sum(worse(mine, other) for other in bests)
     most = max(1, -(-(len(bests) + 1) // _FACTOR))
     if place > most:
-        return f"At epoch {epoch} it was number {place} of {len(bests) + 1} trials; the best {most} go on."
+        return f"At epoch {epoch} it ranked {place} of {len(bests) + 1} trials; the best {most} continue."
     return None
 
 

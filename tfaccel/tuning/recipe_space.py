@@ -52,8 +52,8 @@ def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Col
     makers = _own_parameters(taken, hints) + _training_options(training, workload)
     if not makers:
         raise SearchError(
-            f"The function of workload {workload.name!r} has no parameter that can be searched by itself. Give a "
-            "space: a function space(hp) that returns arguments for it, or build(hp) that returns a compiled model."
+            f"The function of workload {workload.name!r} has no parameter that the default space searches. Pass "
+            "a space: a function space(hp) that returns arguments for it, or build(hp) that returns a compiled model."
         )
 
     if "global_batch_size" not in fixed:

@@ -53,6 +53,6 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     row = runner.run(FOLDER, hp, save_to=folder / "model.keras")
     if not row.has_score:
-        raise TfaccelError(f"The best trial could not be trained again: {row.cause}")
+        raise TfaccelError(f"The best trial could not be retrained: {row.cause}")
     write_json(folder / "result.json", row.to_json())
     return {"run_dir": str(folder), "final": row.finite_metrics}

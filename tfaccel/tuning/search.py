@@ -123,7 +123,7 @@ def search(
         executions_per_trial, max_retries_per_trial, max_consecutive_failed_trials: as in Keras Tuner.
         hyperparameters, tune_new_entries, allow_new_entries: as in Keras Tuner.
         retrain, keep_models: which models to keep.
-        **unknown: rejected; for a Keras Tuner argument, the error gives its name here.
+        **unknown: refused; for an argument of Keras Tuner, the error names its counterpart here.
 
     Returns:
         The `SearchResult`, also written to `search.json`.
@@ -183,12 +183,12 @@ def search(
 
 
 def _check_alone() -> None:
-    """Rejects Keras Tuner's distributed mode, in which chief and workers are started by hand."""
+    """Refuses Keras Tuner's distributed mode, in which chief and workers are started by hand."""
     name = "KERASTUNER_TUNER_ID"
     if name in os.environ:
         raise SearchError(
-            f"{name} is set: Keras Tuner's chief and workers, each started by hand, would each run a search of their "
-            "own here. One call of search starts them all: use parallel=NUMBER, and unset it."
+            f"{name} is set, as for a chief and workers of Keras Tuner that are started by hand, but here each of them "
+            "would run its own search. Unset it, and use parallel=NUMBER: one call starts all workers."
         )
 
 
@@ -219,14 +219,14 @@ def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
     )
     if odd is not None:
         raise SearchError(
-            f"hp.Fixed takes a truth value, a number or a text here. Received: {odd['name']}={odd['value']!r}."
+            f"hp.Fixed must have a bool, int, float or str value. Received: {odd['name']}={odd['value']!r}."
         )
     if options.algorithm == "cmaes":
         _check_numbers(free)
     if not free and found["metrics"] is not None:  # a custom fit may request some
         raise SearchError(
-            "The space has no free parameter, so that there is nothing to search. Ask hp for at least one with several "
-            "values, such as hp.Float('learning_rate', 1e-4, 1e-1, sampling='log')."
+            "The space has no free parameter, so there is nothing to search. Add at least one that has several values, "
+            "such as hp.Float('learning_rate', 1e-4, 1e-1, sampling='log')."
         )
     if found["metrics"] is not None:
         return checked_objective(options.objective, found["metrics"])
@@ -237,8 +237,9 @@ def _check_numbers(free: list[dict[str, Any]]) -> None:
     numbers = [e for e in free if e["class_name"] in ("Int", "Float") and not e["config"]["conditions"]]
     if len(numbers) < 2:
         raise SearchError(
-            "CMA-ES chooses numbers (hp.Int, hp.Float) that every trial has, at least two of them; the rest would be "
-            f"random. Received: {', '.join(e['config']['name'] for e in numbers) or 'none'}. Use algorithm='tpe'."
+            "CMA-ES needs at least two numeric hyperparameters (hp.Int, hp.Float) that every trial has; all others "
+            f"are sampled at random. Received: {', '.join(e['config']['name'] for e in numbers) or 'none'}. Use "
+            "algorithm='tpe'."
         )
 
 

@@ -28,8 +28,8 @@ def search_directory(directory: RunDir, space: dict[str, Any]) -> Iterator[None]
         odd = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
         if odd is not None:
             raise RunDirError(
-                f"The run directory {directory.path} holds a search of another space: the hyperparameter {odd!r} is "
-                "another one there. Choose a new directory."
+                f"The run directory {directory.path} holds a search with another space: the hyperparameter {odd!r} "
+                "differs. Choose a new directory."
             )
     directory.make(space=space)
     folder = os.open(directory.path, os.O_RDONLY)
@@ -46,13 +46,13 @@ def _lock(folder: int, path: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RunDirError(
-            f"Another search is running in {path}. Wait for its end, or choose a new directory."
+            f"Another search is running in {path}. Wait until it ends, or choose a new directory."
         ) from error
     except OSError:
         logger.debug("%s is on a file system without locks", path)
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with workload options and plan fields merged, so that an error can name what differs."""
+    """The config with workload options and plan fields merged, so that an error can name the one that differs."""
     own = {name: value for name, value in config.items() if name not in ("workload_options", "plan_fields")}
     return {**own, "options": {**config["workload_options"], **config["plan_fields"]}}

@@ -93,7 +93,7 @@ class SearchResult:
         """The models of the best trials, best first, each with the weights of its best epoch.
 
         Args:
-            num_models: how many models to return.
+            num_models: number of models to return.
             **options: arguments of `keras.saving.load_model`, such as `custom_objects`.
 
         Raises:
@@ -104,7 +104,7 @@ class SearchResult:
         files = [trial_folder(Path(self.run_dir), row.trial_id) / MODEL_FILE for row in self.ranked()[:num_models]]
         missing = next((file for file in files if not file.exists()), None)
         if missing is not None:
-            raise SearchError(f"There is no {missing}: models are kept where a search is made with keep_models=True.")
+            raise SearchError(f"There is no file {missing}: a search keeps models only with keep_models=True.")
         return [keras.saving.load_model(file, **options) for file in files]
 
     def results_summary(self, num_trials: int = 10) -> str:

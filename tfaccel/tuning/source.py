@@ -1,4 +1,4 @@
-"""References to a search's workload and space that worker processes can load."""
+"""References to the workload and the space of a search, for worker processes to load."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ class SearchSource:
         for thing in (space, tuner):
             if hasattr(thing, "run_trial") and not isinstance(thing, type):
                 raise SearchError(
-                    f"Give the class {type(thing).__name__}, not an object of it: the search makes one in each worker. "
-                    "What Keras Tuner's classes are made with are options of the search."
+                    f"Pass the class {type(thing).__name__}, not an instance: the search creates one in each worker. "
+                    "The constructor arguments of Keras Tuner's tuners are options of the search."
                 )
         if workload is None and tuner is None and not isinstance(space, str):
-            raise SearchError("A search needs a workload, which says what data there are. Received: workload=None.")
+            raise SearchError("A search needs a workload, which provides the data. Received: workload=None.")
         if isinstance(workload, Workload) and space is None and tuner is None:
             raise SearchError(
-                f"The Workload {workload.name!r} has no arguments to search. Give a space, build(hp), that returns a "
-                "compiled model; or in place of the Workload the function that makes it from arguments."
+                f"The Workload {workload.name!r} has no arguments to search. Pass a space, build(hp), that returns a "
+                "compiled model; or, instead of the Workload, the function that creates it from arguments."
             )
         main = sys.modules["__main__"]
         given = (workload, space, tuner, *_parts(training))
@@ -163,7 +163,7 @@ _NONE = Reference(kind="none")
 
 
 def _no_data(*args: Any, **kwargs: Any) -> Any:
-    raise SearchError("This search has no workload, and so no data.")
+    raise SearchError("This search has no workload, so it has no data.")
 
 
 def _parts(training: Mapping[str, Any] | None) -> list[Any]:
@@ -198,7 +198,7 @@ def _pickled(thing: Any, what: str, *, by_value: bool) -> Reference:
     try:
         pickled = _pickle(thing, by_value=by_value)
     except Exception as error:  # whatever the object's own code raises
-        remedy = "Give the function that makes it" if isinstance(thing, Workload) else "Define it"
+        remedy = "Pass a function that creates it, defined" if isinstance(thing, Workload) else "Define it"
         raise SearchError(
             f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a module."
         ) from error

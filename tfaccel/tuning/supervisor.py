@@ -121,7 +121,7 @@ class Supervisor:
                 raise SearchError(f"A process of the search {child.how_it_ended()}. {words}")
             if time.monotonic() > deadline:
                 raise SearchError(
-                    f"The space was not built within {limit_seconds:g} seconds. If it takes longer, give more time: "
+                    f"The space was not built within {limit_seconds:g} seconds. If it needs more time, increase "
                     "stall_seconds."
                 )
 
@@ -170,7 +170,7 @@ class Supervisor:
             child, message = self._next()
             if child is slot.child and message is None:
                 words = self._fork_server.end_of_log(slot.child)
-                raise SearchError(f"Training the best trial again: its process {slot.child.how_it_ended()}. {words}")
+                raise SearchError(f"Retraining the best trial failed: its process {slot.child.how_it_ended()}. {words}")
             if message is not None and message["event"] == "retrained":
                 return message
 
@@ -188,7 +188,7 @@ class Supervisor:
     def _handle_chief(self, message: dict[str, Any] | None) -> None:
         if message is None:
             raise SearchError(
-                f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Go on with "
+                f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Continue with "
                 f"resume='auto' (--resume=auto). {self._fork_server.end_of_log(self._chief)}"
             )
         if message["event"] == "trial":
@@ -224,7 +224,7 @@ class Supervisor:
             self._end(message["message"])
 
     def _end(self, message: str) -> None:
-        raise SearchError(f"{message} Finished trials are kept; resume='auto' (--resume=auto) goes on with the others.")
+        raise SearchError(f"{message} Finished trials are kept; continue with resume='auto' (--resume=auto).")
 
     def _worker_ended(self, slot: _Slot) -> None:
         """Records the worker's trial as failed and starts a replacement."""
@@ -238,7 +238,7 @@ class Supervisor:
         elif status != START_ANEW and slot.ended_because is None:
             slot.failed_starts += 1
             if slot.failed_starts >= _MAX_FAILED_STARTS:
-                raise SearchError(f"A worker cannot begin: {how} {self._fork_server.end_of_log(slot.child)}")
+                raise SearchError(f"A worker cannot start: {how} {self._fork_server.end_of_log(slot.child)}")
         slot.trial_id, slot.ended_because, slot.asks = None, None, False
         slot.child = self._worker(slot.index)
         slot.child.send(self._order)
@@ -268,6 +268,6 @@ class Supervisor:
             if options.trial_seconds is not None and now - slot.began > options.trial_seconds:
                 slot.ended_because = f"It took longer than {options.trial_seconds:g} seconds (trial_seconds)."
             elif now - max(slot.last_heartbeat, slot.began) > options.stall_seconds:
-                slot.ended_because = f"It gave no sign of life for {options.stall_seconds:g} seconds (stall_seconds)."
+                slot.ended_because = f"It sent no heartbeat for {options.stall_seconds:g} seconds (stall_seconds)."
             if slot.ended_because is not None:
                 self._fork_server.kill(slot.child)

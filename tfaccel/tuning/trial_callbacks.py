@@ -58,7 +58,7 @@ class TrialReport(keras.callbacks.Callback):
         patience: as `early_stopping` of `SearchOptions`.
         sign: heartbeat, called about once per second while the trial runs.
         judge: the workload's `judge`, if any.
-        save_to: a file for the model of the best epoch; None to keep none.
+        save_to: a file for the model of the best epoch; None to not save it.
     """
 
     tfaccel_windows = True
@@ -91,18 +91,18 @@ class TrialReport(keras.callbacks.Callback):
         self._epoch_ends: list[float] = []
 
     def __deepcopy__(self, memo: Any) -> TrialReport:
-        """Itself: Keras Tuner's `run_trial` trains with copies of callbacks, and this one watches the trial."""
+        """Returns itself: Keras Tuner's `run_trial` copies callbacks, but this one must monitor the trial."""
         return self
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Gives a sign of life."""
+        """Sends a heartbeat."""
         now = time.perf_counter()
         if now - self._signed > _SIGN_EVERY_SECONDS:
             self._signed = now
             self._sign()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Gives a sign of life."""
+        """Sends a heartbeat."""
         self.on_train_batch_end(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -142,7 +142,7 @@ def max_or_min(values: list[float], objective: Objective) -> float:
 
 
 def _other_values(folder: Path) -> list[list[float]]:
-    """The values of the other trials, except those that became NaN."""
+    """The values of the other trials, except trials with NaN."""
     found = []
     for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")):
         if path.parent != folder:
@@ -153,7 +153,7 @@ def _other_values(folder: Path) -> list[list[float]]:
 
 
 def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: Any) -> list[Any]:
-    """The callbacks, with those of TensorBoard set to log to the trial's own folder, with its hyperparameters.
+    """The callbacks; TensorBoard callbacks log to the trial's own folder, with its hyperparameters.
 
     As in Keras Tuner, `tensorboard --logdir` of the common folder then shows all trials.
     """

@@ -127,11 +127,11 @@ class TrialMaker:
         name = self.tuner.__name__ if self.tuner is not None else f"The fit of {self.source.space.name}"
         for option in ("retrain", "keep_models", "max_parameters") if self.tuner is not None else ():
             if getattr(self.options, option):
-                raise SearchError(f"{name} builds and trains models itself, so that {option} has no effect.")
+                raise SearchError(f"{name} builds and trains models itself, so {option} has no effect.")
         if self.tuner is not None and self.options.algorithm == "hyperband":
             raise SearchError(
-                f"Hyperband trains trials a few epochs at a time and goes on with the best, which {name} would have to "
-                "do itself. Use another algorithm."
+                "Hyperband trains for a few epochs at a time and continues the best trials, which is not possible with "
+                f"{name}. Use another algorithm."
             )
         training = self.training()
         if self.tuner is not None and set(training) - {"callbacks"}:
@@ -147,7 +147,7 @@ class TrialMaker:
                 raise SearchError(f"{name} runs the executions of a trial itself: leave out {odd}.")
         for option, is_wanted in wanted.items():
             if is_wanted and not arguments.takes("callbacks"):
-                raise SearchError(f"{name} takes no `callbacks`, without which {option} has no effect.")
+                raise SearchError(f"{name} does not take `callbacks`, which {option} requires.")
 
     def training(self) -> dict[str, Any]:
         """New copies of the callbacks, optimizer, loss and metrics given to the search, if any."""
@@ -204,7 +204,7 @@ class TrialMaker:
         missing = [name for name in ("optimizer", "loss") if (kept | given).get(name) is None]
         if missing and self.own_fit is None:
             raise SearchError(
-                f"The space {self.source.space.name} returned a model that is not compiled. Give "
+                f"The space {self.source.space.name} returned a model that is not compiled. Pass "
                 f"{' and '.join(missing)} as well, or call model.compile in it."
             )
         model.compile(**(kept | given))
@@ -259,6 +259,6 @@ def _read_back(name: str, config: Any) -> Any:
         return keras.saving.deserialize_keras_object(config)
     except (TypeError, ValueError) as error:
         raise SearchError(
-            f"The model's own {name} cannot be made anew, which overriding what it is compiled with needs: {error}. "
-            f"Give {name} as well."
+            f"The search recompiles the model, but its {name} cannot be recreated from their config: {error}. "
+            f"Pass {name} as well."
         ) from error

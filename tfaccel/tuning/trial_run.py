@@ -148,7 +148,7 @@ class _Trial:
 
         Args:
             build: creates the compiled model, given the number of batches per epoch.
-            save_to: a file for the trained model; None to let it go.
+            save_to: a file for the trained model; None to not save it.
         """
         options, maker = self._runner.maker.options, self._runner.maker
         source = WorkloadSource(
@@ -194,7 +194,7 @@ class _Trial:
     def _row(self, report: TrialReport, found: dict[str, float] | None) -> dict[str, Any]:
         objective = self._runner.objective
         if found is None and not report.values:
-            raise SearchError(f"No epoch ended with the objective {objective.name!r}.")
+            raise SearchError(f"No epoch reported the objective {objective.name!r}.")
         metrics = report.best_metrics if found is None else found
         score = max_or_min(report.values, objective) if found is None else objective.value(found)
         objective.check_finite(score)
@@ -242,7 +242,7 @@ class _Trial:
         """Runs a custom `fit` on the workload's data; None if the callback has recorded the objective."""
         options = self._runner.maker.options
         if options.max_parameters is not None and not model.built:
-            raise SearchError("A model that is not built cannot be counted (max_parameters): give it a keras.Input.")
+            raise SearchError("max_parameters needs a built model, to count its parameters: add a keras.Input to it.")
         position, names = OwnArguments(fit, given=2).of(
             self._workload,
             batch_size=source.batch_size,

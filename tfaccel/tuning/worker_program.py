@@ -31,7 +31,7 @@ _IDLE_SECONDS = 0.2
 
 
 class _Parent:
-    """The connection to the search, safe to send on from several threads: a user's fit may leave one running."""
+    """The connection to the search; several threads may send, since a custom `fit` may leave one running."""
 
     def __init__(self, connection: Connection) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
 
 def _described(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"The search cannot begin: {type(error).__name__}: {text}"
+    return f"The search cannot start: {type(error).__name__}: {text}"
 
 
 def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
@@ -130,7 +130,9 @@ def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
         row: TrialRow = runner.run(trial_id, hp)
         new = [entry.name for entry in hp.space if entry.name not in known]
         if new and not runner.maker.options.allow_new_entries:
-            raise FatalError(f"hp was asked for {', '.join(map(repr, new))}, and allow_new_entries is False.")
+            raise FatalError(
+                f"The trial added the hyperparameters {', '.join(map(repr, new))}, but allow_new_entries is False."
+            )
         return row
     except FatalError as error:
         parent.send({"event": "fatal", "message": f"Trial {trial_id} ended the search: {cause_of(error)}"})
