@@ -16,10 +16,10 @@ Command:
 Use: `summarize("runs/mine", ["A long text."])` in this module summarizes texts.
 
 Expected result on the documentation of CPython 3.11 (695 entries without their first sentence for training; 60 on other
-topics for testing), in 50 s of CPU time on two cores of an AMD EPYC with AVX512_BF16:
-    ROUGE-L of 0.123, the median of five seeds (0.108 to 0.131), in mixed_bfloat16, the default there; in float32 0.138.
-    Lead-1 reaches 0.123, TextRank 0.146. From so few texts the model learns which words belong in a summary, not how
-    to write one: do not expect to beat lead-1.
+topics for testing), in 50 s of CPU time on two cores of an AMD EPYC, in float32:
+    ROUGE-L of 0.123, the median of five seeds (0.108 to 0.131), in mixed_bfloat16, the default on a CPU with
+    AVX512_BF16; in float32 0.138. Lead-1 reaches 0.123, TextRank 0.146. From so few texts the model learns which words
+    belong in a summary, not how to write one: do not expect to beat lead-1.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def workload(
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores | None:
-    """Writes `vocabulary.json` and `summaries.json`; compares ROUGE-L with that of single sentences."""
+    """Writes `vocabulary.json` and `summaries.json`; compares the ROUGE-L with that of single sentences."""
     run_dir, (pairs, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
     documents, wanted = (list(texts) for texts in zip(*pairs.test, strict=True))

@@ -43,7 +43,7 @@ def compress_flags() -> flags.FlagValues:
     flags.DEFINE_enum("direction", "auto", ["auto", "min", "max"], text, **own)
     text = "number of training examples to calibrate activation ranges"
     flags.DEFINE_integer("num_representative", 200, text, lower_bound=1, **own)
-    text = "numbers of threads to measure latency with (default: one, and one per core)"
+    text = "numbers of threads to measure latency with (default: 1, and the number of usable cores)"
     flags.DEFINE_list("latency_threads", [], text, **own)
     text = "seconds to measure each file with each number of threads"
     flags.DEFINE_float("latency_seconds", 1.0, text, lower_bound=0.001, **own)

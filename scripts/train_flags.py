@@ -18,7 +18,7 @@ from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadPar
 _WORKLOAD_OPTIONS = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
     "optimizer": (TEXT, "name of a Keras optimizer, or auto for the recipe's choice"),
-    "learning_rate": (NUMBER, "peak learning rate, or auto for the optimizer's default"),
+    "learning_rate": (NUMBER, "peak learning rate, or auto for one that suits the recipe and the optimizer"),
     "weight_decay": (NUMBER, "weight decay as in Keras, multiplied by the learning rate at each step, or auto"),
     "clipnorm": (NUMBER, "max norm of each weight's gradient, or auto for the recipe's choice"),
     "global_clipnorm": (NUMBER, "max global norm of all gradients, or auto for the recipe's choice"),
