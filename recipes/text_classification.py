@@ -10,7 +10,7 @@ Command:
     tfaccel train --recipe=text_classification --run_dir=runs/chapters --model=transformer
     tfaccel train --recipe=text_classification --run_dir=runs/mine --data_dir=FILE.csv
 
-    FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder of `.txt` files per class.
+    FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder per class, tfds:NAME or hf:NAME.
 
 Use: `classify("runs/mine", ["A text."])` in this module returns the class of each text.
 
