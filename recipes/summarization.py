@@ -107,12 +107,12 @@ def workload(
     )
 
 
-# ---------- The results: summaries of the test documents next to the lead-1 baseline
+# ---------- The results: summaries of the test documents, next to single sentences
 
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores | None:
-    """Writes `vocabulary.json` and `summaries.json`; compares the ROUGE-L with that of single sentences."""
+    """Writes `vocabulary.json` and `summaries.json`; compares ROUGE-L with that of single sentences."""
     run_dir, (pairs, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
     documents, wanted = (list(texts) for texts in zip(*pairs.test, strict=True))
