@@ -20,10 +20,18 @@ _TEXTS = {
 }
 # Options of the methods with training: flag -> its type, the option's name, and its help.
 _TRAINING: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "train_epochs": (int, "epochs", "training epochs of the methods with training"),
-    "train_learning_rate": (float, "learning_rate", "peak learning rate of the methods with training"),
-    "sparsity": (float, "sparsity", "fraction of the weights that pruning sets to zero"),
-    "num_clusters": (int, "num_clusters", "number of distinct values per kernel after clustering"),
+    "train_epochs": (
+        int,
+        "epochs",
+        "training epochs of the methods with training (default: 4, or 12 for pruning except 2:4)",
+    ),
+    "train_learning_rate": (
+        float,
+        "learning_rate",
+        "peak learning rate of the methods with training (default: a fraction of the workload's)",
+    ),
+    "sparsity": (float, "sparsity", "fraction of the weights that pruning sets to zero (default: 0.8)"),
+    "num_clusters": (int, "num_clusters", "number of distinct values per kernel after clustering (default: 16)"),
 }
 
 

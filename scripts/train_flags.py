@@ -31,8 +31,8 @@ _WORKLOAD_SWITCHES = {
     "remat": "recompute activations in the backward pass: less memory, more time",
 }
 _DISTILLATION = {
-    "distill_temperature": "divisor of the teacher's and the student's logits in the distillation loss, or auto",
-    "distill_alpha": "fraction of the loss that is the distillation loss, above 0 and at most 1, or auto",
+    "distill_temperature": "divisor of the teacher's and the student's logits in the distillation loss, or auto for 4",
+    "distill_alpha": "fraction of the loss that is the distillation loss, above 0 and at most 1, or auto for 0.5",
 }
 _RUN_OPTIONS = {
     "epochs": "passes over the training data, or auto for the workload's recommendation",
