@@ -38,6 +38,10 @@ _TIMES = {
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
     "checkpoint_interval": "Trials have no checkpoints: an interrupted trial starts over.",
+    **dict.fromkeys(
+        ("teacher", "distill_temperature", "distill_alpha"),
+        "Distill the best model afterwards: `tfaccel train --teacher`.",
+    ),
 }
 
 
@@ -45,6 +49,7 @@ def define_tune_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     for define in (define_workload_flags, define_plan_flags, define_train_flags):
         define(values)
+    values.set_default("seed", 1)  # as in `tfaccel.search`
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "search algorithm", **own)
     flags.DEFINE_enum("pruning", "none", PRUNINGS, "rule that stops trials early", **own)

@@ -13,6 +13,7 @@ CHANGES = {
     "tabular_classification": ("customers", 'layers.Activation("silu")', 'layers.Activation("tanh")'),
     "text_classification": ("letters", "layers.Embedding(num_tokens, 64)", "layers.Embedding(num_tokens, 8)"),
 }
+SHOWN = {"photographs": "predictions.png", "customers": "comparison.json", "letters": "vocabulary.json"}
 PROGRAM = """
 import json, os, sys
 from tfaccel.scripts.main import main
@@ -55,4 +56,4 @@ def test_copies_with_another_model_train(run_python, tmp_path):
         config = json.loads((tmp_path / "runs" / name / "config.json").read_text())
         assert (result["recipe"], config["options"]["optimizer"]) == (name, "sgd")
         assert result["baselines"]["metric"] == "accuracy"  # The copy shows its result, too.
-        assert (tmp_path / "runs" / name / ("comparison.json" if name != "photographs" else "predictions.png")).exists()
+        assert (tmp_path / "runs" / name / SHOWN[name]).exists()
