@@ -72,11 +72,11 @@ def fit(
       cuts short: `steps_per_epoch=4` with `k=3` runs 6 steps. Hooks of batches are called once an execution, with the
       indices of its first step and of its last, as if it were whole.
 
-    Three things differ. Where data of unknown length end, Keras calls `on_train_batch_begin` once more, without
-    `on_train_batch_end`, because it looks for a batch afterwards only, and warns that the data ran out although no
-    number was asked for; neither happens here. A new `model.steps_per_execution` takes effect at once; Keras's graph
-    goes on running as many steps as before, while its epochs count the new number. Under several workers the chief's
-    seed shuffles arrays, since all of them must have one order.
+    Four things differ. Where data of unknown length end, Keras calls `on_train_batch_begin` once more, without
+    `on_train_batch_end`, and warns that the data ran out although no number was asked for; neither happens here. A new
+    `model.steps_per_execution` takes effect at once; Keras's graph keeps running as many steps as before, while its
+    epochs count the new number. Under several workers the chief's seed shuffles arrays, for one order on all of them.
+    A custom `train_step` is traced up to four times, twice as often as by Keras.
 
     Args:
         model: a compiled `keras.Model`.

@@ -132,8 +132,17 @@ def _joined(batches: list[Any]) -> Any:
 
 
 def _joined_parts(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], tf.RaggedTensor):
-        return tf.concat(parts, axis=0)
+    """The rows of several batches; a `tf.RaggedTensor`, as in Keras, if they differ in another dimension."""
+    if any(isinstance(part, tf.RaggedTensor) for part in parts):
+        return tf.concat([part if isinstance(part, tf.RaggedTensor) else tf.constant(part) for part in parts], axis=0)
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=list(parts))
-    return np.concatenate(parts, axis=0) if parts[0].ndim else np.stack(parts)
+    if not parts[0].ndim:
+        return np.stack(parts)
+    sizes = [set(of_parts) for of_parts in zip(*(part.shape[1:] for part in parts), strict=True)]
+    if all(len(found) == 1 for found in sizes):
+        return np.concatenate(parts, axis=0)
+    num_inner = next(number for number, found in enumerate(reversed(sizes)) if len(found) > 1)
+    inner_shape = parts[0].shape[parts[0].ndim - num_inner :] if num_inner else None
+    batches = tf.ragged.constant([part.tolist() for part in parts], dtype=parts[0].dtype, inner_shape=inner_shape)
+    return batches.merge_dims(0, 1)
