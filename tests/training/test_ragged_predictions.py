@@ -13,7 +13,8 @@ def dataset(widths):
         for number, width in enumerate(widths):
             yield np.arange((number + 1) * width * 2, dtype="float32").reshape(number + 1, width, 2)
 
-    return tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec((None, None, 2), tf.float32))
+    found = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec((None, None, 2), tf.float32))
+    return found.apply(tf.data.experimental.assert_cardinality(len(widths)))
 
 
 @pytest.mark.parametrize("widths", [(5, 7, 4), (5, 5, 4), (5, 5, 5)])
