@@ -75,7 +75,7 @@ def test_port_that_is_taken_is_named():
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ClusterError, match=f"Worker 0 cannot listen on its port {port} .*another program, has it"):
+        with pytest.raises(ClusterError, match=f"Worker 0 cannot listen on its port {port} .*another program, uses it"):
             meet(Place((f"127.0.0.1:{port}", "127.0.0.1:1"), 0), {}, seconds=1.0)
 
 

@@ -31,14 +31,14 @@ def test_new_and_empty_directories_are_taken(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written_is_refused():
-    with pytest.raises(RunDirError, match=r"/proc/1/none cannot be made: /proc/1 is no folder that can be written\."):
+    with pytest.raises(RunDirError, match=r"/proc/1/none cannot be created: /proc/1 is not a writable folder\."):
         RunDir("/proc/1/none", CONFIG)
 
 
 @pytest.mark.parametrize("path", ["file", "file/run", "file/a/b"])
 def test_place_in_a_file_is_refused(tmp_path, path):
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(RunDirError, match=r"is a file: |cannot be made: .*/file is no folder"):
+    with pytest.raises(RunDirError, match=r"is a file: |cannot be created: .*/file is not a writable folder"):
         RunDir(tmp_path / path, CONFIG)
 
 

@@ -1,4 +1,4 @@
-"""`tfaccel.predict`: `Model.predict` that is right under every strategy."""
+"""`tfaccel.predict`: `Model.predict` with correct results under every strategy."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def predict(
     *,
     check_rows: bool = True,
 ) -> Any:
-    """Predictions of a Keras 3 model; every argument means what it means to `Model.predict`.
+    """Generates predictions with a Keras 3 model. Arguments have the same meaning as in `Model.predict`.
 
-    Rows come back in the order of the input. With several workers each gets all rows. Outputs move to host memory
-    batch by batch. With `compile(steps_per_execution=k)` hooks are called once for `k` batches, as Keras does.
+    Rows are returned in input order, and with several workers each returns all rows. Outputs are copied to host memory
+    batch by batch. With `compile(steps_per_execution=k)`, callback hooks run once every `k` batches, as in Keras.
 
     Args:
         model: a `keras.Model`, compiled or not.
         x, batch_size, verbose, steps, callbacks:
             see https://keras.io/api/models/model_training_apis/#predict-method.
-        check_rows: with several replicas, look once, on a few rows, for layers that couple the rows of a batch. False:
-            this call does not look.
+        check_rows: with several replicas, check once, on a few rows, for layers that couple the rows of a batch. False
+            skips the check for this call.
 
     Returns:
-        A numpy array (or the nest of arrays that the model gives); ragged and sparse outputs stay tensors.
+        A NumPy array, or nested arrays in the structure of the model's outputs; ragged and sparse outputs stay tensors.
 
     Raises:
-        CoupledRowsError: for a model whose predictions several replicas cannot give as one device does.
-        ValueError: for what `Model.predict` refuses.
+        CoupledRowsError: if several replicas would predict other values than one device.
+        ValueError: for arguments that `Model.predict` rejects.
 
     Example:
 
@@ -73,7 +73,7 @@ def engine_predict(
     *,
     check_rows: bool = True,
 ) -> Any:
-    """`keras.Model.predict` on the engine."""
+    """`keras.Model.predict`, run by the engine."""
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
         return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
@@ -127,7 +127,7 @@ def _to_host(outputs: Any) -> Any:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """The outputs of several batches as those of one."""
+    """Concatenates the outputs of several batches."""
     return keras.tree.map_structure(lambda *parts: _joined_parts(parts), *batches) if len(batches) > 1 else batches[0]
 
 

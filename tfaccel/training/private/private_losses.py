@@ -1,4 +1,4 @@
-"""How losses are reduced over a batch: private parts of Keras's losses, and what is replaced while a step is traced."""
+"""The private API of Keras's losses: how they are reduced over a batch, and what tfaccel patches while tracing."""
 
 import contextlib
 import functools
@@ -18,11 +18,11 @@ patch_lock = threading.RLock()
 def loss_reduction(
     reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any], gradient_fn: Callable[..., Any]
 ) -> Iterator[None]:
-    """While tracing, lets `reduce_fn(original, values, sample_weight, mask, reduction, dtype)` reduce every loss.
+    """While tracing: reduces every loss by `reduce_fn(original, values, sample_weight, mask, reduction, dtype)`.
 
-    Keras reduces over the replica's rows and divides by the number of replicas; that is not the mean over the global
-    batch when rows are uneven, masked or weighted. `update_mean_fn(original, metric, values, sample_weight)` replaces
-    `keras.metrics.Mean.update_state` likewise, and `gradient_fn(original, tape, target, sources, ...)` replaces
+    Keras reduces over the replica's rows and divides by the number of replicas, which is not the mean over the global
+    batch if rows are uneven, masked or weighted. Likewise, `update_mean_fn(original, metric, values, sample_weight)`
+    replaces `keras.metrics.Mean.update_state`, and `gradient_fn(original, tape, target, sources, ...)` replaces
     `tf.GradientTape.gradient`. Each receives the original function first.
     """
     from keras.src.losses import loss as loss_module
@@ -71,7 +71,7 @@ def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *
 
 @contextlib.contextmanager
 def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """While tracing several replicas: `wait(merge)` is called where a replica waits for all, and calls `merge`."""
+    """While tracing several replicas: calls `wait(merge)`, which calls `merge`, where a replica waits for all."""
     original = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
@@ -86,13 +86,13 @@ def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:
-    """Attributes that let `sum_fn(original, loss)` make a scalar of each loss that a layer of the model has added."""
+    """Attributes that reduce each loss added by a layer of the model to a scalar by `sum_fn(original, loss)`."""
     name = "_aggregate_additional_loss"
     return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
-    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` where they can have it."""
+    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` if possible."""
     from keras.src.losses import loss as loss_module
 
     merged = private_part(loss_module, "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")

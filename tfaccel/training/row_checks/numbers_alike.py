@@ -1,4 +1,4 @@
-"""Whether two calculations give the same numbers, and whether a number is a mean over the rows of a batch."""
+"""Tests whether two computations agree, and whether a value is a mean over the rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-MANY_SPREADS = 6  # so much further apart, values differ by more than by their random numbers
+MANY_SPREADS = 6  # a difference of more spreads than this is not due to random numbers
 
 
 def tolerance_of(value: Any) -> float:
-    """By how much, relatively, two calculations of one value may differ."""
+    """The relative tolerance for two computations of one value."""
     return 0.1 if value.dtype in (tf.float16, tf.bfloat16) or keras.config.dtype_policy().name != "float32" else 0.01
 
 
 def are_close(value: Any, other: Any, spread: float = 0.0) -> bool:
-    """Whether two tensors of one shape are equal up to rounding; shapes that differ and NaN cannot be compared.
+    """Whether two tensors are equal up to rounding; True also for different shapes or non-finite values.
 
     Args:
         value, other: the tensors.
-        spread: by how much random numbers alone change them.
+        spread: how much random numbers alone change them.
     """
     a, b = np.asarray(tf.cast(value, tf.float64)), np.asarray(tf.cast(other, tf.float64))
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -32,7 +32,7 @@ def are_close(value: Any, other: Any, spread: float = 0.0) -> bool:
 
 
 def spread_of(value: Any, others: Iterable[Any]) -> float:
-    """By how much random numbers change a value: the largest distance of what came in other runs."""
+    """How much random numbers change a value: its largest distance from the values of other runs."""
     mine, largest = np.asarray(tf.cast(value, tf.float64)), 0.0
     for other in others:
         if other is None or other.shape != value.shape or not np.isfinite(other).all():
@@ -42,13 +42,13 @@ def spread_of(value: Any, others: Iterable[Any]) -> float:
 
 
 def is_mean(both: Any, first: Any, second: Any, seconds: Any = None, *, spread: float = 0.0) -> bool:
-    """Whether a value can be a mean over rows, by what it is for two parts together, for each, for the second twice.
+    """Whether a value can be a mean over rows, given its values for two parts of a batch, together and alone.
 
     Args:
-        both, first, second: the value for two parts of equally many rows together, and for each.
-        seconds: the value for the second part twice. Where it is given, random numbers are drawn: what the first part
-            changes tells, as far as it goes beyond their `spread`.
-        spread: by how much random numbers change the value.
+        both, first, second: the value for two parts with equally many rows, together and alone.
+        seconds: the value for the second part repeated twice; given if the step draws random numbers. The effect of
+            the first part is then compared, with an allowance for `spread`.
+        spread: how much random numbers change the value.
     """
     values = (both, first, second, second if seconds is None else seconds)
     whole, one, other, repeated = (np.asarray(tf.cast(value, tf.float64)).ravel() for value in values)

@@ -1,11 +1,11 @@
-"""Finds, before the first step, what couples the rows of a batch, so that N replicas would give other numbers than one.
+"""Finds, before the first step, what couples the rows of a batch and would make N replicas differ from one device.
 
-The rule of several replicas is that a loss is a mean over the rows (or a sum that Keras reduces), and that layers treat
-each row by itself. With `A`, `B` two parts of the first batch, of m rows each, a step is run on `A`, on `B`, and on `A`
-and `B` together, from the same seeds and with nothing kept. Values by row must be the same in `A` alone and in the
-first half of `A, B`; of a mean `q` over the rows must hold `q(A, B) = (q(A) + q(B)) / 2`. Where a step draws random
-numbers, `B` gets others behind `A` than alone, and what must hold is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`: so what
-does not hold is looked at again, with a run on `B` twice, the first one again, and one with other random numbers.
+Several replicas require that a loss is a mean over the rows (or a sum that Keras reduces), and that layers process each
+row independently. Let `A` and `B` be two parts of the first batch with m rows each. A step runs on `A`, on `B`, and on
+both together, with the same seeds and no lasting updates. Per-row values must be equal in `A` alone and in the first
+half of `A, B`; a mean `q` over the rows must satisfy `q(A, B) = (q(A) + q(B)) / 2`. If a step draws random numbers, `B`
+gets different ones after `A` than alone, and the condition is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`. So a failed
+check is repeated with three more runs: on `B` twice, on `A, B` again, and on `A, B` with other random numbers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tfaccel.training.steps.replicas import Replicas
 logger = logging.getLogger("tfaccel")
 
 MAX_PART_ROWS = 4
-MAX_ROWS = 64  # of which the parts are taken
-_OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # runs on AB: how often seeds are changed
+MAX_ROWS = 64  # the parts are chosen from these
+_OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # runs on AB, by how often seeds change
 _ROUNDS = (("AB", "A", "B"), ("BB", "again", "reseeded"), ("reseeded twice", "reseeded thrice"))
 ADVICE = (
     "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
@@ -43,7 +43,7 @@ ADVICE = (
 
 
 def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) -> None:
-    """Looks at a step of a model on a few rows of a batch; metrics whose state is no sum are marked as `GATHERED`.
+    """Checks a step of a model on a few rows of a batch, and adds metrics whose state is not a sum to `GATHERED`.
 
     Args:
         model: a built and compiled model.
@@ -52,7 +52,7 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         kind: "train", "test" or "predict".
 
     Raises:
-        CoupledRowsError: names the layer, loss, metric or step that couples the rows, and what can be done.
+        CoupledRowsError: names the layer, loss, metric or step that couples the rows, and how to fix it.
     """
     name_of_step = f"{type(model).__name__}.{kind}_step"
     problem, parts = None, None
@@ -62,13 +62,13 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
             if parts is None:
                 continue
             problem, draws = _check(model, replicas, parts, kind)
-            if problem is None and draws and kind == "train":  # without dropout more can be told
+            if problem is None and draws and kind == "train":  # the check is stricter without dropout
                 own = has_own_train_step(model)
                 problem, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
         except _LengthsMeet:
             continue
-        except Exception as error:  # the first real step will say it, unless it is for the few rows
-            logger.warning("%s could not be checked for what couples the rows of a batch: %r", name_of_step, error)
+        except Exception as error:  # the first real step raises it too, unless only the few rows cause it
+            logger.warning("%s could not be checked for coupled rows: %r", name_of_step, error)
         break
     if problem is not None and parts is not None:
         what = _coupling_layer(model, replicas, parts, kind) or problem
@@ -84,7 +84,7 @@ def _check(
     """What couples the rows, or None; and whether the step draws random numbers.
 
     Raises:
-        _LengthsMeet: if a layer adds a loss that has as many values as there are rows, whatever the rows.
+        _LengthsMeet: if a layer adds a loss of fixed length that happens to equal the number of rows.
     """
     with unchanged(model, replicas) as reset:
         runs: dict[str, Run] = {}
@@ -107,7 +107,7 @@ def _check(
 
 
 class _LengthsMeet(Exception):
-    """Another number of rows has to be tried."""
+    """The check must be repeated with another number of rows."""
 
 
 def _lengths_meet(one: Run, other: Run) -> bool:
@@ -119,7 +119,7 @@ def _lengths_meet(one: Run, other: Run) -> bool:
 
 
 def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
-    """The batches on which the step is run; None where the batch has too few rows, or sparse tensors."""
+    """The batches to run the step on; None if the batch has too few rows or sparse tensors."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     if not leaves or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return None
@@ -127,7 +127,7 @@ def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
     num_rows = min((int(leaf.shape[0] or 0) for leaf in with_rows), default=0)
     if num_rows < 2 * part_rows:
         return None
-    # Rows with the least and the most padding: what is divided by the rest shows there.
+    # Rows with the least and the most padding reveal division by the number of unpadded values.
     order = np.argsort(sum(_padding(leaf[: min(num_rows, MAX_ROWS)]) for leaf in with_rows), kind="stable").tolist()
     first, second = order[:part_rows], order[-part_rows:]
 
@@ -141,7 +141,7 @@ def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
 
 
 def _padding(leaf: Any) -> Any:
-    """How many values of each row are zero or empty; of ragged rows, how many values they have not."""
+    """Number of zero or empty values in each row; for ragged rows, the negative length."""
     if isinstance(leaf, tf.RaggedTensor):
         return -leaf.row_lengths().numpy()
     by_row = tf.reshape(leaf, [leaf.shape[0], -1])
@@ -149,7 +149,7 @@ def _padding(leaf: Any) -> Any:
 
 
 def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | None:
-    """What couples the rows, as the beginning of a sentence; None if nothing does or nobody can tell."""
+    """What couples the rows, as the beginning of a sentence; None if nothing does or it cannot be determined."""
     if any(run.gathers for run in runs.values()):
         return None
     values = {which: run.values for which, run in runs.items()}
@@ -168,7 +168,7 @@ def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | 
 
 
 def _draws(runs: dict[str, Run]) -> bool:
-    """Whether other random numbers, or nothing but another run, change any value by more than rounding does."""
+    """Whether other random numbers, or a repeated run, change any value by more than rounding."""
     reruns = [runs[which].values for which in _OTHER_SEEDS if which in runs]
     for name, value in runs["AB"].values.items() if reruns else ():
         others = [rerun.get(name) for rerun in reruns]
