@@ -60,6 +60,7 @@ def test_thread():
     assert "thread 'left behind' still runs" in output
 
 
+@pytest.mark.slow
 def test_starting_tensorflow_without_the_fixture_fails(run_python, tmp_path):
     output = run_pytest(
         run_python,

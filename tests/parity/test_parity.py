@@ -21,17 +21,17 @@ CASES = [
     ParityCase(THREE, "penalties", "adam", "clipvalue", 4, last_batch="short", weighting="sample_weights"),
     ParityCase(WORKERS, "batch_norm", "adamw", "clipnorm", last_batch="empty", weighting="class_weights"),
     ParityCase(TWO, "batch_norm_by_replica", "ema", "global_clipnorm", 4, last_batch="short", source="py_dataset"),
-    ParityCase(WORKERS, "attention", "lamb", dtype_policy="mixed_bfloat16", weighting="masks", source="tf_data"),
+    ParityCase(TWO, "attention", "lamb", dtype_policy="mixed_bfloat16", weighting="masks", source="tf_data"),
     ParityCase(TWO, "dropout", "sgd", "clipvalue", 1, "mixed_float16", xla=True, weighting="sample_weights"),
     ParityCase(THREE, "embedding", "adam", "clipnorm", weighting="class_weights"),
-    ParityCase(WORKERS, "embedding_summed", "adamw", "global_clipnorm", 4, weighting="masks", source="py_dataset"),
+    ParityCase(TWO, "embedding_summed", "adamw", "global_clipnorm", 4, weighting="masks", source="py_dataset"),
     ParityCase(TWO, "gan", "adam", dtype_policy="mixed_float16", source="tf_data"),
     ParityCase(TWO, "lstm", "ema", last_batch="short", weighting="masks", source="tf_data"),
     ParityCase(THREE, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16"),
     ParityCase(TWO, "stateful_lstm", "sgd", "clipnorm", xla=True),
-    ParityCase(WORKERS, "two_outputs", "adam", "clipvalue", dtype_policy="mixed_float16", last_batch="empty"),
+    ParityCase(TWO, "two_outputs", "adam", "clipvalue", dtype_policy="mixed_float16", last_batch="empty"),
     ParityCase(NONE, "dense", "adam", "global_clipnorm", xla=True, weighting="sample_weights"),
-    *(ParityCheck(placement, name) for placement in (TWO, WORKERS) for name in CHECK_NAMES),
+    *(ParityCheck(TWO, name) for name in CHECK_NAMES),
 ]
 
 ONE_REPLICA_CASES = [
@@ -49,7 +49,7 @@ MORE_CASES = [
         {*covering_set(PLACEMENTS), *covering_set(PLACEMENTS, num_axes=3)} - set(CASES),
         key=lambda case: (case.placement, case.name),
     ),
-    *(ParityCheck(THREE, name) for name in CHECK_NAMES),
+    *(ParityCheck(placement, name) for placement in (THREE, WORKERS) for name in CHECK_NAMES),
 ]
 
 

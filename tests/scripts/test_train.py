@@ -222,6 +222,7 @@ def test_loss_that_is_no_number_names_its_step_and_leaves_no_model(command, tmp_
     assert not (tmp_path / "run/result.json").exists()
 
 
+@pytest.mark.slow
 def test_workload_of_your_own_trains_for_your_epochs(command, tmp_path):
     ended = command("--workload=lines:workload", "--run_dir=two", "--quiet", "--epochs=2")
     assert ended.returncode == 0, ended.stderr

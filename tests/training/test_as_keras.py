@@ -13,16 +13,10 @@ import pytest
 
 HERE = Path(__file__).parent
 MODULES = ("callback_cases", "model_cases", "epoch_cases", "input_cases", "keras_callback_cases", "trace_cases")
-# Module -> cases that run without --all: hooks, an early end, validation, own steps, losses, metrics, compiling again.
+# Module -> cases that run without --all: hooks, an early end, own steps, metrics.
 QUICK = {
-    "callback_cases": ("batch_hooks", "stop_in_batch_hook", "validation_data_of_all_kinds"),
-    "model_cases": (
-        "own_steps",
-        "own_loss_and_metric_results",
-        "loss_reductions",
-        "metrics_of_many_kinds",
-        "frozen_and_compiled_again",
-    ),
+    "callback_cases": ("batch_hooks", "stop_in_batch_hook"),
+    "model_cases": ("own_steps", "metrics_of_many_kinds"),
 }
 pytestmark = pytest.mark.timeout(3600)  # all cases run in the fixture
 

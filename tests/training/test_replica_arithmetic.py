@@ -136,16 +136,19 @@ CASES = {
     "losses read behind the optimizer": (LossesOfLayers, lambda: (batches(X, Y),), 2),
     "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
 }
-SLOW = ("the same with XLA", "added losses alone, one row a batch", "optimizers of layers, logs of other names")
+QUICK = ("losses read behind the optimizer", "own apply_gradients")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_replicas_give_what_one_device_gives(name):
     make, data, num_replicas = CASES[name]
     assert_equal(trained(make, num_replicas, *data()), trained(make, 0, *data()), rel=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_fewer_rows_than_replicas_in_every_batch_of_arrays(batch_size):
     make = sequential(Positions)

@@ -31,7 +31,7 @@ def ended(run_python, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_resumed_run_equals_whole_run(ended, placement):
     status, left, resumed, _, whole, _ = ended(placement)
     assert status == 7
@@ -49,7 +49,7 @@ def test_resumed_run_equals_whole_run(ended, placement):
     assert final == whole[3]
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_finished_run_stays_as_it_is(ended, placement):
     _, _, resumed, again, _, run_dir = ended(placement)
     assert again == resumed
@@ -58,7 +58,7 @@ def test_finished_run_stays_as_it_is(ended, placement):
     assert [path.name for path in run_dir.rglob(".*") if not path.name.startswith(".step_0000000099")] == []
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_result_says_what_was_done(ended, placement):
     run_dir = ended(placement)[-1].with_name(f"{placement}-without-a-stop")
     assert sorted(path.name for path in run_dir.iterdir()) == [

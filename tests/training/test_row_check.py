@@ -178,7 +178,7 @@ EQUAL = {
 }
 
 
-QUICK = ("gathered loss", "metric that is gathered", "metric that merges itself")
+QUICK = ("gathered loss", "metric that merges itself")
 
 
 @pytest.mark.parametrize(

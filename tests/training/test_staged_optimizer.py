@@ -1,6 +1,7 @@
 """Unfreezing by stages: parts begin later, learn more slowly, and move by nothing before."""
 
 import numpy as np
+import pytest
 
 
 def trained(num_steps, *, stop_after, optimizer="sgd"):
@@ -41,6 +42,7 @@ def test_deeper_stages_begin_later(logical_devices):
     assert layers_of(trained(20, stop_after=7)[1]) == {"head", "dense_0", "dense_1", "dense_2", "dense_3"}
 
 
+@pytest.mark.slow
 def test_deeper_stages_learn_more_slowly_and_the_model_is_saved(logical_devices, tmp_path):
     import keras
 

@@ -81,7 +81,8 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("num_busy", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_busy", [0, 4])
 def test_a_clock_changes_no_number(run_python, tmp_path, num_busy):
     found = json.loads(run_python(CODE, tmp_path, num_busy).stdout.splitlines()[-1])
     assert list(found) == ["idle", *(["busy"] if num_busy else []), "slow", "fast"]

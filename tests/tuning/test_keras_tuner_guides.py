@@ -76,7 +76,6 @@ GETTING_STARTED = {
         cases.TunedBatch,
         {"objective": "val_accuracy", "max_trials": 2},
         names="batch epochs units",
-        quick=True,
     ),
     "a fit that preprocesses": Case(
         cases.images,

@@ -135,7 +135,7 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restores the SIGTERM handler: TensorFlow's collectives replace it, and SIGTERM then no longer ends the process."""
+    """Restores the SIGTERM handler, which TensorFlow's collectives replace: SIGTERM would no longer end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
