@@ -77,18 +77,18 @@ class LargestVariable(Maximum):
 
 
 REFUSED = {
-    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is no mean"),
-    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is no mean over the rows"),
+    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is not a mean"),
+    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is not a mean over the rows"),
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
-    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is no mean"),
+    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
         lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2)),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
     "own step that compares": (
         lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z))),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
 }
 
