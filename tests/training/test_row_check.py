@@ -103,7 +103,7 @@ def test_coupled_rows_are_refused_by_name(name):
 
 def test_what_divides_by_the_padding_of_a_batch_is_refused():
     tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
-    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are no means"):
+    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are not means"):
         trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
 
 
@@ -125,7 +125,7 @@ def own_test_step():
 def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     with scope_of(2):
         model, centred = own_test_step(), sequential(lambda: Centred(name="centring"))()
-    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is no mean"):
+    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is not a mean"):
         evaluate(model, X, Y, verbose=0)
     with pytest.raises(CoupledRowsError, match=r"Layer 'centring'.* each of which sees only its own"):
         predict(centred, X, verbose=0)

@@ -5,7 +5,7 @@ row independently. Let `A` and `B` be two parts of the first batch with m rows e
 both together, with the same seeds and no lasting updates. Per-row values must be equal in `A` alone and in the first
 half of `A, B`; a mean `q` over the rows must satisfy `q(A, B) = (q(A) + q(B)) / 2`. If a step draws random numbers, `B`
 gets different ones after `A` than alone, and the condition is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`. So a failed
-check is repeated with three more runs: on `B` twice, on `A, B` again, and on `A, B` with other random numbers.
+check is repeated with more runs: on `B` twice, on `A, B` again, and on `A, B` with other random numbers.
 """
 
 from __future__ import annotations
