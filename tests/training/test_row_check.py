@@ -77,18 +77,18 @@ class LargestVariable(Maximum):
 
 
 REFUSED = {
-    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is no mean"),
-    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is no mean over the rows"),
+    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is not a mean"),
+    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is not a mean over the rows"),
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
-    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is no mean"),
+    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
         lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2)),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
     "own step that compares": (
         lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z))),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
 }
 
@@ -103,7 +103,7 @@ def test_coupled_rows_are_refused_by_name(name):
 
 def test_what_divides_by_the_padding_of_a_batch_is_refused():
     tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
-    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are no means"):
+    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are not means"):
         trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
 
 
@@ -125,7 +125,7 @@ def own_test_step():
 def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     with scope_of(2):
         model, centred = own_test_step(), sequential(lambda: Centred(name="centring"))()
-    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is no mean"):
+    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is not a mean"):
         evaluate(model, X, Y, verbose=0)
     with pytest.raises(CoupledRowsError, match=r"Layer 'centring'.* each of which sees only its own"):
         predict(centred, X, verbose=0)

@@ -5,7 +5,7 @@ row independently. Let `A` and `B` be two parts of the first batch with m rows e
 both together, with the same seeds and no lasting updates. Per-row values must be equal in `A` alone and in the first
 half of `A, B`; a mean `q` over the rows must satisfy `q(A, B) = (q(A) + q(B)) / 2`. If a step draws random numbers, `B`
 gets different ones after `A` than alone, and the condition is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`. So a failed
-check is repeated with three more runs: on `B` twice, on `A, B` again, and on `A, B` with other random numbers.
+check is repeated with more runs: on `B` twice, on `A, B` again, and on `A, B` with other random numbers.
 """
 
 from __future__ import annotations
@@ -182,21 +182,21 @@ def _named(model: keras.Model, name: str) -> str:
     kind, detail = name.split(" ", 1) if name.startswith("log ") else name.rsplit(" ", 1)
     losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
     compiled = (
-        f"The loss ({', '.join(map(str, losses))}) is no mean over the rows: it compares the examples of a batch, sums "
-        "them, or divides by something of its own"
+        f"The loss ({', '.join(map(str, losses))}) is not a mean over the rows: it compares the examples of a batch, "
+        "sums them, or divides by another number"
     )
-    own_loss = f"{type(model).__name__}.compute_loss is no mean over the rows of the batch"
+    own_loss = f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
     overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
     adding = private_api.names_of_layers_that_add_losses(model)
     return {
         "output": f"The output of {type(model).__name__} for one row depends on the other rows of the batch",
         "loss": compiled,
-        "added loss": f"A loss that is added by layer {', '.join(adding)} is neither a mean over the rows nor a value "
-        "for each",
+        "added loss": f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per "
+        "row",
         "compute_loss": own_loss if overrides_loss else compiled,
-        "log": f"Log {detail!r} of {{step}} is no mean over the rows of the batch: return a metric's result",
-        "metric": f"Metric {detail!r} is updated with a number that is no mean over the rows of the batch",
-    }.get(kind, "The gradients that {step} applies are no means over the rows of the batch")
+        "log": f"Log {detail!r} of {{step}} is not a mean over the rows of the batch: return a metric's result",
+        "metric": f"Metric {detail!r} is updated with a number that is not a mean over the rows of the batch",
+    }.get(kind, "The gradients that {step} applies are not means over the rows of the batch")
 
 
 def _coupling_layer(model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str) -> str | None:

@@ -102,9 +102,7 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
 def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
     place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    if (
-        place is not None and len(place.addresses) == plan.num_workers > 1
-    ):  # otherwise its replica count is refused later
+    if place is not None and len(place.addresses) == plan.num_workers > 1:  # otherwise refused when counted
         meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
     try:
         with _signals_kept():
@@ -135,7 +133,7 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restores the SIGTERM handler, which TensorFlow's collectives replace: SIGTERM would no longer end the process."""
+    """Restores the SIGTERM handler: TensorFlow's collectives replace it with one that does not end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
