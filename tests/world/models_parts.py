@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -89,6 +90,7 @@ def lora() -> keras.Model:
 def quantized_with_lora() -> keras.Model:
     """int8 weights that are frozen, and low-rank ones that are trained."""
     model = dense_stack()
+    warnings.filterwarnings("ignore", message="Layer InputLayer does not have a `quantize` method")  # Keras's own
     model.quantize("int8")
     for layer in model.layers[:2]:
         layer.enable_lora(2)

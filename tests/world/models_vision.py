@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -209,6 +210,7 @@ def siamese_triplets() -> keras.Model:
     names = ("anchor", "positive", "negative")
     inputs = [layers.Input(name=name, shape=(6, 6, 1)) for name in names]
     distances = DistanceLayer()(*[embedding(one) for one in inputs])
+    warnings.filterwarnings("ignore", message="The structure of `inputs` doesn't match")  # a tuple in place of a list
     model = SiameseModel(keras.Model(inputs=inputs, outputs=distances))
     model.compile(optimizer=sgd(0.01))
     return model
