@@ -89,6 +89,6 @@ def test_what_a_gpu_cannot_hold_is_not_fetched_there():
     texts = tf.data.Dataset.from_tensors(tf.constant(["text"]))
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))
     for dataset in (texts, ragged):
-        with pytest.raises(PlanError, match=r"batches hold .*Spec\(.*GPU's memory\. Set prefetch_to_device=False\."):
+        with pytest.raises(PlanError, match=r"batches hold .*Spec\(.*GPU memory\. Set prefetch_to_device=False\."):
             fetched_to("/CPU:1", dataset)
     assert replace(PLAN, devices=("GPU:0",), prefetch_to_device=True).prefetch_to_device

@@ -81,7 +81,7 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
         ),
         (
             {"train_data": lambda size, *, seed, epoch: data(batched=False, target=())},
-            r"must return batches, .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch",
+            r"must return batches whose .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch",
         ),
         (
             {"train_data": lambda size, *, seed, epoch: data((5,))},
