@@ -29,6 +29,8 @@ THREAD_GRACE_SECONDS = 15.0
 LONGEST_FIRST = (
     "parity/test_parity.py",
     "training/test_as_keras.py",
+    "world/test_world_models.py",
+    "world/test_keras_trainer.py",
     "scripts/test_train.py",
     "recipes/test_text_recipes.py",
     "tpu/test_tpu_readiness.py",

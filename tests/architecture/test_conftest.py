@@ -18,6 +18,7 @@ def run_pytest(run_python, folder, tests, *options):
     return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False, fresh=True).stdout
 
 
+@pytest.mark.slow
 def test_leaks_fail_the_test_that_leaks(run_python, tmp_path):
     output = run_pytest(
         run_python,

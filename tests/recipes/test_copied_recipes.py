@@ -40,6 +40,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_copies_with_another_model_train(run_python, tmp_path):
     for recipe, (name, old, new) in CHANGES.items():

@@ -114,7 +114,8 @@ def test_second_runtime_in_one_process(found):
 
 
 def test_missing_gpu_is_named(found):
-    assert found["GPU"].startswith("PlanError: The plan uses GPU:0, but TensorFlow sees no GPU. Choose available --devices")
+    said = "PlanError: The plan uses GPU:0, but TensorFlow sees no GPU. Choose available --devices"
+    assert found["GPU"].startswith(said)
     assert "tfaccel doctor" in found["GPU"]
 
 

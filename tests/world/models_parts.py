@@ -63,7 +63,7 @@ class OwnScaling(keras.Sequential):
         return super().predict(x / 255.0, *args, **kwargs)
 
 
-@world_model(lambda: batches(255 * pixels(5), pixels(1, seed=3).round()), quick=True)
+@world_model(lambda: batches(255 * pixels(5), pixels(1, seed=3).round()))
 def fit_of_its_own() -> keras.Model:
     model = OwnScaling([keras.Input((5,)), layers.Dense(6, activation="tanh"), layers.Dense(1, activation="sigmoid")])
     model.compile(optimizer=adam(), loss="binary_crossentropy", metrics=[BinaryTruePositives()])
