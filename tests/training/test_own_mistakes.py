@@ -66,7 +66,7 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
     ("changes", "message"),
     [
         ({"build_model": lambda: None}, "build_model of workload 'mine' must return a Keras 3 model. Received: None"),
-        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Leave out `compile`, and let"),
+        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Omit `compile`, and return"),
         (
             {"build_model": labels_are_missing},
             r"build_model of workload 'mine' raised FileNotFoundError: .*labels.* "
