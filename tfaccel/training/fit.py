@@ -75,8 +75,8 @@ def fit(
     There are four differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more, without
     `on_train_batch_end`, and warns that the data ran out although no number of steps was given; tfaccel does neither. A
     new `model.steps_per_execution` takes effect at once; Keras's graph keeps the old number, while its epochs count the
-    new one. With several workers, the chief's seed shuffles arrays, so that all workers use one order. A custom
-    `train_step` is traced up to four times, twice as often as by Keras.
+    new one. With several workers, the chief's seed shuffles arrays, so that all workers use one order.
+    A custom `train_step` is traced up to four times, twice as often as by Keras.
 
     Args:
         model: a compiled `keras.Model`.
