@@ -176,7 +176,7 @@ def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_pat
         assert (tmp_path / table[name].strip()).exists()
     assert "epoch 2/2" in ended.stderr
     again = command(*arguments, "--run_dir=runs/first")
-    assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+    assert (again.returncode, "already holds a run" in again.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ def test_a_run_goes_on_with_the_place_that_it_began_with(tmp_path):
     resumed = RunDir(tmp_path / "run", {}, resume="auto")
     placed = place_for_run(workload(), UNPLACED, resumed, Runtime(ONE), epochs=1)
     assert placed.augment_on == "device"
-    assert dict(placed.reasons)["augment_on"] == "The run began with it."
+    assert dict(placed.reasons)["augment_on"] == "The run started with it."
     assert place_for_run(workload(), ONE, resumed, Runtime(ONE), epochs=1) is ONE
 
 

@@ -213,8 +213,8 @@ def test_sparse_gradients_may_change_their_length_from_step_to_step(found):
         (4, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (5, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (6, "ValueError: Expected `validation_freq` to be an int or a list of epochs (from 1). Received: '2'."),
-        (7, "ValueError: Received data without a single batch. `predict` expects at least one row."),
-        (8, "ValueError: The model was compiled with optimizer=None, so that nothing can train it. Name an optimizer"),
+        (7, "ValueError: Received data without any batches. `predict` expects at least one row."),
+        (8, "ValueError: The model was compiled with optimizer=None and cannot be trained. Set an optimizer"),
     ],
 )
 def test_errors_say_what_was_received(found, index, text):
@@ -222,4 +222,4 @@ def test_errors_say_what_was_received(found, index, text):
 
 
 def test_data_without_a_batch_is_warned_of(found):
-    assert found["warning"] == ["The data held no batch at all, so that nothing was trained."]
+    assert found["warning"] == ["The data contained no batches, so nothing was trained."]

@@ -106,12 +106,10 @@ def test_text_and_json():
     assert text.startswith("There is over-fitting: the training loss (0.001776) is far below the validation loss (0.40")
     assert "Try: stop early (--early_stopping); more dropout, weight decay or augmentation; more data, or a" in text
     assert verdict({"loss": [1.0]}).text() == (
-        "Whether the fit is sound cannot be told: the history has 1 epoch. "
+        "It is unknown whether the fit is sound: the history has 1 epoch. "
         "Try: train for at least three epochs, with validation data."
     )
-    assert verdict({"generator_loss": [1.0]}).evidence == (
-        "there is no `loss` in the history, which has 'generator_loss'",
-    )
+    assert verdict({"generator_loss": [1.0]}).evidence == ("the history has no `loss`, only 'generator_loss'",)
     data = json.loads(json.dumps(verdict(history).to_json()))
     assert FitVerdict(data["kind"], tuple(data["evidence"]), tuple(data["advice"])) == verdict(history)
 
@@ -127,22 +125,22 @@ def scores(score, **fields):
 @pytest.mark.parametrize(
     ("history", "baselines", "kind", "evidence"),
     [
-        (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % beside 60.1 % (boost"),
-        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % beside 60.1 % (boosting)"),  # chance
+        (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % vs. 60.1 % (boost"),
+        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % vs. 60.1 % (boosting)"),  # chance
         (SOUND, scores(0.46, trivial={"most frequent class": 0.35}), "under-fitting", "hardly better than the trivial"),
         (SOUND, scores(0.46, trivial={"a": 0.35}, baselines={"b": 0.46}), "sound", "46.0 % (b), 35.0 % (a)"),
-        (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % beside 35.0 % (a)"),
-        (SOUND, scores(0.7, trivial={"a": 0.5}, num_examples=5), "unknown", "5 examples are too few to tell accuracy"),
-        (SOUND, scores(0.9, trivial={"a": 0.5}, num_examples=20), "sound", "90.0 % beside 50.0 % (a)"),
+        (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % vs. 35.0 % (a)"),
+        (SOUND, scores(0.7, trivial={"a": 0.5}, num_examples=5), "unknown", "5 examples are too few to distinguish"),
+        (SOUND, scores(0.9, trivial={"a": 0.5}, num_examples=20), "sound", "90.0 % vs. 50.0 % (a)"),
         (FLAT, scores(0.98, trivial={"a": 0.5}), "sound", "98.0 %"),  # good from the first epoch on
         (FLAT, scores(0.52, trivial={"a": 0.5}), "under-fitting", "hardly fell"),
-        ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % beside 60.0 % (b)"),
+        ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % vs. 60.0 % (b)"),
         ({"loss": [1.0]}, scores(0.8, baselines={"b": 0.6}), "unknown", "the history has 1 epoch"),
         (
             {"loss": list(FALLING), "val_loss": list(0.4 + 0.6 * FALLING)},
             scores(0.4, baselines={"b": 0.6}),
             "over-fitting",
-            "accuracy 40.0 % beside 60.0 % (b)",
+            "accuracy 40.0 % vs. 60.0 % (b)",
         ),
     ],
 )
@@ -161,7 +159,7 @@ def test_errors_and_bits_are_compared_as_well():
         higher_is_better=False,
         perfect=0.0,
     )
-    assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 beside 2.17 (6-gram)",)
+    assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 vs. 2.17 (6-gram)",)
     assert verdict(SOUND, baselines=replace(bits, score=2.16)).kind == "sound"
     assert verdict(SOUND, baselines=replace(bits, score=4.5, baselines={})).kind == "under-fitting"
     assert BaselineScores.from_json(json.loads(json.dumps(bits.to_json()))) == bits

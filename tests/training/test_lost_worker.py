@@ -91,7 +91,7 @@ def test_killed_worker_is_named_with_what_to_do(tmp_path, place, victim):
     status, (line,) = ended[1 - victim]
     assert (ended[victim][0], status) == (-signal.SIGKILL, 3)
     assert line.startswith(f"ClusterError Worker {victim} (127.0.0.1:")
-    assert f"is gone: worker {1 - victim} cannot go on without." in line
+    assert f"is lost: worker {1 - victim} cannot continue." in line
     assert f"(--resume=auto): training continues from the newest checkpoint in {tmp_path / 'run'}." in line
 
 

@@ -66,7 +66,7 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
     ("changes", "message"),
     [
         ({"build_model": lambda: None}, "build_model of workload 'mine' must return a Keras 3 model. Received: None"),
-        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Leave out `compile`, and let"),
+        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Omit `compile`, and return"),
         (
             {"build_model": labels_are_missing},
             r"build_model of workload 'mine' raised FileNotFoundError: .*labels.* "
@@ -157,7 +157,7 @@ def test_model_that_cannot_fit_into_memory_is_refused_before_its_first_step(logi
     )
     with pytest.raises(WorkloadError, match=one):
         begin(2**16)
-    kept = r"too large: weights and gradients, and what the optimizer keeps, take 0\.0 GiB"
+    kept = r"too large: weights and gradients, plus optimizer state, take 0\.0 GiB"
     with pytest.raises(WorkloadError, match=kept):  # 5 numbers for each unit, twice, and Adam's two more
         begin(2**14 + 2**13, optimizer="adam")
     halved = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=4, global_batch_size=4)

@@ -50,7 +50,7 @@ def test_missing_worker_is_named_at_once_and_when_the_time_is_up(missing, caplog
         found = met([(index, {}, 0) for index in range(3) if index != missing], seconds=1.5)
     for text in found:
         assert f"Worker {missing} (127.0.0.1:" in text
-        assert "did not come within 1.5 seconds" in text and "Set TFACCEL_WORKER_WAIT_SECONDS to wait longer." in text
+        assert "did not connect within 1.5" in text and "Set TFACCEL_WORKER_WAIT_SECONDS to wait longer." in text
     assert f"Waiting for worker {missing} (127.0.0.1:" in caplog.text
 
 

@@ -56,12 +56,12 @@ def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_pat
     path = tmp_path / "run"
     first, second = RunDir(path, CONFIG), RunDir(path, CONFIG)
     first.start({})
-    with pytest.raises(RunDirError, match=r"Another run is going on in the run directory .*Wait for its end"):
+    with pytest.raises(RunDirError, match=r"Another run is using the run directory .*Wait for it to end"):
         second.start({})
-    with pytest.raises(RunDirError, match="Another run is going on"):
+    with pytest.raises(RunDirError, match="Another run is using"):
         RunDir(path, CONFIG, resume="auto").start({})
     first.close()
-    with pytest.raises(RunDirError, match=r"has written into the run directory .* meanwhile. Choose a new one"):
+    with pytest.raises(RunDirError, match=r"has just written to the run directory .*\. Choose a new one"):
         second.start({})
     assert RunDir(path, CONFIG, resume="auto").start({}) is None
     run_python(
@@ -124,7 +124,7 @@ def test_other_files_are_refused(tmp_path, resume):
 
 def test_run_is_not_overwritten(tmp_path):
     started(tmp_path / "run")
-    with pytest.raises(RunDirError, match=r'holds a run already. Choose a new one, or .*resume="auto"'):
+    with pytest.raises(RunDirError, match=r'already holds a run. Choose a new one, or .*resume="auto"'):
         RunDir(tmp_path / "run", CONFIG)
 
 

@@ -108,7 +108,7 @@ def test_layers_are_named_as_in_a_new_process(found):
 def test_second_runtime_in_one_process(found):
     assert found["none"] == "no error"
     assert found["same threads"] == "no error"
-    started = "but TensorFlow has started in this process already and cannot change that. Enter `Runtime(plan)` before"
+    started = "but TensorFlow has already started in this process and cannot change that. Enter `Runtime(plan)` before"
     assert found["more devices"].startswith(f"PlanError: The plan needs 4 logical CPUs, {started}")
     assert found["other threads"].startswith(f"PlanError: The plan needs 1 threads inside one operation, {started}")
 

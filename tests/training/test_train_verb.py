@@ -131,8 +131,8 @@ def test_unusable_workloads_are_named(run_python, tmp_path):
     found = json.loads(run_python(REFUSED, tmp_path, cwd=HERE).stdout.splitlines()[-1])
     assert [name for name, _, _ in found] == ["WorkloadError"] * 4 + ["PlanError"]
     texts = [text for _, text, _ in found]
-    assert "returned no batch at all. Use a smaller global_batch_size" in texts[0]
-    assert "returned an infinite data set. Return one epoch" in texts[1]
+    assert "returned no batches. Use a smaller global_batch_size" in texts[0]
+    assert "returned an infinite dataset. Return one epoch" in texts[1]
     assert "train_data must return a tf.data.Dataset of batches. Received: [1, 2]" in texts[2]
     assert "build_model of workload 'small' must return a Keras 3 model. Received: 'text'" in texts[3]
     assert "takes no `cache`. Set cache_data=False" in texts[4]

@@ -168,7 +168,7 @@ def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path)
     for outcome in (whole_of_second, shared, shared_of_second):
         assert outcome["weights"] == whole["weights"]
         assert outcome["history"] == whole["history"]
-    assert "This process has trained over several workers already" in refused
+    assert "This process has already trained with several workers" in refused
     assert "communication='ring'; the first had communication='tensorflow_default'. Start new workers." in refused
 
 

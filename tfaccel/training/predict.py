@@ -46,7 +46,7 @@ def predict(
 
     Raises:
         CoupledRowsError: if several replicas would predict other values than one device.
-        ValueError: for arguments that `Model.predict` rejects.
+        ValueError: if `Model.predict` refuses the arguments.
 
     Example:
 
@@ -115,7 +115,7 @@ def engine_predict(
     source.close()
     callbacks.on_predict_end()
     if not executions:
-        raise ValueError("Received data without a single batch. `predict` expects at least one row.")
+        raise ValueError("Received data without any batches. `predict` expects at least one row.")
     return _joined(executions)
 
 

@@ -224,7 +224,7 @@ class Runtime:
         except RuntimeError as error:
             if not fits():
                 raise PlanError(
-                    f"The plan needs {what}, but TensorFlow has started in this process already and cannot change "
+                    f"The plan needs {what}, but TensorFlow has already started in this process and cannot change "
                     "that. Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
                 ) from error
 

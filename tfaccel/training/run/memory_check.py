@@ -70,7 +70,7 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     variables = {id(one): one for one in [*model.variables, *(optimizer.variables if optimizer else [])]}
     needed = sum(map(_bytes_of, variables.values()))
     if room is not None and needed > room:
-        raise WorkloadError(_message(name, f"{_WHAT}, and what the optimizer keeps, take", needed, room, plan))
+        raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan))
 
 
 def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:

@@ -78,7 +78,7 @@ class RunDir:
             lock = _locked(self.path)
         except BlockingIOError as error:
             raise RunDirError(
-                f"Another run is going on in the run directory {self.path}. Wait for its end, or choose a new one."
+                f"Another run is using the run directory {self.path}. Wait for it to end, or choose a new one."
             ) from error
         except OSError as error:
             raise self._cannot_be_written(error) from error
@@ -86,8 +86,8 @@ class RunDir:
         if self._content() != self._seen:
             self.close()
             raise RunDirError(
-                f"Another run has written into the run directory {self.path} meanwhile. Choose a new one, or go on "
-                'with that run: resume="auto" (--resume=auto).'
+                f"Another run has just written to the run directory {self.path}. Choose a new one, or resume "
+                'that run: resume="auto" (--resume=auto).'
             )
 
     @contextlib.contextmanager
@@ -103,7 +103,7 @@ class RunDir:
             if error.errno not in _CANNOT_WRITE:
                 raise
             raise RunDirError(
-                f"The run directory {self.path} cannot be written: {error.strerror}. Make room, and go on with the "
+                f"The run directory {self.path} cannot be written: {error.strerror}. Free space, and resume the "
                 'run: resume="auto" (--resume=auto).'
             ) from error
         finally:
@@ -210,7 +210,7 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
         raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
     if resume == "never":
         raise RunDirError(
-            f"The run directory {path} holds a run already. Choose a new one, or go on with that run: "
+            f"The run directory {path} already holds a run. Choose a new one, or resume that run: "
             'resume="auto" (--resume=auto).'
         )
     _read_config(path)

@@ -241,12 +241,12 @@ def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> in
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
         raise WorkloadError(
-            f"train_data of workload {workload.name!r} returned an infinite data set. Return one epoch, without "
+            f"train_data of workload {workload.name!r} returned an infinite dataset. Return one epoch, without "
             "`.repeat()`."
         )
     if length == 0 and not start_step:
         raise WorkloadError(
-            f"train_data of workload {workload.name!r} returned no batch at all. Use a smaller global_batch_size, or "
+            f"train_data of workload {workload.name!r} returned no batches. Use a smaller global_batch_size, or "
             "more data."
         )
     return length + start_step if length >= 0 else None

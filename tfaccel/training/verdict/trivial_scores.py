@@ -29,7 +29,7 @@ def trivial_scores(batches: Iterable[Any], final: Mapping[str, float]) -> Baseli
     Example:
         >>> batches = [(None, np.array([0, 2])), (None, np.array([2, 1]))]
         >>> trivial_scores(batches, {"loss": 1.1, "accuracy": 0.75}).beside()
-        'accuracy 75.0 % beside 50.0 % (most frequent class)'
+        'accuracy 75.0 % vs. 50.0 % (most frequent class)'
     """
     known = [name for name in final if name in (*_ACCURACIES, *_ABSOLUTE, *_SQUARED, *_ROOT)]
     if not known or not np.isfinite(final[known[0]]):

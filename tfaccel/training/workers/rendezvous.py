@@ -93,7 +93,7 @@ class _Patience:
         if time.monotonic() >= self._ends:
             how = f"within {self._seconds:g} seconds{f' ({cause})' if cause else ''}"
             raise ClusterError(
-                f"{names[:1].upper()}{names[1:]} did not come {how}. Start each worker with the same cluster in "
+                f"{names[:1].upper()}{names[1:]} did not connect {how}. Start each worker with the same cluster in "
                 "TF_CONFIG and its own task index, and check the output of the missing one. Set "
                 f"{WAIT_VARIABLE} to wait longer."
             )

@@ -86,7 +86,7 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     (((config, communication), strategy),) = _multi_worker.items()
     if wanted != (config, communication):
         raise PlanError(
-            "This process has trained over several workers already, and TensorFlow cannot change its cluster or "
+            "This process has already trained with several workers, and TensorFlow cannot change its cluster or "
             f"collectives afterwards. Received: TF_CONFIG={wanted[0]!r}, communication={wanted[1]!r}; the first had "
             f"communication={communication!r}. Start new workers."
         )
@@ -109,13 +109,13 @@ def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise PlanError(
-            "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
+            "MultiWorkerMirroredStrategy must be created before TensorFlow runs anything. Enter `Runtime(plan)` at the "
             f"start of the program, in a new process. TensorFlow says: {error}"
         ) from error
     except tf.errors.OpError as error:
         raise ClusterError(
             f"TensorFlow cannot connect the workers of the cluster: {' '.join(str(error.message).split()):.300}. Start "
-            "all of them again; a port that is taken, or a worker that ended meanwhile, is the usual cause."
+            "all of them again; the usual cause is a port in use, or a worker that has since ended."
         ) from error
 
 

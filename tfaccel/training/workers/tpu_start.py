@@ -84,7 +84,7 @@ def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute
             f"cores. Set --devices=TPU:0,... with {strategy.num_replicas_in_sync} devices, and a global batch size "
             "that they divide."
         )
-    logger.warning("TPU steps are proven on replicas of the CPU; on a TPU itself they have not been tried yet.")
+    logger.warning("TPU steps are tested on CPU replicas only; they have not been run on a TPU yet.")
     return strategy
 
 
