@@ -21,12 +21,12 @@ from tfaccel.training.steps.replicas import Replicas
 
 @dataclass
 class Run:
-    """The values recorded in one run of a step, by the name of their source.
+    """The values recorded in one run of a step, keyed by the name of their source.
 
     Attributes:
         by_row: tensors with one value per row.
         means: tensors that must be means over the rows.
-        updates: the metrics' `update_state` calls, with their arguments.
+        updates: calls of the metrics' `update_state`: the metric, `args` and `kwargs`.
         gathers: whether the step gathered rows over the replicas.
     """
 
@@ -43,7 +43,7 @@ class Run:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], None]]:
-    """Uses the first local replica's variables of the model; yields a function that restores all of them."""
+    """Makes the model use the first local replica's variables; yields a function that restores their values."""
     touched = {id(v): v for v in variables_of(model)}
     for layer in private_api.all_layers(model):  # `model.variables` omits the states of recurrent layers
         found = [*keras.tree.flatten(getattr(layer, "states", None) or []), *vars(layer).values()]
@@ -63,13 +63,13 @@ def unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], N
 
 
 def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = False) -> Run:
-    """Runs one step on `data` with batch normalization in inference mode and optimizers that apply nothing.
+    """Runs one step on `data`, with BatchNormalization in inference mode and without applying gradients.
 
     Args:
         model: a built and compiled model.
         data: a batch, as eager tensors.
         kind: "train", "test" or "predict".
-        still: run layers that draw random numbers in training, such as dropout, in inference mode too.
+        still: also run layers that draw random numbers in training, such as dropout, in inference mode.
     """
     run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True)
     num_rows = num_rows_of(data)
@@ -85,7 +85,7 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
         stack.enter_context(global_losses(model))
         stack.enter_context(replica_share(share))
         for layer in private_api.all_layers(model):
-            # The plan and the user decide which rows batch normalization takes its statistics over.
+            # The plan and the user decide over which rows BatchNormalization computes its statistics.
             if isinstance(layer, keras.layers.BatchNormalization) or (still and _draws(layer)):
                 stack.enter_context(instance_attributes(layer, {"call": _inference_call(layer)}))
         for metric in metrics_in(model):
@@ -129,7 +129,7 @@ def _note_outputs(outputs: Any, run: Run, num_rows: int) -> None:
 
 
 def num_rows_of(data: Any) -> int:
-    """Number of rows in a batch."""
+    """The number of rows of a batch."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
     return int(leaves[0].shape[0])
 
