@@ -1,8 +1,8 @@
 """The private API of Keras's models, layers, optimizers and callbacks that tfaccel uses.
 
-The other `private_*.py` files hold the rest; all other code in this package uses public API. Each function says what
-it needs and why public API is not enough. An untested minor version of Keras or TensorFlow logs one warning; a missing
-private name raises `VersionError` (see `tested_versions`).
+The other `private_*.py` files cover the rest; all other code in this package uses public API. Docstrings say why public
+API is not enough. An untested minor version of Keras or TensorFlow logs one warning; a missing private name raises
+`VersionError` (see `tested_versions`).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def check_versions() -> None:
 
 
 def has_trainer(model: Any) -> bool:
-    """Whether an object has Keras's trainer: a `keras.Model`, or a layer whose class mixes the trainer in."""
+    """Whether an object is a `keras.Model`, or a layer that inherits from Keras's trainer."""
     from keras.src.trainers import trainer
 
     return isinstance(model, private_part(trainer, "Trainer")) and isinstance(model, keras.layers.Layer)
@@ -39,12 +39,12 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
-    """Layers that added losses in the model's last call; a layer's public `losses` also has those of inner layers."""
+    """Layers that added losses in the model's last call; the public `Layer.losses` includes those of inner layers."""
     return [f"{layer.name!r} ({type(layer).__name__})" for layer in all_layers(model) if private_part(layer, "_losses")]
 
 
 def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The layer's own trainable weights even if frozen; the public properties depend on the current state."""
+    """The layer's own weights created as trainable, even if it is frozen; public properties depend on `trainable`."""
     return list(private_part(layer, "_trainable_variables"))
 
 
@@ -54,7 +54,7 @@ def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
-    """`Model.compute_loss`, also for a subclass that overrides it without the argument `training`."""
+    """`Model.compute_loss`, also of subclasses whose override does not take `training`."""
     return private_part(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
@@ -73,11 +73,11 @@ def initial_epoch(model: keras.Model, default: int) -> int:
     return getattr(model, "_initial_epoch", None) or default
 
 
-CACHED_EVALUATION = "_use_cached_eval_dataset"  # Keras's `fit` passes it to `evaluate`, and overrides pop it
+CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
 
 
 def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
-    """Whether a callback profiles batches (`profile_batch`); no public attribute tells."""
+    """Whether a callback profiles batches (`profile_batch`), for which there is no public attribute."""
     return bool(private_part(callback, "_should_trace"))
 
 
@@ -137,10 +137,10 @@ def class_of(instance: Any, kind: type) -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """While tracing: makes an optimizer use Keras's device-agnostic code in place of its tf.distribute code.
+    """While tracing: makes an optimizer use Keras's device-agnostic code instead of its tf.distribute code.
 
     The tf.distribute code sums gradients after clipping them, and needs a replica context, which XLA does not allow.
-    Without a strategy it permanently registers a gradient function that holds the whole graph of the step.
+    Without a strategy, it permanently registers a gradient function that keeps the step's whole graph alive.
     """
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
@@ -153,7 +153,7 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
 
 @functools.cache
 def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.optimizers.Optimizer]:
-    """A subclass with another base for tf.distribute; methods that `kind` itself overrides, as Nadam does, remain."""
+    """A subclass without Keras's tf.distribute methods; keeps those that `kind` itself overrides, as Nadam does."""
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.optimizers import base_optimizer
 
@@ -167,8 +167,8 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
 def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """During one `apply`: computes the learning rate once per graph; Keras recomputes it for each variable.
 
-    TensorFlow removes the duplicates when a graph is first called. Avoiding them shortens the first call of the recipe
-    `image_classification`, which is part of the recipe's published time.
+    TensorFlow removes the duplicates when a graph is first called. Avoiding them shortens that call, which is part of
+    the published training time of the recipe `image_classification`.
     """
     rate = "_get_current_learning_rate"
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """The private API of Keras's `BatchNormalization` that tfaccel uses to compute batch statistics.
 
-No public API sets the rows that statistics are taken over. Keras's `synchronized=True` ignores masks, and computes the
-variance as a difference of squares, which loses precision if the mean is large.
+No public API selects the rows that statistics are computed over. Keras's `synchronized=True` ignores masks, and
+computes the variance as a difference of squares, which loses precision if the mean is large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Sum = Callable[[tf.Tensor], tf.Tensor]
 
 
 def takes_keras_moments(layer: keras.layers.Layer) -> bool:
-    """Whether a layer is a `BatchNormalization` that uses Keras's own code for its statistics."""
+    """Whether a layer is a `BatchNormalization` that does not override how Keras computes its statistics."""
     kind = keras.layers.BatchNormalization
     if not isinstance(layer, kind):
         return False
@@ -30,8 +30,8 @@ def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum
 
     Args:
         layer: a layer that `takes_keras_moments`.
-        own_rows: selects the replica's rows that count.
-        sum_over_replicas: sums over the replicas; its gradient must do so too.
+        own_rows: drops rows that the replica borrowed from another one.
+        sum_over_replicas: sums over the replicas; its gradient must be summed over them too.
     """
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -57,7 +57,7 @@ def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum
 
 
 def noticed_moments(layer: keras.layers.BatchNormalization, notice: Callable[[], Any]) -> dict[str, Any]:
-    """Attributes that call a function whenever a layer computes batch statistics."""
+    """Attributes that make a layer call `notice` whenever it computes batch statistics."""
     moments = private_part(layer, "_moments")
 
     def noticed(inputs: tf.Tensor, mask: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The private API of Keras's losses: how they are reduced over a batch, and what tfaccel patches while tracing."""
+"""The private API that reduces Keras's losses over a batch, and what tfaccel patches while tracing."""
 
 import contextlib
 import functools
@@ -18,12 +18,12 @@ patch_lock = threading.RLock()
 def loss_reduction(
     reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any], gradient_fn: Callable[..., Any]
 ) -> Iterator[None]:
-    """While tracing: reduces every loss by `reduce_fn(original, values, sample_weight, mask, reduction, dtype)`.
+    """While tracing: reduces each loss with `reduce_fn(original, values, sample_weight, mask, reduction, dtype)`.
 
     Keras reduces over the replica's rows and divides by the number of replicas, which is not the mean over the global
-    batch if rows are uneven, masked or weighted. Likewise, `update_mean_fn(original, metric, values, sample_weight)`
-    replaces `keras.metrics.Mean.update_state`, and `gradient_fn(original, tape, target, sources, ...)` replaces
-    `tf.GradientTape.gradient`. Each receives the original function first.
+    batch if rows are masked, weighted, or split unevenly. Likewise, `keras.metrics.Mean.update_state` is replaced by
+    `update_mean_fn(original, metric, values, sample_weight)`, and `tf.GradientTape.gradient` by
+    `gradient_fn(original, tape, target, sources, ...)`. `original` is the replaced function.
     """
     from keras.src.losses import loss as loss_module
 
@@ -71,7 +71,7 @@ def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *
 
 @contextlib.contextmanager
 def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """While tracing several replicas: calls `wait(merge)`, which calls `merge`, where a replica waits for all."""
+    """While tracing several replicas: `ReplicaContext.merge_call` calls `wait(merge)`, which must call `merge`."""
     original = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
@@ -86,13 +86,13 @@ def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:
-    """Attributes that reduce each loss added by a layer of the model to a scalar by `sum_fn(original, loss)`."""
+    """Attributes that make a model reduce each loss added by a layer to a scalar with `sum_fn(original, loss)`."""
     name = "_aggregate_additional_loss"
     return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
-    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` if possible."""
+    """Merges weights and mask as Keras does for a sum; the result has the rank of `values` if possible."""
     from keras.src.losses import loss as loss_module
 
     merged = private_part(loss_module, "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")
