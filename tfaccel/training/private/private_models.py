@@ -1,4 +1,4 @@
-"""Creates a model's variables before a step is traced, with private API of Keras's trainer and functional models."""
+"""Creates a model's variables before a step is traced, using the private API of Keras's trainer and models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 
 def swap_name_counters(counters: Any) -> Any:
-    """Replaces the counters in Keras's layer names (`dense_1`), and returns the old ones. None resets them.
+    """Replaces the counters behind Keras's layer names (`dense_1`) and returns the old ones; None resets them.
 
-    `clear_session` would reset much else too. TensorFlow's graph optimizer orders operations by name, so the names
+    `clear_session` would also reset other state. TensorFlow's graph optimizer orders operations by name, so names
     affect the last bits of a result.
     """
     from keras.src.backend.common import global_state
@@ -32,10 +32,10 @@ def swap_name_counters(counters: Any) -> Any:
 
 
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
-    """Builds weights, loss, metrics and optimizers from the specs of one batch, without reading data.
+    """Creates weights, loss, metrics and optimizer variables from the specs of one batch, without reading data.
 
     Under a strategy, variables must exist before the first trace. Without one, Keras creates them while tracing the
-    first step, and so do `fit`, `evaluate` and `predict`.
+    first step, and so do tfaccel's `fit`, `evaluate` and `predict`.
 
     Args:
         model: a compiled model.
@@ -61,7 +61,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
 
 
 def _build_as_keras(model: keras.Model, specs: Any) -> None:
-    """Builds as Keras does, by tracing the model to get its outputs; a functional model's are known without that."""
+    """Builds as Keras does, which calls the model symbolically; a functional model's known outputs replace the call."""
     build = private_part(model, "_symbolic_build")
     outputs = _known_outputs(model, keras.utils.unpack_x_y_sample_weight(specs)[0])
     known = {} if outputs is None else {"call": lambda *_, **__: keras.tree.map_structure(_placeholder, outputs)}
@@ -70,7 +70,7 @@ def _build_as_keras(model: keras.Model, specs: Any) -> None:
 
 
 def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: Any) -> None:
-    """Traces a custom step once without applying gradients: only the step knows which variables it uses."""
+    """Traces a custom step once without applying gradients, since only the step knows which variables it uses."""
     applied: list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]] = []
 
     def noting(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 
 @contextlib.contextmanager
 def _no_gradients() -> Iterator[None]:
-    """While tracing to build: makes tapes return zeros, since variables that do not exist yet have no gradient."""
+    """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
     original = tf.GradientTape.gradient
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
@@ -118,7 +118,7 @@ def _no_gradients() -> Iterator[None]:
 
 
 def _is_built(model: keras.Model) -> bool:
-    """Whether all layers of the model, and its compiled metrics and losses, are built."""
+    """Whether all layers and the compiled metrics and losses of the model are built."""
     parts = [layer for layer in all_layers(model) if layer is not model]
     parts += [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
     has_call = type(model).call is not keras.Model.call
@@ -132,7 +132,7 @@ def _compute_output_spec(function: Callable[[Any], Any], specs: Any) -> Any:
 
 
 def _known_outputs(model: keras.Model, x: Any) -> Any:
-    """Output specs of a built functional model for given input specs; None if unknown."""
+    """The output specs of a built functional model for the input specs `x`; None if unknown."""
     from keras.src.models import functional
 
     if type(model) not in (private_part(functional, "Functional"), keras.Sequential) or not model.built:
@@ -148,7 +148,7 @@ def _known_outputs(model: keras.Model, x: Any) -> Any:
 
 
 def _fits(given: Any, wanted: Any) -> bool:
-    """Whether an input with one spec accepts a batch with another, ignoring the number of rows."""
+    """Whether a batch with spec `given` fits an input with spec `wanted`, ignoring the number of rows."""
     if given is None or len(given.shape) != len(wanted.shape) or len(given.shape) == 0:
         return False
     return all(size is None or own == size for own, size in zip(given.shape[1:], wanted.shape[1:], strict=True))

@@ -1,7 +1,7 @@
-"""Keras's global seed generator, used by `keras.random` calls without a seed, under a strategy.
+"""Keras's global seed generator under a strategy; `keras.random` functions use it if called without a seed.
 
-Keras stores it in thread-local state and creates it on first use. Replicas are traced in separate threads, where no
-variable can be created.
+Keras stores it in thread-local state and creates it on first use. Replicas are traced in separate threads, in which
+variables cannot be created.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def _generator() -> keras.random.SeedGenerator | None:
 
 
 def global_seed_state() -> keras.Variable | None:
-    """The generator's state (uint32, shape (2,)), or None if there is no generator."""
+    """The generator's state (uint32, shape `(2,)`), or None if there is no generator yet."""
     generator = _generator()
     return None if generator is None else generator.state
 
 
 def distribute_global_seeds(strategy: tf.distribute.Strategy) -> None:
-    """Creates the generator under a strategy, so that every replica has a separate state.
+    """Creates the generator under a strategy, so that each replica has its own state.
 
-    A generator created outside the strategy is replaced by one with the same state. The state of Python's random
-    module, from which Keras draws a new generator's seed, is preserved.
+    A generator created outside the strategy is replaced by one with the same state. The state of Python's `random`
+    module, from which Keras draws the seed of a new generator, is preserved.
     """
     from keras.src.backend.common import global_state
 
@@ -75,8 +75,8 @@ def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int
     """While tracing: records operations that keep their random state in the graph (`tf.random`).
 
     Args:
-        used: gets one item per such operation.
-        replica_of_thread: returns the replica being traced; each draws different numbers.
+        used: a list to which True is appended for each such operation.
+        replica_of_thread: returns the index of the replica being traced; each replica draws different numbers.
     """
     from tensorflow.python.framework import random_seed
 
