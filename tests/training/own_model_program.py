@@ -1,6 +1,6 @@
-"""Trains a model of the user's on every kind of data, beside `Model.fit`; a test starts this program.
+"""Trains a user's model on each type of data with tfaccel and with `Model.fit`; a test starts this program.
 
-Prints name -> a pair of histories that must be equal, and name -> what was refused, as JSON.
+Prints JSON: name -> a pair of histories that must be equal, and name -> the message of an expected error.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Y = (X.sum(axis=1) > 0).astype("int32")
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches that change from epoch to epoch."""
+    """Data whose batches change from epoch to epoch."""
 
     epochs_ended = 0
 
@@ -42,7 +42,7 @@ class Rows(keras.utils.PyDataset):
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends the run as Ctrl-C does."""
+    """Interrupts the run as Ctrl-C does."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
