@@ -18,7 +18,7 @@ QUICK = {
     "callback_cases": ("batch_hooks", "stop_in_batch_hook"),
     "model_cases": ("own_steps", "metrics_of_many_kinds"),
 }
-pytestmark = pytest.mark.timeout(3600)  # all cases run in the fixture
+pytestmark = pytest.mark.timeout(3600)  # the fixture runs all cases
 
 
 def cases_of(module: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What holds under several replicas whatever the model: masks, moving statistics, order, several strategies, errors."""
+"""Several replicas, for any model: dropout masks, moving statistics, order of rows, several strategies, errors."""
 
 import json
 
@@ -167,7 +167,7 @@ def found(run_python):
 def test_masks_differ_between_replicas_and_are_the_same_in_every_run(found):
     num_different, num_steps, same_seed, other_seed = found["masks"]
     assert num_steps == 6
-    assert num_different >= 4  # four coins agree once in 16 throws
+    assert num_different >= 4  # masks of four units agree by chance in 1 of 16 steps
     assert same_seed
     assert not other_seed
 

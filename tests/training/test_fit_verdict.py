@@ -1,4 +1,4 @@
-"""The verdict on fit: each kind from made-up histories and from real ones, with its evidence."""
+"""The verdict on the fit: each kind from synthetic and real histories, with its evidence."""
 
 import doctest
 import json
@@ -22,8 +22,8 @@ CASES = {
         (FALLING, 0.4 + 0.6 * FALLING + 0.02 * EPOCHS),  # falls, then rises
         (FALLING, 0.4 + 0.6 * FALLING),  # stays far above
         (1000 * FALLING, 1000 * (0.4 + 0.6 * FALLING + 0.02 * EPOCHS)),  # whatever the scale
-        ([1e6, 1.0, 0.5, 0.1, 0.05], [1e6, 1.2, 1.1, 1.0, 1.0]),  # a huge first value of both, gone at once
-        ([17.0, 1.1, 0.5, 0.1, 0.05], [17.0, 1.2, 1.1, 1.0, 1.0]),  # an offset that hides what comes after
+        ([1e6, 1.0, 0.5, 0.1, 0.05], [1e6, 1.2, 1.1, 1.0, 1.0]),  # both start with one huge value
+        ([17.0, 1.1, 0.5, 0.1, 0.05], [17.0, 1.2, 1.1, 1.0, 1.0]),  # a high start that hides later changes
         ([12.6, 4.75, 3.61, 3.24, 3.2, 3.2, 3.2], [574443.0, 1082.0, 76.5, 20.6, 20.5, 20.5, 20.5]),
         ([12.6, 4.75, 3.61, 3.24, 3.0, 2.9, 2.8], [574443.0, 1082.0, 76.5, 20.6, 25.0, 30.0, 35.0]),
         ([0.69, 0.65, 0.6, 0.55, 0.5], [0.69, 0.69, 0.69, 0.68, 0.69]),  # validation never moves
@@ -61,7 +61,7 @@ CASES = {
         ([1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),
         ([1.0, 0.3, 0.29], [1.0, 0.31, 0.3]),
         ([0.7, 0.56, 0.54, 0.53, 0.53], [0.53, 0.52, 0.518, 0.517, 0.5161]),  # learnt in the first epoch
-        # Nearly all of it right: the training loss goes to 0, and the validation loss follows most of the way.
+        # Nearly perfect accuracy: the training loss approaches 0, and the validation loss follows most of the way.
         ([0.5, 0.05, 0.02, 0.01, 0.008, 0.007, 0.006], [0.2, 0.1, 0.08, 0.07, 0.062, 0.061, 0.06]),
         (0.1 + FALLING, np.where(EPOCHS == 0, 574443.0, 0.12 + FALLING)),  # one huge validation loss, then none
         (0.1 + FALLING, (0.12 + FALLING)[4::5]),  # validation every five epochs
@@ -200,7 +200,7 @@ def test_trivial_scores_of_targets():
 
 
 def test_real_histories():
-    """Boosting and networks of scikit-learn, whose losses after each round are known."""
+    """Gradient boosting of scikit-learn, with the losses after each round."""
     from sklearn.datasets import load_digits
     from sklearn.ensemble import GradientBoostingRegressor
     from sklearn.metrics import mean_squared_error

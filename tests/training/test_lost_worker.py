@@ -1,4 +1,4 @@
-"""A worker that is killed: the other one says which, and how to go on; then both go on without a common disk."""
+"""When a worker is killed, the other names it and says how to resume; both resume, also without a shared disk."""
 
 import json
 import os
@@ -58,7 +58,7 @@ print(json.dumps([result.history, result.final]), flush=True)
 
 
 def run(folder, place="never", victim=1, *, shared=True):
-    """Status and the last line of each of two workers, with one run directory, or with one each."""
+    """Exit status and last line of each of two workers, which share a run directory or have separate ones."""
     folders = [folder / ("run" if shared else f"run_{index}") for index in range(2)]
     workers = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What an optimizer overrides of Keras's update stays under a strategy; a trained model leaves no graph behind."""
+"""An optimizer's overrides of Keras's update remain under a strategy; a trained model leaves no graph behind."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""`train` with a model of the user's: the losses of `Model.fit` where the batches are the same, and exact resuming."""
+"""`train` with a user's model: the losses of `Model.fit` on the same batches, and exact resuming."""
 
 import json
 import re

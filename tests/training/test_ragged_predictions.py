@@ -1,4 +1,4 @@
-"""`predict` on batches that differ in another dimension than their rows, as Keras returns them: ragged."""
+"""`predict` returns ragged tensors, as Keras does, for batches that differ in a dimension other than rows."""
 
 import keras
 import numpy as np

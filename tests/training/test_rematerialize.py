@@ -1,4 +1,4 @@
-"""Rematerialised blocks: the same training to the last bit, without what lies inside them kept in between."""
+"""Rematerialized blocks: bit-identical training, without storing the activations inside them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workers meet before TensorFlow starts: whoever is missing, doubled or different is named."""
+"""Workers meet before TensorFlow starts: a missing, duplicate or mismatched worker is named."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""Which data sets may be repeated by one iterator: those of which no one can tell."""
+"""One iterator repeats only datasets for which this makes no visible difference."""
 
 import keras
 import numpy as np

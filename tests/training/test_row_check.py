@@ -1,4 +1,4 @@
-"""What couples the rows of a batch is refused by name under several replicas, or gathered; nothing else is refused."""
+"""On several replicas, code that couples the rows of a batch is gathered or raises an error that names it."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def own_compute_loss():
 
 
 class OwnMasks(keras.Model):
-    """Divides by the number of tokens in the batch, behind dropout, in a step of its own."""
+    """Divides by the number of tokens in the batch, after dropout, in a custom `train_step`."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class AddsProduct(keras.layers.Layer):
 
 
 class LargestVariable(Maximum):
-    """Returns its variable, as guides do."""
+    """Returns its variable itself, as metrics in guides do."""
 
     def result(self):
         return self.largest
@@ -102,13 +102,13 @@ def test_coupled_rows_are_refused_by_name(name):
 
 
 def test_what_divides_by_the_padding_of_a_batch_is_refused():
-    tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
+    tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # the first rows are all the same
     with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are not means"):
         trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
 
 
 class OwnTestStep(keras.Sequential):
-    """Couples the rows in evaluation alone."""
+    """Couples the rows in evaluation only."""
 
     def test_step(self, data):
         x, _ = data
@@ -132,7 +132,7 @@ def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     assert predict(model, X, verbose=0).shape == (21, 3)
     assert predict(centred, X, verbose=0, check_rows=False).shape == (21, 1)
     assert evaluate(centred, X, Y, verbose=0, check_rows=False) > 0
-    for verb in (evaluate, fit):  # what one call leaves out, the next one does
+    for verb in (evaluate, fit):  # skipping the check in one call does not skip it in the next
         with pytest.raises(CoupledRowsError, match=r"Layer 'centring'"):
             verb(centred, X, Y, verbose=0)
 

@@ -1,4 +1,4 @@
-"""The run directory: what may be in it, and files that appear whole or not at all."""
+"""The run directory: what it may contain, and atomic writes of files."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ def test_new_and_empty_directories_are_taken(tmp_path):
     for path in (tmp_path, tmp_path / "a" / "b"):
         run_dir = RunDir(path, CONFIG, resume="auto")
         assert not run_dir.resumes
-    assert not (tmp_path / "a").exists()  # nothing is made before `start`
+    assert not (tmp_path / "a").exists()  # nothing is created before `start`
 
 
 def test_a_directory_that_cannot_be_written_is_refused():

@@ -1,4 +1,4 @@
-"""`Runtime` sets up what the plan says, puts back what it can, and says clearly what it cannot do."""
+"""`Runtime` applies the plan, restores what it can, and raises clear errors otherwise."""
 
 import json
 
@@ -101,7 +101,7 @@ def test_seed_decides_all_generators(found):
 
 
 def test_layers_are_named_as_in_a_new_process(found):
-    """TensorFlow's graph optimizer orders operations by name, so that names decide the last bits of a result."""
+    """TensorFlow's graph optimizer orders operations by name, so names affect the last bits of a result."""
     assert found["names"] == ["dense", "dense", "dense_1"]
 
 
