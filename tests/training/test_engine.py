@@ -24,7 +24,7 @@ def parts(model, variable):
     return [replicas.components([variable], r)[0].numpy().tolist() for r in range(len(replicas.devices))]
 
 class Mask(keras.layers.Layer):
-    '''Keeps the mask that its replica drew last; float weights of replicas are averaged, so int.'''
+    '''Stores the last mask drawn by its replica, as integers, since float weights are averaged over replicas.'''
     def build(self, shape):
         self.dropout = keras.layers.Dropout(0.5)
         self.last = self.add_weight(shape=(4,), dtype="int32", trainable=False, initializer="zeros")
@@ -84,7 +84,7 @@ tfaccel.fit(late, X, Y, batch_size=8, verbose=0)
 found["built by predict"] = [a == b for a, b in [parts(late, late.norm.moving_mean)]]
 
 def order_of_a_run(seed, **options):
-    '''The rows that each batch of two epochs had, told from a model that adds them up.'''
+    '''The rows of each batch in two epochs, as bit masks that a metric computes.'''
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     class Sum(keras.metrics.Metric):

@@ -13,7 +13,7 @@ from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 
 
 def met(workers, *, num_workers=3, seconds=30.0, addresses=None):
-    """What came of each (index, what must be the same, seconds to come later), all at once: "met", or the message."""
+    """Starts workers, each (index, settings that must match, delay in seconds); "met" or the error message of each."""
     addresses = addresses or tuple(f"127.0.0.1:{port}" for port in free_ports(num_workers))
     found = [""] * len(workers)
 

@@ -15,7 +15,7 @@ DEATHS = {"none": "3.validation", "mirrored_2": "1.5"}
 
 @pytest.fixture(scope="module")
 def ended(run_python, tmp_path_factory):
-    """A function: placement -> (status of the killed run, its checkpoints, outcome after a resume, of a whole run)."""
+    """A function: placement -> (status of the killed run, its checkpoints, outcomes of `train_workload`, run_dir)."""
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
