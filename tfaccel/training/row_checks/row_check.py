@@ -37,9 +37,9 @@ MAX_ROWS = 64  # the parts are chosen from the first MAX_ROWS rows of the batch
 _OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # runs on AB; the index is added to the seeds
 _ROUNDS = (("AB", "A", "B"), ("BB", "again", "reseeded"), ("reseeded twice", "reseeded thrice"))
 ADVICE = (
-    "Return one value per row instead of a sum, and gather rows that are compared with each other by "
-    "tfaccel.ops.all_gather_rows; or build the model outside the strategy to train on one replica. check_rows=False "
-    "skips this check."
+    "Return one value per row instead of a sum, and use tfaccel.ops.all_gather_rows to gather rows that are compared "
+    "with each other; or build the model outside the strategy to train on one replica. check_rows=False skips this "
+    "check."
 )
 
 
