@@ -17,17 +17,17 @@ NONE, ONE_DEVICE, ONE_MIRRORED = Placement("none"), Placement("one_device"), Pla
 TWO, THREE, WORKERS = PLACEMENTS
 
 CASES = [
-    ParityCase(TWO, "dense", "sgd", source="py_dataset"),
-    ParityCase(THREE, "penalties", "adam", "clipvalue", 4, last_batch="short", weighting="sample_weights"),
+    ParityCase(THREE, "dense", "sgd", source="py_dataset"),
+    ParityCase(TWO, "penalties", "adam", "clipvalue", last_batch="short", weighting="sample_weights"),
     ParityCase(WORKERS, "batch_norm", "adamw", "clipnorm", last_batch="empty", weighting="class_weights"),
     ParityCase(TWO, "batch_norm_by_replica", "ema", "global_clipnorm", 4, last_batch="short", source="py_dataset"),
     ParityCase(TWO, "attention", "lamb", dtype_policy="mixed_bfloat16", weighting="masks", source="tf_data"),
     ParityCase(TWO, "dropout", "sgd", "clipvalue", 1, "mixed_float16", xla=True, weighting="sample_weights"),
-    ParityCase(THREE, "embedding", "adam", "clipnorm", weighting="class_weights"),
+    ParityCase(TWO, "embedding", "adam", "clipnorm", weighting="class_weights"),
     ParityCase(TWO, "embedding_summed", "adamw", "global_clipnorm", 4, weighting="masks", source="py_dataset"),
     ParityCase(TWO, "gan", "adam", dtype_policy="mixed_float16", source="tf_data"),
     ParityCase(TWO, "lstm", "ema", last_batch="short", weighting="masks", source="tf_data"),
-    ParityCase(THREE, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16"),
+    ParityCase(TWO, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16"),
     ParityCase(TWO, "stateful_lstm", "sgd", "clipnorm", xla=True),
     ParityCase(TWO, "two_outputs", "adam", "clipvalue", dtype_policy="mixed_float16", last_batch="empty"),
     ParityCase(NONE, "dense", "adam", "global_clipnorm", xla=True, weighting="sample_weights"),

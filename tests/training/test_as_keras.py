@@ -16,7 +16,7 @@ MODULES = ("callback_cases", "model_cases", "epoch_cases", "input_cases", "keras
 # Module -> cases that run without --all: hooks, early stopping, custom steps, metrics.
 QUICK = {
     "callback_cases": ("batch_hooks", "stop_in_batch_hook"),
-    "model_cases": ("own_steps", "metrics_of_many_kinds"),
+    "model_cases": ("own_steps",),
 }
 pytestmark = pytest.mark.timeout(3600)  # the fixture runs all cases
 

@@ -253,7 +253,6 @@ FAILED_TRIALS = {
         cases.too_large_for_all,
         {"algorithm": "grid", "objective": "val_loss"},
         refused=r"Trial \d+ ended the search: FatalValueError: Model too large! .*trials are kept; continue with",
-        quick=True,
     ),
 }
 

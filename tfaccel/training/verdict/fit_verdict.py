@@ -46,7 +46,7 @@ class FitVerdict:
         kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" if there is
             too little evidence.
         evidence: findings with figures.
-        advice: what to try, in order of promise; empty for a sound fit.
+        advice: what to try, most promising first; empty for a sound fit.
     """
 
     kind: str
