@@ -107,7 +107,7 @@ def pytest_runtest_setup() -> None:
 
 def collect_less_garbage() -> None:
     """Keeps Python from scanning TensorFlow's modules again and again: tracing makes many objects that stay."""
-    if gc.get_freeze_count() == 0:
+    if gc.get_threshold()[0] < OBJECTS_BETWEEN_COLLECTIONS:
         gc.freeze()
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
 

@@ -189,6 +189,7 @@ def test_replicas_give_what_one_device_gives(name, num_replicas):
     assert_equal(trained(EQUAL[name], num_replicas), trained(EQUAL[name], 0))
 
 
+@pytest.mark.slow
 def test_rows_are_gathered_where_replicas_have_none():
     make = EQUAL["gathered loss"]
     assert_equal(trained(make, 4, batches(X, Y, batch_size=3)), trained(make, 0, batches(X, Y, batch_size=3)))
@@ -203,7 +204,8 @@ def test_dropout_and_noise_do_not_count_as_coupling():
     trained(step, 2, epochs=1)
 
 
-def test_random_numbers_are_never_taken_for_coupling():
+@pytest.mark.slow
+def test_random_numbers_are_never_mistaken_for_coupling():
     with scope_of(2):
         model = sequential(lambda: keras.layers.Dense(12), lambda: keras.layers.Dropout(0.4, seed=7), units=3)()
         noisy = OwnStep(lambda y, z: tf.reduce_mean((z - tf.random.normal(tf.shape(z), y)) ** 2))

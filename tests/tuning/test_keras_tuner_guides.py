@@ -129,7 +129,6 @@ GETTING_STARTED = {
             and result.get_best_hyperparameters()[0].get("x") == result.best.hyperparameters["x"]
         ),
         names="x",
-        quick=True,
     ),
     "Keras code apart": Case(
         None,

@@ -25,7 +25,7 @@ class LogisticEndpoint(layers.Layer):
         return ops.softmax(logits)
 
 
-@world_model(lambda: batches({"inputs": rows(3), "targets": pixels(4).round()}), quick=True)
+@world_model(lambda: batches({"inputs": rows(3), "targets": pixels(4).round()}))
 def endpoint_layer() -> keras.Model:
     inputs, targets = keras.Input((3,), name="inputs"), keras.Input((4,), name="targets")
     logits = layers.Dense(4)(inputs)

@@ -110,9 +110,7 @@ class MILAttentionLayer(layers.Layer):
         return [stack[i] for i in range(len(inputs))]
 
 
-@world_model(
-    lambda: {"x": [pixels(6, 6, seed=s) for s in range(3)], "y": whole_numbers(below=2), "batch_size": 1}, quick=True
-)
+@world_model(lambda: {"x": [pixels(6, 6, seed=s) for s in range(3)], "y": whole_numbers(below=2), "batch_size": 1})
 def attention_mil() -> keras.Model:
     """Bags of three instances, one bag a batch: fewer rows than replicas."""
     shared = layers.Dense(8, activation="relu")
