@@ -27,6 +27,7 @@ def epoch(logical_devices):
     return read
 
 
+@pytest.mark.slow
 def test_the_past_is_jittered_and_scaled_as_much_as_asked_for(epoch):
     past, future = epoch(None)
     jittered, same = epoch(SeriesAugmentation(jitter=0.1, scaling=0.0))
