@@ -213,7 +213,7 @@ def test_text_model_has_its_vocabulary_inside(tmp_path):
 
 @pytest.mark.slow
 def test_layer_that_litert_cannot_take_is_named_and_nothing_is_left(tmp_path):
-    with pytest.raises(ExportError, match=r"LiteRT cannot convert these layers of the model: 'odd' \(Erfinv\)"):
+    with pytest.raises(ExportError, match=r"LiteRT does not support these layers of the model: 'odd' \(Erfinv\)"):
         export(refused_model(), ["saved_model", "litert"], out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

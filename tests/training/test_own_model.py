@@ -55,3 +55,28 @@ def test_what_cannot_be_trained_or_resumed_exactly_is_refused(outcomes):
     for name, (kind, message) in REFUSED.items():
         assert found[name][0] == kind, found[name]
         assert re.search(message, found[name][1]), found[name]
+
+
+SCRIPT = """
+import keras, numpy, tfaccel
+
+x = numpy.ones((32, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+result = tfaccel.train(model, x, x[:, :1], epochs=1, verbose=0, run_dir="run", resume="auto")
+"""
+RUN_AND_IMPORT = """
+import os, pathlib, runpy, sys
+
+os.chdir(sys.argv[1])
+sys.path.insert(0, "")
+pathlib.Path("digits.py").write_text(sys.argv[2])
+first = runpy.run_path("digits.py", run_name="__main__")["result"]
+import digits
+
+assert first.recipe == digits.result.recipe == "digits", digits.result
+"""
+
+
+def test_a_script_that_is_imported_continues_its_own_run(run_python, tmp_path):
+    run_python(RUN_AND_IMPORT, tmp_path, SCRIPT)

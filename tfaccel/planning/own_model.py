@@ -222,13 +222,25 @@ def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tu
 
 
 def name_of(build_model: Any) -> str:
-    """A name for runs of a model: that of the file that defines its function, or of the running script.
+    """A name for runs of a model: that of the file that defines the function, or that calls tfaccel with the model.
+
+    It is the same whether that file runs as a script or is imported, so that a run can be resumed either way.
 
     Example:
         >>> name_of(name_of)
         'own_model'
     """
-    module = "__main__" if is_model(build_model) else str(getattr(build_model, "__module__", ""))
+    if is_model(build_model):
+        return Path(_calling_file() or "own_model").stem
+    module = str(getattr(build_model, "__module__", ""))
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "own_model").stem
     return module.rpartition(".")[2] or "own_model"
+
+
+def _calling_file() -> str | None:
+    """The file of the code that calls tfaccel; None for a notebook or a prompt."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "tfaccel":
+        frame = frame.f_back
+    return None if frame is None else frame.f_globals.get("__file__")
