@@ -10,8 +10,8 @@ import pytest
 from tfaccel import Workload
 from tfaccel.errors import SearchError, WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
 from tfaccel.planning.reference import Reference
+from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
 from tfaccel.tuning.source import SearchSource
 
 

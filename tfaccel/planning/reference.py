@@ -88,7 +88,8 @@ class Reference:
         except Exception as error:  # whatever the object's own code raises
             remedy = "Pass a function that creates it, defined" if isinstance(thing, Workload) else "Define it"
             raise error_type(
-                f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a module."
+                f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a "
+                "module."
             ) from error
         name = label if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{label}"
         return cls(kind="pickle", text=base64.b64encode(pickled).decode(), name=name)
