@@ -38,7 +38,9 @@ class WorkloadParameters:
     def __init__(self, argv: Sequence[str], values: flags.FlagValues) -> None:
         self._values = values
         self._kinds: dict[str, str | tuple[str, ...]] = {}
-        self._function = function = _function(_written("recipe", argv), _written("workload", argv))
+        recipe = _written("recipe", argv)
+        self._is_recipe = recipe is not None
+        self._function = function = _function(recipe, _written("workload", argv))
         if function is None:
             return
         hints = get_type_hints(function)
@@ -61,14 +63,18 @@ class WorkloadParameters:
         return list(self._kinds)
 
     def defaults(self) -> dict[str, Any]:
-        """The defaults of the function's parameters, and the epochs and batch size that the workload recommends."""
+        """The defaults of the function's parameters, and the epochs and batch size that a recipe recommends.
+
+        Only a recipe is called for these: a user's function may read its data, which help should not wait for.
+        """
         if self._function is None:
             return {}
         parameters = inspect.signature(self._function).parameters
         found = {name: parameter.default for name, parameter in parameters.items()}
-        with contextlib.suppress(Exception):  # it may need arguments, or data that are not there
-            made = self._function()
-            found |= {"epochs": made.epochs, "global_batch_size": made.global_batch_size}
+        if self._is_recipe:
+            with contextlib.suppress(Exception):  # an optional library is missing
+                made = self._function()
+                found |= {"epochs": made.epochs, "global_batch_size": made.global_batch_size}
         return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
 
     def chosen(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ MODULES = (
     "tfaccel.data.texts.dates",
     "tfaccel.data.texts.documentation",
     "tfaccel.data.texts.files",
+    "tfaccel.data.texts.labelled_texts",
     "tfaccel.data.texts.labels",
     "tfaccel.data.texts.pairs",
     "tfaccel.data.texts.sentences",

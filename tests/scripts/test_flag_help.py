@@ -48,6 +48,18 @@ def test_without_a_recipe_there_are_no_options_of_one(train_help):
     assert "(default: 60)" not in text
 
 
+def test_help_does_not_call_the_user_s_function(tmp_path, monkeypatch, capsys):
+    from tfaccel.scripts import train
+
+    code = "from pathlib import Path\n\n\ndef build(width: int = 8):\n    Path('called').touch()\n"
+    (tmp_path / "slow_workload.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert train.run(["tfaccel train", "--workload=slow_workload:build", "--help"]) == 0
+    assert "--width" in capsys.readouterr().out
+    assert not (tmp_path / "called").exists()
+
+
 @pytest.fixture
 def parsed(tmp_path, monkeypatch):
     """A function that takes flags and gives the folder of the run, in a folder of its own."""

@@ -46,7 +46,7 @@ def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | 
     """The mask value with the smallest output error, and why; None to leave masks unchanged.
 
     Args:
-        error_of: the output error with a value; see `int8_scales.relative_error`.
+        error_of: the output error with a value; see `output_error.relative_error`.
 
     Example:
         >>> best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)

@@ -13,7 +13,7 @@ from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.images.encoded import EncodedPart, encoded_image_set
 from tfaccel.data.images.image_set import EncodedImages, ImageSet
 from tfaccel.data.private_datasets import fingerprint
-from tfaccel.data.texts.labels import LabelledTexts, labelled_texts
+from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
 from tfaccel.errors import DataError
 
 HUGGING_FACE = "hf:"

@@ -16,7 +16,7 @@ from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.example_message import decode_example
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.tfrecords import ImageFeatures, read_tfrecord_images
-from tfaccel.data.texts.labels import LabelledTexts, labelled_texts
+from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
 from tfaccel.data.tfrecord_files import RecordIndex
 from tfaccel.errors import DataError
 from tfaccel.processes.child import ProcessError, run_program

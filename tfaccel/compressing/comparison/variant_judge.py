@@ -17,8 +17,8 @@ from tfaccel.compressing.compress_source import CompressSource
 from tfaccel.compressing.examples import first_inputs, rows_of
 from tfaccel.compressing.keras_quantize import load_quantized
 from tfaccel.compressing.litert.file import float_operations, operations, zipped_bytes
-from tfaccel.compressing.litert.int8_scales import relative_error
 from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.output_error import relative_error
 from tfaccel.compressing.variant import Variant
 from tfaccel.errors import CompressionError
 from tfaccel.training.private.private_api import call_model

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.litert.file import slim
 from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.output_error import relative_error
 
 if TYPE_CHECKING:
     from tfaccel.compressing.litert.post_training import Converter, Rows
@@ -45,23 +45,6 @@ def int8_content(converter: Converter, signature: CallSignature, rows: Rows) -> 
     if errors[0] <= _MAX_ERROR * errors[1]:
         return by_kernel, f"one scale for each kernel: {told}"
     return by_channel, f"one scale for each channel of a kernel: {told}"
-
-
-def relative_error(expected: Any, found: Any) -> float:
-    """Root mean square of the differences, relative to the spread of the expected values.
-
-    Args:
-        expected, found: nests of arrays of the same shapes.
-
-    Example:
-        >>> relative_error({"y": np.array([1.0, -1.0])}, {"y": np.array([1.1, -1.1])})
-        0.1
-    """
-    a, b = (
-        np.concatenate([np.ravel(np.asarray(one, np.float64)) for one in keras.tree.flatten(nest)])
-        for nest in (expected, found)
-    )
-    return round(float(np.sqrt(np.mean((a - b) ** 2))) / (float(np.std(a)) or 1.0), 12)
 
 
 def _outputs(content: bytes, signature: CallSignature, rows: Rows) -> list[dict[str, np.ndarray]]:

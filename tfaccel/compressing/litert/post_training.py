@@ -26,11 +26,11 @@ from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, tra
 from tfaccel.compressing.litert.conversion import Conversion, write_rows
 from tfaccel.compressing.litert.conversion_child import ConversionChild, ConversionError
 from tfaccel.compressing.litert.file import input_order, named_operations, operations
-from tfaccel.compressing.litert.int8_scales import relative_error
 from tfaccel.compressing.litert.model import LitertModel
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
 from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mask_value, has_huge_constants
 from tfaccel.compressing.methods import FLOAT32
+from tfaccel.compressing.output_error import relative_error
 from tfaccel.errors import CompressionError
 from tfaccel.training.private.private_api import all_layers, tf_variable
 

@@ -1,35 +1,14 @@
-"""`LabelledTexts`: texts with a class each, split into a training and a test part."""
+"""Labeled texts: passages of CPython's documentation, or a user's file, folder or named dataset."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.images.image_set import split_rows
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.data.texts.files import read_columns, read_text
+from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
 from tfaccel.errors import DataError
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledTexts:
-    """Texts with a class each, split into a training and a test part.
-
-    Args:
-        class_names: a name for each class.
-        train_texts: the training texts.
-        train_labels: the class index of each.
-        test_texts: the test texts.
-        test_labels: the class index of each.
-    """
-
-    class_names: tuple[str, ...]
-    train_texts: tuple[str, ...]
-    train_labels: tuple[int, ...]
-    test_texts: tuple[str, ...]
-    test_labels: tuple[int, ...]
 
 
 def documentation_passages() -> LabelledTexts:
@@ -42,7 +21,7 @@ def documentation_passages() -> LabelledTexts:
     parts: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
     for topic in documentation_topics():
         parts[topic.is_held_out] += [(text, GROUP_NAMES.index(topic.group)) for text in topic.passages()]
-    return _labelled(GROUP_NAMES, parts[False], parts[True])
+    return LabelledTexts.of(GROUP_NAMES, parts[False], parts[True])
 
 
 def read_labelled_texts(
@@ -85,39 +64,6 @@ def read_labelled_texts(
     return labelled_texts(names, [[text for text, _ in pairs]], [labels], str(path))
 
 
-def labelled_texts(
-    class_names: Sequence[str], texts: Sequence[Sequence[str]], labels: Sequence[np.ndarray], source: str
-) -> LabelledTexts:
-    """The texts of a training and a test part, or of one part, of which a stratified fifth is held out for testing.
-
-    Args:
-        class_names: a name for each class.
-        texts: the texts of each part.
-        labels: the class index of each text of each part.
-        source: where the texts are from, for messages.
-
-    Raises:
-        DataError: if there are too few texts of a class.
-
-    Example:
-        >>> labels = np.array([0, 0, 1, 1])
-        >>> labelled_texts(("a", "b"), [["w", "x", "y", "z"]], [labels], "letters").train_labels
-        (0, 1)
-    """
-    counts = np.bincount(labels[0], minlength=len(class_names))
-    rarest = class_names[int(counts.argmin())]
-    if len(texts) == 1 and counts.min() == 1:
-        raise DataError(
-            f"Class {rarest!r} in {source} has one text; it needs at least two, one to train on and one to test with."
-        )
-    if not counts.min():
-        raise DataError(f"Class {rarest!r} in {source} has no text to train on.")
-    parts = [list(zip(*part, strict=True)) for part in zip(texts, [rows.tolist() for rows in labels], strict=True)]
-    if len(parts) == 1:
-        parts = [[parts[0][i] for i in sorted(rows)] for rows in split_rows(labels[0])]
-    return _labelled(tuple(class_names), parts[0], parts[1])
-
-
 def _read_folder(folder: Path) -> list[tuple[str, str]]:
     classes = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
     if not classes:
@@ -129,13 +75,3 @@ def _read_folder(folder: Path) -> list[tuple[str, str]]:
             raise DataError(f"The class folder {entry} holds no .txt file.")
         pairs += [(read_text(file), entry.name) for file in files]
     return pairs
-
-
-def _labelled(names: tuple[str, ...], train: list[tuple[str, int]], test: list[tuple[str, int]]) -> LabelledTexts:
-    return LabelledTexts(
-        class_names=names,
-        train_texts=tuple(text for text, _ in train),
-        train_labels=tuple(label for _, label in train),
-        test_texts=tuple(text for text, _ in test),
-        test_labels=tuple(label for _, label in test),
-    )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfaccel.data.batches import Batches
 from tfaccel.data.raw_input import TextInput
-from tfaccel.data.texts.labels import LabelledTexts
+from tfaccel.data.texts.labelled_texts import LabelledTexts
 from tfaccel.data.texts.vocabulary import Vocabulary
 
 MAX_TOKENS = 10_000  # of the vocabulary
