@@ -8,7 +8,6 @@ from typing import Any
 
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.planning.plan import Plan
-from tfaccel.processes.child import last_words
 from tfaccel.processes.fork_server import ForkServer
 
 PROGRAM = "tfaccel.measuring.candidate_program"
