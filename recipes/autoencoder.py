@@ -13,14 +13,14 @@ Command:
     Parquet file; its numeric columns are used.
 
 Result: `latent_map.png`; `anomalies.csv`, all examples, most anomalous first (lowest bound on their log-likelihood);
-`anomalies.png`, the most anomalous images; and `elbo.json`: the mean bound (ELBO) of the test examples in nats, the
-log-likelihood under independent pixels or columns, and how well the bound separates test examples from spliced ones
-(area under the ROC curve; a spliced example takes its second half from another example).
+`anomalies.png`, the most anomalous images; and `elbo.json`: the mean bound (ELBO) of the test examples in nats, their
+log-likelihood under a mixture and under independent values, and how well the bound separates test examples from spliced
+ones (area under the ROC curve; a spliced example takes its second half from another example).
 
 Expected result on the digits (scikit-learn's 1,797 images of 8x8 pixels, gray values as probabilities):
     an ELBO of -23.76 nats on the test images, the median of five seeds (-23.82 to -23.73), in two minutes of CPU time
-    on two cores of an AMD EPYC, in float32. A mixture of independent pixels has a log-likelihood of -23.03, independent
-    pixels -27.21. Detecting spliced images: an AUROC of 0.82, the mixture 0.84.
+    on two cores of an AMD EPYC, in float32. A Bernoulli mixture has a log-likelihood of -23.03, independent pixels
+    -27.21. Spliced images are detected with an AUROC of 0.82, by the mixture with 0.84.
 """
 
 import functools

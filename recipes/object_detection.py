@@ -1,7 +1,7 @@
 """Object detection without anchors: digits on clutter, or your own images and boxes in COCO format.
 
 References:
-    Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850 (heat maps of centres)
+    Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850 (heat maps of centers)
     Law and Deng, CornerNet, 2018, https://arxiv.org/abs/1808.01244 (the focal loss of heat maps)
     Lin et al., Microsoft COCO, 2014, https://arxiv.org/abs/1405.0312 (format and mean average precision)
 

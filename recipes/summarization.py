@@ -16,10 +16,10 @@ Command:
 Use: `summarize("runs/mine", ["A long text."])` in this module summarizes texts.
 
 Expected result on the documentation of CPython 3.11 (695 entries without their first sentence for training; 60 on other
-topics for testing), in 50 s of CPU time on two cores of an AMD EPYC with AVX512_BF16:
-    ROUGE-L of 0.123, the median of five seeds (0.108 to 0.131), in mixed_bfloat16, the default there; in float32 0.138.
-    Lead-1 reaches 0.123, TextRank 0.146. From so few texts the model learns which words belong in a summary, not how
-    to write one: do not expect to beat lead-1.
+topics for testing), in 50 s of CPU time on two cores of an AMD EPYC, in float32:
+    ROUGE-L of 0.123, the median of five seeds (0.108 to 0.131), in mixed_bfloat16, the default on a CPU with
+    AVX512_BF16; in float32 0.138. Lead-1 reaches 0.123, TextRank 0.146. From so few texts the model learns which words
+    belong in a summary, not how to write one: do not expect to beat lead-1.
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def workload(
     )
 
 
-# ---------- The results: summaries of the test documents next to the lead-1 baseline
+# ---------- The results: summaries of the test documents, next to single sentences
 
 
 @workload.show_result

@@ -16,8 +16,8 @@ Command:
 Expected result:
     On breast cancer (scikit-learn's 569 rows; a stratified 114 are held out for testing): 97.4 % accuracy with each of
     five seeds; logistic regression reaches 97.4 %, gradient boosting 96.5 %. On wine (178 rows; 36 for testing):
-    97.2 %, one error, as gradient boosting; logistic regression makes none. A run takes 6 s of CPU time on two cores of
-    an AMD EPYC, in float32, gradient boosting included.
+    97.2 %, one error, like gradient boosting; logistic regression makes none. A run takes 6 s of CPU time on two cores
+    of an AMD EPYC, in float32, gradient boosting included.
 """
 
 from pathlib import Path
@@ -68,7 +68,7 @@ def workload(
     # and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",  # text encoding of a CSV file
-    # whether rows of rare classes get larger weights; see `tfaccel.data.tables.options.TableOptions`
+    # equal weights for all classes (balanced) or all rows (none); auto: balanced if class sizes differ more than 3-fold
     class_weights: Literal["auto", "balanced", "none"] = "auto",
     width: tfaccel.Count = 64,  # units per hidden layer
     num_layers: tfaccel.Count = 2,  # number of hidden layers
@@ -109,8 +109,8 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     """Writes and shows the scores on the test rows.
 
     `predictions.png` shows the confusion matrices; `comparison.json` has the scores; `data_report.json` says how the
-    table was preprocessed. With `preprocessing.json` and `model.keras`, you can classify new rows:
-    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))` returns logits.
+    table was preprocessed; `preprocessing.json` has the encoding of its columns. To classify new rows:
+    `tfaccel predict --run_dir=RUN_DIR --input=new.csv --output=classes.csv`.
     """
     import keras
 

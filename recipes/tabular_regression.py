@@ -103,8 +103,8 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     """Writes and shows the scores on the test rows.
 
     `predictions.png` plots predicted over true values; `comparison.json` has the scores; `data_report.json` says how
-    the table was preprocessed. With `preprocessing.json` and `model.keras`, you can predict new rows:
-    `model.predict(TableEncoding.load("preprocessing.json").encode(read_table("new.csv")))`.
+    the table was preprocessed; `preprocessing.json` has the encoding of its columns. To predict new rows:
+    `tfaccel predict --run_dir=RUN_DIR --input=new.csv --output=predictions.csv`.
     """
     import keras
 

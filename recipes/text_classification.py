@@ -10,12 +10,12 @@ Command:
     tfaccel train --recipe=text_classification --run_dir=runs/chapters --model=transformer
     tfaccel train --recipe=text_classification --run_dir=runs/mine --data_dir=FILE.csv
 
-    FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder of `.txt` files per class.
+    FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder per class, tfds:NAME or hf:NAME.
 
 Use: `classify("runs/mine", ["A text."])` in this module returns the class of each text.
 
 Expected result on the documentation of CPython 3.11 (735 passages for training; 184 from other topics for testing; 5
-chapter groups), the median of five seeds and its range, and CPU time on two cores of an AMD EPYC with AVX512_BF16:
+chapter groups), the median of five seeds and their range, and CPU time in float32 on two cores of an AMD EPYC:
     pooled embedding                     51.6 % (50.0 to 52.2 %), 7 s
     Transformer, mixed_bfloat16          47.8 % (45.7 to 52.7 %), 28 s
     bidirectional LSTM, mixed_bfloat16   47.3 % (43.5 to 48.9 %), 22 s

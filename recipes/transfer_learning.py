@@ -29,7 +29,7 @@ Expected result on the digits 5 to 9 with 20 training images each, with a networ
     Pretraining saves steps here: after 100, training from scratch is as good, since these digits are easy. Learning
     rates were chosen on held-out training images. An SVM on pixels reaches 96.7 %. In mixed_bfloat16.
 
-To load `model.keras` with its optimizer elsewhere, import `tfaccel.training.staged_optimizer` first.
+To load `model.keras` with its optimizer elsewhere, import `staged_optimizer` from `tfaccel.layers` first.
 """
 
 import dataclasses

@@ -20,10 +20,18 @@ _TEXTS = {
 }
 # Options of the methods with training: flag -> its type, the option's name, and its help.
 _TRAINING: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "train_epochs": (int, "epochs", "training epochs of the methods with training"),
-    "train_learning_rate": (float, "learning_rate", "peak learning rate of the methods with training"),
-    "sparsity": (float, "sparsity", "fraction of the weights that pruning sets to zero"),
-    "num_clusters": (int, "num_clusters", "number of distinct values per kernel after clustering"),
+    "train_epochs": (
+        int,
+        "epochs",
+        "training epochs of the methods with training (default: 4, or 12 for pruning except 2:4)",
+    ),
+    "train_learning_rate": (
+        float,
+        "learning_rate",
+        "peak learning rate of the methods with training (default: a fraction of the workload's)",
+    ),
+    "sparsity": (float, "sparsity", "fraction of the weights that pruning sets to zero (default: 0.8)"),
+    "num_clusters": (int, "num_clusters", "number of distinct values per kernel after clustering (default: 16)"),
 }
 
 
@@ -43,7 +51,7 @@ def compress_flags() -> flags.FlagValues:
     flags.DEFINE_enum("direction", "auto", ["auto", "min", "max"], text, **own)
     text = "number of training examples to calibrate activation ranges"
     flags.DEFINE_integer("num_representative", 200, text, lower_bound=1, **own)
-    text = "numbers of threads to measure latency with (default: one, and one per core)"
+    text = "numbers of threads to measure latency with (default: 1, and the number of usable cores)"
     flags.DEFINE_list("latency_threads", [], text, **own)
     text = "seconds to measure each file with each number of threads"
     flags.DEFINE_float("latency_seconds", 1.0, text, lower_bound=0.001, **own)

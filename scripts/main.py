@@ -17,7 +17,7 @@ COMMANDS = {
     "tune": "search for the best hyperparameters, with parallel trials",
     "compress": "make smaller variants of a run's model, compare them, and pick one",
     "export": "export a trained model for deployment: SavedModel, LiteRT, ONNX, each compared with the model",
-    "serve": "serve a model over HTTP, with TensorFlow Serving's REST protocol",
+    "serve": "serve models with TensorFlow Serving's REST and gRPC protocols",
     "predict": "predict files and folders with a trained model",
     "inspect-data": "inspect a dataset: missing values, duplicates, leaks, probable label errors",
     "test": "test parity: N replicas must match one device",

@@ -18,7 +18,7 @@ from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadPar
 _WORKLOAD_OPTIONS = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
     "optimizer": (TEXT, "name of a Keras optimizer, or auto for the recipe's choice"),
-    "learning_rate": (NUMBER, "peak learning rate, or auto for the optimizer's default"),
+    "learning_rate": (NUMBER, "peak learning rate, or auto for one that suits the recipe and the optimizer"),
     "weight_decay": (NUMBER, "weight decay as in Keras, multiplied by the learning rate at each step, or auto"),
     "clipnorm": (NUMBER, "max norm of each weight's gradient, or auto for the recipe's choice"),
     "global_clipnorm": (NUMBER, "max global norm of all gradients, or auto for the recipe's choice"),
@@ -31,8 +31,8 @@ _WORKLOAD_SWITCHES = {
     "remat": "recompute activations in the backward pass: less memory, more time",
 }
 _DISTILLATION = {
-    "distill_temperature": "divisor of the teacher's and the student's logits in the distillation loss, or auto",
-    "distill_alpha": "fraction of the loss that is the distillation loss, above 0 and at most 1, or auto",
+    "distill_temperature": "divisor of the teacher's and the student's logits in the distillation loss, or auto for 4",
+    "distill_alpha": "fraction of the loss that is the distillation loss, above 0 and at most 1, or auto for 0.5",
 }
 _RUN_OPTIONS = {
     "epochs": "passes over the training data, or auto for the workload's recommendation",

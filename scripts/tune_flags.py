@@ -15,14 +15,14 @@ from tfaccel.tuning.options import ALGORITHMS, PRUNINGS
 # Flag -> the max value, and its help.
 _COUNTS = {
     "max_trials": (1_000_000, "max number of trials (default: 10, or with grid and hyperband no limit)"),
-    "parallel": (1_024, "number of parallel trials, each with its own GPUs or its share of the cores"),
+    "parallel": (1_024, "number of parallel trials, each with its own GPUs or its share of the cores (default: 1)"),
     "max_parameters": (10**15, "max parameters of a model; trials with larger models fail"),
     "num_initial_points": (
         1_000_000,
         "number of initial random trials (bayesian, tpe, cmaes), or population size (nsga2)",
     ),
-    "executions_per_trial": (1_000, "training runs per trial, with different initial weights; scores are averaged"),
-    "max_retries_per_trial": (1_000, "max retries of a failed trial"),
+    "executions_per_trial": (1_000, "training runs per trial, with different seeds; scores are averaged (default: 1)"),
+    "max_retries_per_trial": (1_000, "max retries of a failed trial (default: 0)"),
     "max_consecutive_failed_trials": (1_000_000, "stop the search after this many consecutive failed trials"),
 }
 _FROM_ZERO = ("max_retries_per_trial",)
@@ -33,11 +33,15 @@ _OBJECTS = {
 _TIMES = {
     "trial_seconds": "time limit of a trial in seconds; a trial that exceeds it fails",
     "search_seconds": "start no new trials after this many seconds",
-    "stall_seconds": "a trial without a heartbeat for this many seconds fails",
+    "stall_seconds": "a trial without a heartbeat for this many seconds fails (default: 900)",
 }
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
     "checkpoint_interval": "Trials have no checkpoints: an interrupted trial starts over.",
+    **dict.fromkeys(
+        ("teacher", "distill_temperature", "distill_alpha"),
+        "Distill the best model afterwards: `tfaccel train --teacher`.",
+    ),
 }
 
 
@@ -45,6 +49,7 @@ def define_tune_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     for define in (define_workload_flags, define_plan_flags, define_train_flags):
         define(values)
+    values.set_default("seed", 1)  # as in `tfaccel.search`
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_enum("algorithm", "random", ALGORITHMS, "search algorithm", **own)
     flags.DEFINE_enum("pruning", "none", PRUNINGS, "rule that stops trials early", **own)

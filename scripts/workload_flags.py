@@ -22,7 +22,8 @@ def define_workload_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     texts = {
         "recipe": "a ready recipe; `tfaccel recipes` lists them",
-        "workload": "your own workload, as package.module:function; the current folder is searched too",
+        "workload": "your own workload, as package.module:name: a Workload, or a function that returns one; the "
+        "current folder is searched too",
     }
     for name, text in texts.items():
         flags.DEFINE_string(name, None, text, flag_values=values)

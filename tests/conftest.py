@@ -6,6 +6,7 @@
 * After every test, os.environ, Keras's global settings and the running threads must be as they were before it.
 """
 
+import gc
 import importlib
 import os
 import re
@@ -23,12 +24,15 @@ import pytest
 from forked_python import ForkedPython
 
 NUM_LOGICAL_CPUS = 4
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
 THREAD_GRACE_SECONDS = 15.0
 
 # The files that take longest run first, so that pytest's processes end at about the same time.
 LONGEST_FIRST = (
     "parity/test_parity.py",
     "training/test_as_keras.py",
+    "world/test_world_models.py",
+    "world/test_keras_trainer.py",
     "scripts/test_train.py",
     "recipes/test_text_recipes.py",
     "tpu/test_tpu_readiness.py",
@@ -98,6 +102,14 @@ def place_in_run(item: pytest.Item) -> int:
 def pytest_runtest_setup() -> None:
     if sys.modules.get("tensorflow"):  # A test module imports it: split the CPU before anything starts the runtime.
         split_cpu()
+        collect_less_garbage()
+
+
+def collect_less_garbage() -> None:
+    """Keeps Python from scanning TensorFlow's modules again and again: tracing makes many objects that stay."""
+    if gc.get_threshold()[0] < OBJECTS_BETWEEN_COLLECTIONS:
+        gc.freeze()
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
 
 
 def split_cpu() -> bool:

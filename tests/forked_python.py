@@ -81,7 +81,7 @@ class ForkedPython:
 
 def main(connection, arguments):
     """What a fork runs; returns its exit status."""
-    del connection  # it stays open for as long as the process lasts
+    del connection
     order_file, stdout, stderr = arguments
     order = json.loads(Path(order_file).read_text())
     for path, number in ((stdout, 1), (stderr, 2)):

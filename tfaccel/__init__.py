@@ -1,6 +1,6 @@
 """tfaccel: train Keras 3 models correctly and fast on every TensorFlow strategy.
 
-Importing this package does not import TensorFlow; the names below load their module when first used.
+Importing this package does not import TensorFlow; the modules of the names below are imported on first use.
 """
 
 from importlib import import_module

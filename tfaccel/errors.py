@@ -1,22 +1,22 @@
-"""The errors that tfaccel raises for users. Each message says what was received, what was expected, how to fix it."""
+"""Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
 
 class TfaccelError(Exception):
-    """Base of all errors meant for users; commands print it on one line and end with status 2.
+    """Base class of all errors for users; commands print it on one line and exit with status 2.
 
     Attributes:
-        exit_status: what a command ends with.
+        exit_status: a command's exit status.
     """
 
     exit_status = 2
 
 
 class PlanError(TfaccelError, ValueError):
-    """A plan that cannot run: an impossible combination, or one that this machine or process cannot provide."""
+    """A plan that cannot run: an invalid combination, or one that this machine or process cannot provide."""
 
 
 class HardwareError(TfaccelError, ValueError):
-    """A hardware description that cannot be read, or a device that is not there."""
+    """A hardware description that cannot be read, or a missing device."""
 
 
 class DataError(TfaccelError, ValueError):
@@ -24,7 +24,7 @@ class DataError(TfaccelError, ValueError):
 
 
 class CoupledRowsError(TfaccelError, ValueError):
-    """A model under several replicas that couples the rows of a batch; the message names the component that does."""
+    """A model on several replicas that couples the rows of a batch; the message names the component that does so."""
 
 
 class RunDirError(TfaccelError, ValueError):
@@ -32,32 +32,32 @@ class RunDirError(TfaccelError, ValueError):
 
 
 class WorkloadError(TfaccelError, ValueError):
-    """A recipe or workload that does not exist or does not fit what is asked of it."""
+    """A recipe or workload that does not exist, is invalid, or does not support the request."""
 
 
 class ClusterError(TfaccelError, RuntimeError):
-    """The workers of a cluster cannot begin or go on together: one has not come, is gone, or wants something else.
+    """Workers of a cluster cannot start or continue together: one did not connect, is lost, or has other settings.
 
-    Commands end with status 3: started again with `--resume=auto`, all workers may go on.
+    Commands exit with status 3: if all workers are started again with `--resume=auto`, they may continue.
     """
 
     exit_status = 3
 
 
 class CompressionError(TfaccelError, ValueError):
-    """A model that cannot be made smaller as asked; the message names the layer, method or data that is in the way."""
+    """A model that cannot be compressed as requested; the message names the layer, method or data that prevents it."""
 
 
 class ExportError(TfaccelError, ValueError):
-    """A model that cannot be loaded or written; the message names the file, layer or signature that is in the way."""
+    """A model that cannot be loaded or written; the message names the file, layer or signature that prevents it."""
 
 
 class ServeError(TfaccelError, ValueError):
-    """A server that cannot start as asked."""
+    """A server that cannot start as requested."""
 
 
 class SearchError(TfaccelError, ValueError):
-    """A search of hyperparameters that cannot begin or go on."""
+    """A hyperparameter search that cannot start or continue."""
 
 
 class NonFiniteLossError(TfaccelError, ArithmeticError):
@@ -65,4 +65,4 @@ class NonFiniteLossError(TfaccelError, ArithmeticError):
 
 
 class VersionError(TfaccelError, RuntimeError):
-    """An installed library lacks a part that tfaccel needs; the message names versions that have it."""
+    """An installed package lacks an attribute that tfaccel needs; the message names versions that have it."""

@@ -1,11 +1,11 @@
-"""The sentence that helps after a misspelt name."""
+"""Suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Collection, Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the known name nearest to `name`, or "" where none is near.
+    """Returns `" Did you mean 'x'?"` with the known name closest to `name`, or "" if none is close.
 
     Example:
         >>> did_you_mean("mixed_bfloat61", ["float32", "mixed_bfloat16"])
@@ -16,7 +16,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_names(names: Iterable[str], known: Collection[str], error: type[Exception], text: str) -> None:
-    """Raises an error for the first name that is not known: `text` with the name for {}, and the nearest known one.
+    """Raises an error for the first unknown name: `text` formatted with it, plus the closest known name or all names.
 
     Example:
         >>> check_names(["epoch"], ["epochs", "seed"], ValueError, "There is no option {!r}.")

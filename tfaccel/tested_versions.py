@@ -1,7 +1,7 @@
-"""The versions of other packages whose private parts tfaccel uses, and the one way to such a part.
+"""Tested versions of packages whose private attributes tfaccel uses, and the only way to access those attributes.
 
-Private parts are named only in the files called `private_*.py`. Another minor version is warned of once; a part that is
-gone raises `VersionError`, which names the versions that have it.
+Private attributes are named only in `private_*.py` files. An untested minor version causes one warning; a missing
+attribute raises `VersionError`, which names the versions that have it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TESTED = {
 
 @functools.cache
 def warn_if_untested(package: str, version: str) -> None:
-    """Warns once when a package has a version that tfaccel was not tested with.
+    """Warns once if tfaccel was not tested with a package's version.
 
     Args:
         package: a key of `TESTED`.
@@ -45,7 +45,7 @@ def warn_if_untested(package: str, version: str) -> None:
 
 
 def installed_version(package: str) -> str:
-    """The installed version of a package; "" where there is none of this name.
+    """The installed version of a package, or "" if it is not installed.
 
     Example:
         >>> installed_version("no-such-package")
@@ -58,15 +58,15 @@ def installed_version(package: str) -> str:
 
 
 def private_part(root: Any, path: str, *, package: str = "keras") -> Any:
-    """`root.path`, a private part of a package.
+    """Returns `root.path`, a private attribute of a package.
 
     Args:
         root: a module, class or object of the package.
-        path: names with dots between them.
+        path: attribute names joined by dots.
         package: a key of `TESTED`.
 
     Raises:
-        VersionError: if there is no such part, with the versions that have it.
+        VersionError: if the attribute is missing; the message names a version that has it.
 
     Example:
         >>> private_part("a text", "__class__.__name__")

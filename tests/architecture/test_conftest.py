@@ -18,6 +18,7 @@ def run_pytest(run_python, folder, tests, *options):
     return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False, fresh=True).stdout
 
 
+@pytest.mark.slow
 def test_leaks_fail_the_test_that_leaks(run_python, tmp_path):
     output = run_pytest(
         run_python,
@@ -60,6 +61,7 @@ def test_thread():
     assert "thread 'left behind' still runs" in output
 
 
+@pytest.mark.slow
 def test_starting_tensorflow_without_the_fixture_fails(run_python, tmp_path):
     output = run_pytest(
         run_python,

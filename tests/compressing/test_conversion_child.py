@@ -19,6 +19,7 @@ def children():
     return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
 
 
+@pytest.mark.slow
 def test_a_child_converts_as_this_process_does(logical_devices, monkeypatch):
     model, x = cases.image_model(), cases.images(num_rows=6)
     signature = signature_of(model, x)

@@ -136,6 +136,7 @@ def test_differences_are_seen():
     assert largest_difference([[1.0]], [[1.0, 2.0]]) == float("inf")
 
 
+@pytest.mark.slow
 def test_layers_and_models_give_the_same_in_both(run_python):
     found = translate(run_python, "layers", "merge", "attention", "mixed", "nested", "known")
     assert found.pop("known")["missing"] == []

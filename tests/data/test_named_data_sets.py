@@ -167,6 +167,7 @@ def tfds_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_images_of_tensorflow_datasets(tfds_folder, monkeypatch, pixels):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
     images = read_image_set("tfds:made_up_images", image_size=8)
@@ -174,6 +175,7 @@ def test_images_of_tensorflow_datasets(tfds_folder, monkeypatch, pixels):
     assert pixels(images) == [sorted((n % 2, 10 * n) for n in numbers) for numbers in (range(8), range(8, 12))]
 
 
+@pytest.mark.slow
 def test_texts_of_tensorflow_datasets(tfds_folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
     texts = read_labelled_texts("tfds:made_up_texts")
@@ -184,6 +186,7 @@ def test_texts_of_tensorflow_datasets(tfds_folder, monkeypatch):
     assert all(label == int(word.split()[1]) % 2 for word, label in zip(words, labels, strict=True))
 
 
+@pytest.mark.slow
 def test_what_tensorflow_datasets_lacks_is_named(tfds_folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
     with pytest.raises(DataError, match=r"must have a feature of the kind Image\. Received: label \(ClassLabel\)"):
@@ -207,6 +210,7 @@ def test_a_missing_package_is_named(monkeypatch, address, package, extra):
             read(address)
 
 
+@pytest.mark.slow
 def test_named_data_sets_are_read_without_tensorflow(tfds_folder, hugging_face, run_python):
     address = hugging_face({"text": TEXTS, "label": [1, 0, 1, 0, 1, 0]})
     code = """

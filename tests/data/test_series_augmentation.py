@@ -13,13 +13,13 @@ from tfaccel.errors import DataError
 
 @pytest.fixture
 def epoch(logical_devices):
-    """A function that reads the first 60 batches of an epoch of windows; values in deviations from the mean."""
+    """A function that reads the first 24 batches of an epoch of windows; values in deviations from the mean."""
     from tfaccel.data.series.batches import SeriesBatches
 
     def read(augmentation, start_step=0, **options):
         batches = SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=augmentation)
         data = batches.train(64, **{"seed": 0, "epoch": 0, "start_step": start_step, **options})
-        parts = data.take(60 - start_step).as_numpy_iterator()
+        parts = data.take(24 - start_step).as_numpy_iterator()
         past, future = (np.stack(part) for part in zip(*parts, strict=True))
         means, deviations = (np.array(numbers) for numbers in pendulum_series().means_and_deviations())
         return (past - means) / deviations, future

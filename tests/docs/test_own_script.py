@@ -76,6 +76,7 @@ def outcomes(run_python, tmp_path_factory):
     return {"killed": killed.returncode, "rows": len(rows), "folder": folder, **found}
 
 
+@pytest.mark.slow
 def test_killed_script_resumes_to_the_same_weights(outcomes):
     assert outcomes["killed"] == 7
     assert outcomes["rows"] == 3
@@ -86,6 +87,7 @@ def test_killed_script_resumes_to_the_same_weights(outcomes):
     assert history["val_accuracy"][-1] > 0.8
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_keras_where_the_batches_are(outcomes):
     plain, own = outcomes["plain_in_order"], outcomes["in_order"]
     assert sorted(own[0]) == sorted(plain[0])
@@ -95,6 +97,7 @@ def test_losses_are_those_of_keras_where_the_batches_are(outcomes):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_run_is_planned_and_reported(outcomes):
     run = outcomes["folder"] / "runs/digits_script"
     assert json.loads((run / "plan.json").read_text())["reasons"]

@@ -33,7 +33,7 @@ def run_pages(run_python, folder, *, long):
 def test_python_on_the_pages_runs(run_python, tmp_path):
     folder = run_pages(run_python, tmp_path, long=False)
     said = (folder / "docs_guides_your_model.md.txt").read_text()
-    assert "The fit is worse than a baseline: accuracy 81.0 % beside 86.0 % (gradient boosting)." in said
+    assert "The fit is worse than a baseline: accuracy 81.0 % vs. 86.0 % (gradient boosting)." in said
     assert (folder / "docs_guides_your_model.md" / "runs" / "mine" / "result.json").exists()
 
 

@@ -67,9 +67,10 @@ def test_a_child_ends_with_its_parent_though_messages_wait_for_it(echo, tmp_path
 import time
 from tfaccel.processes.connection import ConnectedChild
 child = ConnectedChild("echo_program", options=(), environment={echo["environment"]!r})
-print(child.receive(60), flush=True)
+pid = child.receive(60)
 for message in ("hang", "unread", "unread"):
     child.send(message)
+print(pid, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen(python(starter), stdout=subprocess.PIPE, text=True) as process:

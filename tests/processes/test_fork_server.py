@@ -43,6 +43,16 @@ def main(parent, arguments):
     os.kill(os.getpid(), 9)
 """
 
+FORGETFUL = """
+import os
+
+def main(parent, arguments):
+    number = parent.fileno()
+    del parent
+    os.fstat(number)  # still open
+    return 5
+"""
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
@@ -66,6 +76,13 @@ def messages_of(server, *children, count):
             found[child.name].append(message)
         assert time.monotonic() < deadline
     return [found[child.name] for child in children]
+
+
+def test_process_that_lets_its_connection_go_ends_by_itself(server, tmp_path):
+    (tmp_path / "forked_forgetful.py").write_text(FORGETFUL)
+    child = server.start("forgetful", "forked_forgetful", [], {})
+    assert messages_of(server, child, count=1) == [[None]]
+    assert child.status == 5
 
 
 def test_processes_are_forks_of_one_that_has_loaded_its_modules(server, tmp_path):

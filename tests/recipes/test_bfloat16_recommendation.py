@@ -16,6 +16,7 @@ def agree(work):
     return work.bfloat16_on_cpu == (step_costs(work).operations >= PAYS_FROM_OPERATIONS)
 
 
+@pytest.mark.slow
 def test_the_recommendation_follows_the_model(logical_devices, tmp_path):
     rows = tmp_path / "rows.csv"
     rows.write_text("x,y,z\n" + "".join(f"{i % 7},{i % 5 / 2},{i % 3}\n" for i in range(600)))

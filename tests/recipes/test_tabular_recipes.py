@@ -149,6 +149,7 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_classification_learns_and_leaves_a_comparison(runs):
     assert read(runs / "cancer" / "result.json")["final"]["accuracy"] > 0.9
     scores = read(runs / "cancer" / "comparison.json")
@@ -163,6 +164,7 @@ def test_classification_learns_and_leaves_a_comparison(runs):
         assert picture.size == (1440, 500)
 
 
+@pytest.mark.slow
 def test_regression_learns_and_leaves_a_comparison(runs):
     scores = read(runs / "diabetes" / "comparison.json")
     assert list(scores) == ["network", "ridge regression", "gradient boosting", "mean"]
@@ -174,6 +176,7 @@ def test_regression_learns_and_leaves_a_comparison(runs):
         assert picture.size == (1320, 470)
 
 
+@pytest.mark.slow
 def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):
     report = read(runs / "own" / "data_report.json")
     assert (report["numeric"], report["categorical"]) == (["year"], ["color"])
@@ -183,6 +186,7 @@ def test_table_of_your_own_and_a_set_smaller_than_a_batch(runs):
     assert not (runs / "none").exists()
 
 
+@pytest.mark.slow
 def test_saved_model_and_preprocessing_take_new_rows(logical_devices, runs):
     import keras
 

@@ -64,6 +64,7 @@ def test_all_recipes_are_here():
     assert {case["recipe"] for case in CASES} == {recipe.name for recipe in list_recipes()}
 
 
+@pytest.mark.slow
 def test_two_replicas_give_the_losses_of_one_device(runs):
     for rows in runs([case["name"] for case in CASES if case["name"] in QUICK], ["whole", "2 replicas"]).values():
         assert_alike(rows)

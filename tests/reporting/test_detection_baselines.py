@@ -38,6 +38,7 @@ def test_digits_are_found_the_same_each_time(scenes):
     assert detection_scores(0.9, train, test, class_names=NAMES) == scores
 
 
+@pytest.mark.slow
 def test_boxes_lie_in_the_image_and_the_surest_come_first(scenes):
     found = window_detections(part(scenes[0], 64), scenes[1].images[:8], num_classes=10)
     assert len(found) == 8

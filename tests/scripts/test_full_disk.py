@@ -27,7 +27,7 @@ def test_training_ends_with_one_line_and_whole_files(run_python, tmp_path):
         "tfaccel train: The run directory none",
         "tfaccel train: The run directory checkpoint",
     ]
-    assert "File too large. Make room, and go on with the run: resume=" in lines[1]
+    assert "File too large. Free space, and resume the run: resume=" in lines[1]
     left = [path for path in Path(tmp_path).rglob("*") if path.is_file()]
     assert [path for path in left if path.name.startswith(".") or path.suffix == ".keras"] == []
     for path in left:

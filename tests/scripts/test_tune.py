@@ -61,6 +61,10 @@ def tune(tmp_path, monkeypatch, capsys):
             [RECIPE, "--run_dir=a", "--plan=p.json"],
             "--plan is not a flag of `tfaccel tune`. Fix fields of the plan",
         ),
+        (
+            [RECIPE, "--run_dir=a", "--teacher=runs/b"],
+            "--teacher is not a flag of `tfaccel tune`. Distill the best model afterwards",
+        ),
         ([RECIPE, "--run_dir=a", "--dtype_policy=float61"], "Did you mean"),
         ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband stops trials itself."),
         ([RECIPE, "--run_dir=a", "--pruning=percentile"], "pruning='percentile' needs one of Optuna's algorithms"),

@@ -10,7 +10,7 @@ from keras_comparison import Api, same_as_keras
 ROWS = np.random.default_rng(0)
 X = ROWS.normal(size=(24, 3)).astype("float32")
 Y = (X @ np.array([[1.0], [-2.0], [0.5]]) + 0.1 * ROWS.normal(size=(24, 1))).astype("float32")
-# The last of three batches is smaller, which needs graphs of its own: only where a case is about batches.
+# The last of the three batches is smaller. It needs another trace, so only cases about batches use it.
 UNEVEN = (X[:22], Y[:22])
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": False}
 
@@ -27,7 +27,7 @@ def compiled(optimizer: Any = "sgd", **compile_options: Any) -> keras.Model:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Keeps every call of a hook: its name, its index, its logs."""
+    """Records each hook call: name, index and logs."""
 
     def __init__(self, *, stop_at: tuple[str, int] | None = None) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 class BatchRecorder(Recorder):
-    """Keeps the hooks of batches as well."""
+    """Records batch hooks as well."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self.note("train_batch_begin", batch, logs)

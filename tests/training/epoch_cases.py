@@ -1,4 +1,4 @@
-"""Cases about epochs without a strategy: the batches of each, to the last bit, and the executions that run them."""
+"""Cases about epochs without a strategy: the batches of each, bit for bit, and the executions that run them."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def trained(api: Api, *data: Any, **options: Any) -> list[Any]:
 
 @same_batches
 def shuffled_arrays(api: Api) -> Any:
-    tf.random.uniform([2])  # the order follows from the global seed, whatever was drawn before
+    tf.random.uniform([2])  # the order must depend on the global seed only, not on earlier draws
     found = [
         trained(api, X, Y, batch_size=4),
         trained(api, X, Y, batch_size=4, shuffle="batch"),
@@ -62,7 +62,7 @@ def random_transformations(api: Api) -> Any:
 
 
 class Batches(keras.utils.PyDataset):
-    """Notes when epochs begin and end, and draws its rows as it is asked for them."""
+    """Records when epochs begin and end."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

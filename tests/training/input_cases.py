@@ -1,4 +1,4 @@
-"""Cases about inputs: everything that `Model.fit`, `evaluate` and `predict` take."""
+"""Cases about inputs: all types of data that `Model.fit`, `evaluate` and `predict` accept."""
 
 import warnings
 from typing import Any
@@ -70,7 +70,7 @@ def datasets(api: Api) -> Any:
 @same_as_keras()
 def unknown_cardinality(api: Api) -> Any:
     model, data = api.reused(linear), dataset().filter(lambda x, y: True)
-    with warnings.catch_warnings():  # Keras warns of the end of such data
+    with warnings.catch_warnings():  # Keras warns when such data run out
         warnings.simplefilter("ignore")
         api.fit(api.reused(linear), ((X[i : i + 5], Y[i : i + 5], None) for i in range(0, 20, 5)))
         history = api.fit(model, data, epochs=2).history
@@ -229,7 +229,7 @@ def refused(api: Api) -> Any:
         return False
 
     with api.scope():
-        model = linear()  # nothing of the failures below may reach another case
+        model = linear()  # a separate model, so that the failures below do not affect other cases
     uncompiled = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     heads, x, y = two_heads(api), {"a": X, "b": X[:, :2]}, {"u": Y, "v": X[:, 1:]}
     return [

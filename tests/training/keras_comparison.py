@@ -1,7 +1,6 @@
-"""Runs cases with plain Keras on one device and with tfaccel under strategies, and says where they differ.
+"""Runs cases with plain Keras on one device and with tfaccel under strategies, and reports differences.
 
-A case is a function of an `Api`; what it returns (a nest of dicts, lists, numbers, texts and arrays) must be the same
-with both.
+A case is a function of an `Api`. Both must return the same nest of dicts, lists, numbers, strings and arrays.
 """
 
 import importlib
@@ -24,7 +23,7 @@ CASES: list[tuple[Callable[["Api"], Any], tuple[str, ...], float]] = []
 
 
 class Api:
-    """`fit`, `evaluate` and `predict` of either side, with the scope to build models in."""
+    """`fit`, `evaluate` and `predict` of Keras or tfaccel, and the scope to build models in."""
 
     def __init__(self, placement: str | None) -> None:
         self.is_keras = placement is None
@@ -37,7 +36,7 @@ class Api:
         self._reused: dict[Callable[[], keras.Model], tuple[keras.Model, list[np.ndarray]]] = {}
 
     def reused(self, build: Callable[[], keras.Model]) -> keras.Model:
-        """A model that cases share, as new in each: its graphs are traced once, not in every case."""
+        """A model shared by cases, so that its graphs are traced only once; resets all its variables."""
         if build not in self._reused:
             with self.scope():
                 model = build()
@@ -65,7 +64,7 @@ class Api:
 
 
 def same_as_keras(*placements: str, tolerance: float = 1e-5) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
-    """Registers a case to be compared under these placements."""
+    """Registers a case that is compared under the given placements."""
 
     def register(case: Callable[[Api], Any]) -> Callable[[Api], Any]:
         CASES.append((case, placements or ("mirrored_2",), tolerance))
@@ -78,13 +77,14 @@ def main(modules: Sequence[str], names: Sequence[str] = (), *, all_placements: b
     """Writes a JSON line `[module, case, placement, difference or null]` for each case of the modules.
 
     Args:
-        modules: what to run.
-        names: the cases to run; all, where none is named.
-        all_placements: whether to run a case under all of its placements, or under the last alone: the most replicas.
+        modules: names of the modules with cases.
+        names: the cases to run; by default, all.
+        all_placements: run each case under all of its placements; otherwise only under the last, the one with the most
+            replicas.
     """
     split = [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
-    # Graphs this small take longer to optimise than to run.
+    # Optimizing graphs this small takes longer than running them.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     for module in modules:
         importlib.import_module(module)
@@ -98,7 +98,7 @@ def main(modules: Sequence[str], names: Sequence[str] = (), *, all_placements: b
             if placement not in apis:
                 apis[placement] = Api(placement)
             received, own_error = outcome(case, apis[placement])
-            if error or own_error:  # no case raises an error by intention
+            if error or own_error:  # no case is meant to raise
                 found = f"Keras: {error or 'no error'}; tfaccel: {own_error}"
             else:
                 found = difference(expected, received, tolerance)
@@ -110,7 +110,7 @@ def outcome(case: Callable[[Api], Any], api: Api) -> tuple[Any, str | None]:
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy("float32")
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", UserWarning)  # where Keras warns the user, so must tfaccel
+        warnings.simplefilter("always", UserWarning)  # tfaccel must warn whenever Keras does
         try:
             result = case(api)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Cases about models: subclassed, with own steps, losses and metrics, frozen, compiled again, trained again."""
+"""Cases about models: subclassed, with custom steps, losses and metrics, frozen, recompiled, trained again."""
 
 import gc
 import weakref
@@ -16,9 +16,9 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": False}
 
 
 def trained(api: Api, build: Any, *, num_rows: int = 24, epochs: int = 2, **options: Any) -> list[Any]:
-    """History, evaluation, predictions and weights of a model made in the scope.
+    """History, evaluation, predictions and weights of a model built in the scope.
 
-    With 22 rows the last of three batches is smaller, which needs graphs of its own.
+    With 22 rows, the last of three batches is smaller, which needs another trace.
     """
     with api.scope():
         model = build()
@@ -39,7 +39,7 @@ def dense(**options: Any) -> keras.Model:
 
 
 class Subclassed(keras.Model):
-    """A model that is not built before it sees data."""
+    """A model that is only built when it is called on data."""
 
     def __init__(self) -> None:
         super().__init__()

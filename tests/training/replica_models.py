@@ -1,4 +1,4 @@
-"""Models and a way to train them, for tests that compare several replicas with one device."""
+"""Models for tests that compare several replicas with one device, and functions to train and compare them."""
 
 import contextlib
 
@@ -15,14 +15,14 @@ Y = np.random.default_rng(1).integers(0, 3, (21, 1)).astype("float32")
 
 
 def scope_of(num_replicas):
-    """The scope of so many replicas; 0: of no strategy."""
+    """The scope of a MirroredStrategy with `num_replicas` replicas; without a strategy if 0."""
     if not num_replicas:
         return contextlib.nullcontext()
     return tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(num_replicas)]).scope()
 
 
 def trained(make, num_replicas, *data, batch_size=8, epochs=2, **options):
-    """The history and weights of a model after training, by Keras on one device or by tfaccel on replicas."""
+    """The history and trained weights of a model: with 0 replicas by Keras on one device, otherwise by tfaccel."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     with scope_of(num_replicas):
@@ -36,7 +36,7 @@ def trained(make, num_replicas, *data, batch_size=8, epochs=2, **options):
 
 
 def assert_equal(found, wanted, rel=1e-5):
-    """Compares what `trained` returned."""
+    """Compares two results of `trained`."""
     (history, weights), (wanted_history, wanted_weights) = found, wanted
     assert history.keys() == wanted_history.keys()
     for name, values in wanted_history.items():
@@ -46,12 +46,12 @@ def assert_equal(found, wanted, rel=1e-5):
 
 
 def batches(*arrays, batch_size=8):
-    """A data set whose batches have an unknown number of rows."""
+    """A dataset whose batches have an unknown number of rows."""
     return tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0]).batch(batch_size)
 
 
 def sequential(*layers, loss="mse", metrics=(), units=1, optimizer=None, jit_compile=False):
-    """A function that makes a compiled sequential model; layers and metrics are given as functions that make them."""
+    """A function that creates a compiled sequential model; `layers` and `metrics` are functions that create them."""
 
     def make():
         model = keras.Sequential([keras.Input((6,)), *(layer() for layer in layers), keras.layers.Dense(units)])
@@ -67,7 +67,7 @@ def sequential(*layers, loss="mse", metrics=(), units=1, optimizer=None, jit_com
 
 
 def contrastive(labels, embeddings, gather=False):
-    """One value for each row: how little it is like the rows of its class."""
+    """A contrastive loss: one value per row, which is low if the row is similar to the rows of its class."""
     if gather:
         labels, embeddings = all_gather_rows(labels), all_gather_rows(embeddings)
     unit = tf.math.l2_normalize(embeddings, axis=1)
@@ -77,7 +77,7 @@ def contrastive(labels, embeddings, gather=False):
 
 
 class OwnStep(keras.Model):
-    """A model with a train step of its own and a loss that is given, tracked under another name than its log's."""
+    """A model with a custom `train_step`, whose loss is logged under another name than its metric's."""
 
     def __init__(self, loss_of_rows, optimizer=None):
         super().__init__()
@@ -111,7 +111,7 @@ class Centred(keras.layers.Layer):
 
 
 class Maximum(keras.metrics.Metric):
-    """A metric whose state is no sum."""
+    """A metric whose state is not a sum."""
 
     def __init__(self, name="maximum"):
         super().__init__(name=name)
@@ -125,7 +125,7 @@ class Maximum(keras.metrics.Metric):
 
 
 class MergedMaximum(Maximum):
-    """The same, which can merge the states of several."""
+    """The same metric with a `merge_state` that takes the maximum."""
 
     def merge_state(self, metrics):
         for metric in metrics:

@@ -1,4 +1,4 @@
-"""For tests of training on sharded data: one worker that trains on whole batches and then on its own rows of them."""
+"""For tests of sharded data: a worker that trains on whole batches first, and then on its own rows of each batch."""
 
 import hashlib
 import json
@@ -87,7 +87,7 @@ def outcome(run_dir: str, *, sharded: bool) -> dict[str, Any]:
 def main(run_dir: str) -> None:
     whole = outcome(f"{run_dir}/whole", sharded=False)
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-        time.sleep(3)  # the other worker begins its second training long before this one
+        time.sleep(3)  # the other worker starts its second training run well before this one
     shared = outcome(f"{run_dir}/shared", sharded=True)
     refused = ""
     try:

@@ -1,4 +1,4 @@
-"""Augmentation on the host and on the device: the same training, placed by what is measured, logged once."""
+"""Augmentation on the host and on the device gives the same training; the place is measured and logged once."""
 
 import json
 import logging
@@ -23,13 +23,13 @@ WAIT_SECONDS = 0.02
 
 
 def added(batch):
-    """To each row, the noise that was drawn for it."""
+    """Adds to each row the noise that was drawn for it."""
     (x, y), noise = batch
     return x + noise, y
 
 
 def blended(batch):
-    """Each row with the one before it in the global batch."""
+    """Adds to each row a random multiple of the previous row of the global batch."""
     import tensorflow as tf
 
     (x, y), noise = batch
@@ -37,7 +37,7 @@ def blended(batch):
 
 
 def waiting(value):
-    """The value, some time later."""
+    """Returns the value after a delay."""
     import time
 
     import tensorflow as tf
@@ -56,7 +56,7 @@ def build_model():
 
 
 def workload(augment=added, *, on_host=None):
-    """Regression of rows with noise; `on_host` takes the place of `augment` in the pipeline."""
+    """Regression on noisy rows; `on_host` replaces `augment` in the pipeline."""
 
     def train_data(global_batch_size, *, seed, epoch, start_step=0, shard=None, augmented=True):
         import tensorflow as tf
@@ -169,9 +169,7 @@ def test_a_device_that_cannot_run_it_leaves_it_to_the_host():
     assert dict(placed.reasons)["augment_on"].startswith(
         "The device cannot run `augment`: assertion failed: [no such kernel]"
     )
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="no such kernel"
-    ):  # a fault of the host's own is not hidden
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no such kernel"):  # an error on the host is raised
         place_augmentation(workload(added, on_host=impossible), ONE)
 
 
@@ -192,7 +190,7 @@ def test_train_places_what_the_rules_left_open(tmp_path, caplog):
     assert json.loads((tmp_path / "placed" / "plan.json").read_text())["augment_on"] == "device"
 
     fixed = train(work, on_device(ONE), run_dir=tmp_path / "fixed", epochs=2, verbose=0)
-    assert fixed.history == placed.history  # weights and dropout, as if nothing had been measured
+    assert fixed.history == placed.history  # the measurement changes neither weights nor dropout
     assert len([r for r in caplog.records if r.message.startswith("augment_on=")]) == 1
 
 
@@ -204,7 +202,7 @@ def test_a_run_goes_on_with_the_place_that_it_began_with(tmp_path):
     resumed = RunDir(tmp_path / "run", {}, resume="auto")
     placed = place_for_run(workload(), UNPLACED, resumed, Runtime(ONE), epochs=1)
     assert placed.augment_on == "device"
-    assert dict(placed.reasons)["augment_on"] == "The run began with it."
+    assert dict(placed.reasons)["augment_on"] == "The run started with it."
     assert place_for_run(workload(), ONE, resumed, Runtime(ONE), epochs=1) is ONE
 
 

@@ -1,4 +1,4 @@
-"""Batch normalization over several replicas: one device's numbers where it is synchronized, a clear word where not."""
+"""Batch normalization on several replicas: one device's statistics if synchronized, otherwise a message."""
 
 import json
 
@@ -87,7 +87,7 @@ def difference(hidden, num_replicas):
 
 @pytest.mark.slow
 def test_synchronized_statistics_are_those_of_one_device(run_python):
-    # The last batch has one row, which the other replica borrows.
+    # The last batch has a single row, which the second replica borrows.
     code = "print(json.dumps([difference(everything, 2), difference(None, 2), said]))"
     everything, listed, said = json.loads(run_python(PROGRAM + code, timeout_seconds=500).stdout.splitlines()[-1])
     assert everything < 1e-5
@@ -127,4 +127,4 @@ print(json.dumps([first, silence, said[len(first):], built(alone, 2).get_layer("
     assert "Their classes override `call`" in later[0]
     assert "XLA stays off for training: synchronized batch normalization (alone)" in later[1]
     assert "synchronize_batch_norm=False in the plan" in later[1]
-    assert not is_changed  # the layers are saved as they were made
+    assert not is_changed  # layers keep their original configuration when saved

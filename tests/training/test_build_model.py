@@ -1,4 +1,4 @@
-"""A functional model is built without a pass through its layers, and has what Keras would have made."""
+"""A functional model is built without calling its layers, and has the same variables as with Keras."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: exact, whole, and broken ones are passed over by name."""
+"""Checkpoints on disk are exact and complete; damaged ones are skipped, and the log names them."""
 
 import json
 import logging

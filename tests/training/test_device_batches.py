@@ -1,4 +1,4 @@
-"""Training data where a replica needs it: shared before augmentation, and prefetched to a device."""
+"""Training data on the replica that needs them: sharded before augmentation, and prefetched to the device."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ SECOND_OF_TWO = SimpleNamespace(num_workers=2, num_replicas=2, worker_index=1)
 
 
 def train_data(global_batch_size, *, seed, epoch, start_step=0, shard=None, augmented=True):
-    """Batches of the numbers from 0 to 10, each with a half that is added later."""
+    """Batches of the numbers from 0 to 10; the augmentation adds 0.5 to each."""
     import tensorflow as tf
 
     from tfaccel.data.epoch_positions import epoch_positions
@@ -32,7 +32,7 @@ def added(batch):
 
 
 def rows_of(replicas, *, mixes_rows=False, **options):
-    """Rows 2 and 3 of each global batch as the replica gets them, and the data set's spec of a batch."""
+    """Rows 2 and 3 of each global batch as the replica receives them, the batch spec, and the number of global rows."""
     from tfaccel.training.run.workload_source import WorkloadSource
 
     work = Workload(
@@ -89,6 +89,6 @@ def test_what_a_gpu_cannot_hold_is_not_fetched_there():
     texts = tf.data.Dataset.from_tensors(tf.constant(["text"]))
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))
     for dataset in (texts, ragged):
-        with pytest.raises(PlanError, match=r"batches hold .*Spec\(.*GPU's memory\. Set prefetch_to_device=False\."):
+        with pytest.raises(PlanError, match=r"batches hold .*Spec\(.*GPU memory\. Set prefetch_to_device=False\."):
             fetched_to("/CPU:1", dataset)
     assert replace(PLAN, devices=("GPU:0",), prefetch_to_device=True).prefetch_to_device

@@ -1,4 +1,4 @@
-"""What holds under several replicas whatever the model: masks, moving statistics, order, several strategies, errors."""
+"""Several replicas, for any model: dropout masks, moving statistics, order of rows, several strategies, errors."""
 
 import json
 
@@ -24,7 +24,7 @@ def parts(model, variable):
     return [replicas.components([variable], r)[0].numpy().tolist() for r in range(len(replicas.devices))]
 
 class Mask(keras.layers.Layer):
-    '''Keeps the mask that its replica drew last; float weights of replicas are averaged, so int.'''
+    '''Stores the last mask drawn by its replica, as integers, since float weights are averaged over replicas.'''
     def build(self, shape):
         self.dropout = keras.layers.Dropout(0.5)
         self.last = self.add_weight(shape=(4,), dtype="int32", trainable=False, initializer="zeros")
@@ -84,7 +84,7 @@ tfaccel.fit(late, X, Y, batch_size=8, verbose=0)
 found["built by predict"] = [a == b for a, b in [parts(late, late.norm.moving_mean)]]
 
 def order_of_a_run(seed, **options):
-    '''The rows that each batch of two epochs had, told from a model that adds them up.'''
+    '''The rows of each batch in two epochs, as bit masks that a metric computes.'''
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     class Sum(keras.metrics.Metric):
@@ -167,7 +167,7 @@ def found(run_python):
 def test_masks_differ_between_replicas_and_are_the_same_in_every_run(found):
     num_different, num_steps, same_seed, other_seed = found["masks"]
     assert num_steps == 6
-    assert num_different >= 4  # four coins agree once in 16 throws
+    assert num_different >= 4  # masks of four units agree by chance in 1 of 16 steps
     assert same_seed
     assert not other_seed
 
@@ -213,8 +213,8 @@ def test_sparse_gradients_may_change_their_length_from_step_to_step(found):
         (4, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (5, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (6, "ValueError: Expected `validation_freq` to be an int or a list of epochs (from 1). Received: '2'."),
-        (7, "ValueError: Received data without a single batch. `predict` expects at least one row."),
-        (8, "ValueError: The model was compiled with optimizer=None, so that nothing can train it. Name an optimizer"),
+        (7, "ValueError: Received data without any batches. `predict` expects at least one row."),
+        (8, "ValueError: The model was compiled with optimizer=None and cannot be trained. Set an optimizer"),
     ],
 )
 def test_errors_say_what_was_received(found, index, text):
@@ -222,4 +222,4 @@ def test_errors_say_what_was_received(found, index, text):
 
 
 def test_data_without_a_batch_is_warned_of(found):
-    assert found["warning"] == ["The data held no batch at all, so that nothing was trained."]
+    assert found["warning"] == ["The data contained no batches, so nothing was trained."]

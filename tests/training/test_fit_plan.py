@@ -1,4 +1,4 @@
-"""`fit(plan=...)`: what a compiled model can take of a plan is taken; what contradicts it is refused by name."""
+"""`fit(plan=...)` applies a plan to a compiled model; settings that contradict the model raise an error naming them."""
 
 import dataclasses
 

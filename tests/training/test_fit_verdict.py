@@ -1,4 +1,4 @@
-"""The verdict on fit: each kind from made-up histories and from real ones, with its evidence."""
+"""The verdict on the fit: each kind from synthetic and real histories, with its evidence."""
 
 import doctest
 import json
@@ -22,8 +22,8 @@ CASES = {
         (FALLING, 0.4 + 0.6 * FALLING + 0.02 * EPOCHS),  # falls, then rises
         (FALLING, 0.4 + 0.6 * FALLING),  # stays far above
         (1000 * FALLING, 1000 * (0.4 + 0.6 * FALLING + 0.02 * EPOCHS)),  # whatever the scale
-        ([1e6, 1.0, 0.5, 0.1, 0.05], [1e6, 1.2, 1.1, 1.0, 1.0]),  # a huge first value of both, gone at once
-        ([17.0, 1.1, 0.5, 0.1, 0.05], [17.0, 1.2, 1.1, 1.0, 1.0]),  # an offset that hides what comes after
+        ([1e6, 1.0, 0.5, 0.1, 0.05], [1e6, 1.2, 1.1, 1.0, 1.0]),  # both start with one huge value
+        ([17.0, 1.1, 0.5, 0.1, 0.05], [17.0, 1.2, 1.1, 1.0, 1.0]),  # a high start that hides later changes
         ([12.6, 4.75, 3.61, 3.24, 3.2, 3.2, 3.2], [574443.0, 1082.0, 76.5, 20.6, 20.5, 20.5, 20.5]),
         ([12.6, 4.75, 3.61, 3.24, 3.0, 2.9, 2.8], [574443.0, 1082.0, 76.5, 20.6, 25.0, 30.0, 35.0]),
         ([0.69, 0.65, 0.6, 0.55, 0.5], [0.69, 0.69, 0.69, 0.68, 0.69]),  # validation never moves
@@ -61,7 +61,7 @@ CASES = {
         ([1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),
         ([1.0, 0.3, 0.29], [1.0, 0.31, 0.3]),
         ([0.7, 0.56, 0.54, 0.53, 0.53], [0.53, 0.52, 0.518, 0.517, 0.5161]),  # learnt in the first epoch
-        # Nearly all of it right: the training loss goes to 0, and the validation loss follows most of the way.
+        # Nearly perfect accuracy: the training loss approaches 0, and the validation loss follows most of the way.
         ([0.5, 0.05, 0.02, 0.01, 0.008, 0.007, 0.006], [0.2, 0.1, 0.08, 0.07, 0.062, 0.061, 0.06]),
         (0.1 + FALLING, np.where(EPOCHS == 0, 574443.0, 0.12 + FALLING)),  # one huge validation loss, then none
         (0.1 + FALLING, (0.12 + FALLING)[4::5]),  # validation every five epochs
@@ -106,12 +106,10 @@ def test_text_and_json():
     assert text.startswith("There is over-fitting: the training loss (0.001776) is far below the validation loss (0.40")
     assert "Try: stop early (--early_stopping); more dropout, weight decay or augmentation; more data, or a" in text
     assert verdict({"loss": [1.0]}).text() == (
-        "Whether the fit is sound cannot be told: the history has 1 epoch. "
+        "It is unknown whether the fit is sound: the history has 1 epoch. "
         "Try: train for at least three epochs, with validation data."
     )
-    assert verdict({"generator_loss": [1.0]}).evidence == (
-        "there is no `loss` in the history, which has 'generator_loss'",
-    )
+    assert verdict({"generator_loss": [1.0]}).evidence == ("the history has no `loss`, only 'generator_loss'",)
     data = json.loads(json.dumps(verdict(history).to_json()))
     assert FitVerdict(data["kind"], tuple(data["evidence"]), tuple(data["advice"])) == verdict(history)
 
@@ -127,22 +125,22 @@ def scores(score, **fields):
 @pytest.mark.parametrize(
     ("history", "baselines", "kind", "evidence"),
     [
-        (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % beside 60.1 % (boost"),
-        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % beside 60.1 % (boosting)"),  # chance
+        (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % vs. 60.1 % (boost"),
+        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % vs. 60.1 % (boosting)"),  # chance
         (SOUND, scores(0.46, trivial={"most frequent class": 0.35}), "under-fitting", "hardly better than the trivial"),
         (SOUND, scores(0.46, trivial={"a": 0.35}, baselines={"b": 0.46}), "sound", "46.0 % (b), 35.0 % (a)"),
-        (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % beside 35.0 % (a)"),
-        (SOUND, scores(0.7, trivial={"a": 0.5}, num_examples=5), "unknown", "5 examples are too few to tell accuracy"),
-        (SOUND, scores(0.9, trivial={"a": 0.5}, num_examples=20), "sound", "90.0 % beside 50.0 % (a)"),
+        (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % vs. 35.0 % (a)"),
+        (SOUND, scores(0.7, trivial={"a": 0.5}, num_examples=5), "unknown", "5 examples are too few to distinguish"),
+        (SOUND, scores(0.9, trivial={"a": 0.5}, num_examples=20), "sound", "90.0 % vs. 50.0 % (a)"),
         (FLAT, scores(0.98, trivial={"a": 0.5}), "sound", "98.0 %"),  # good from the first epoch on
         (FLAT, scores(0.52, trivial={"a": 0.5}), "under-fitting", "hardly fell"),
-        ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % beside 60.0 % (b)"),
+        ({"loss": [1.0]}, scores(0.3, baselines={"b": 0.6}), "worse than a baseline", "30.0 % vs. 60.0 % (b)"),
         ({"loss": [1.0]}, scores(0.8, baselines={"b": 0.6}), "unknown", "the history has 1 epoch"),
         (
             {"loss": list(FALLING), "val_loss": list(0.4 + 0.6 * FALLING)},
             scores(0.4, baselines={"b": 0.6}),
             "over-fitting",
-            "accuracy 40.0 % beside 60.0 % (b)",
+            "accuracy 40.0 % vs. 60.0 % (b)",
         ),
     ],
 )
@@ -161,7 +159,7 @@ def test_errors_and_bits_are_compared_as_well():
         higher_is_better=False,
         perfect=0.0,
     )
-    assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 beside 2.17 (6-gram)",)
+    assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 vs. 2.17 (6-gram)",)
     assert verdict(SOUND, baselines=replace(bits, score=2.16)).kind == "sound"
     assert verdict(SOUND, baselines=replace(bits, score=4.5, baselines={})).kind == "under-fitting"
     assert BaselineScores.from_json(json.loads(json.dumps(bits.to_json()))) == bits
@@ -202,7 +200,7 @@ def test_trivial_scores_of_targets():
 
 
 def test_real_histories():
-    """Boosting and networks of scikit-learn, whose losses after each round are known."""
+    """Gradient boosting of scikit-learn, with the losses after each round."""
     from sklearn.datasets import load_digits
     from sklearn.ensemble import GradientBoostingRegressor
     from sklearn.metrics import mean_squared_error

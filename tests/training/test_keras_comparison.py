@@ -1,4 +1,4 @@
-"""The comparison with Keras sees differences."""
+"""The comparison with Keras detects differences."""
 
 from pathlib import Path
 

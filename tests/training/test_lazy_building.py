@@ -1,4 +1,4 @@
-"""Models that Keras builds while it traces their own step: the same numbers with no strategy, and under one."""
+"""Models that Keras builds while tracing their custom step give the same results with and without a strategy."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 
 class WithoutCall(keras.Model):
-    """An autoencoder that has parts and a train step, and no `call`."""
+    """An autoencoder with submodels and a `train_step` but no `call`."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class WithoutCall(keras.Model):
 
 
 class UsesCompiledLoss(keras.Model):
-    """Calls the compiled loss by itself, on data without targets, and has metrics of its own."""
+    """Calls the compiled loss itself, on data without targets, and overrides `metrics`."""
 
     def __init__(self, loss):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A worker that is killed: the other one says which, and how to go on; then both go on without a common disk."""
+"""When a worker is killed, the other names it and says how to resume; both resume, also without a shared disk."""
 
 import json
 import os
@@ -58,7 +58,7 @@ print(json.dumps([result.history, result.final]), flush=True)
 
 
 def run(folder, place="never", victim=1, *, shared=True):
-    """Status and the last line of each of two workers, with one run directory, or with one each."""
+    """Exit status and last line of each of two workers, which share a run directory or have separate ones."""
     folders = [folder / ("run" if shared else f"run_{index}") for index in range(2)]
     workers = [
         subprocess.Popen(
@@ -91,8 +91,8 @@ def test_killed_worker_is_named_with_what_to_do(tmp_path, place, victim):
     status, (line,) = ended[1 - victim]
     assert (ended[victim][0], status) == (-signal.SIGKILL, 3)
     assert line.startswith(f"ClusterError Worker {victim} (127.0.0.1:")
-    assert f"is gone: worker {1 - victim} cannot go on without." in line
-    assert f"(--resume=auto): training goes on from the newest checkpoint in {tmp_path / 'run'}." in line
+    assert f"is lost: worker {1 - victim} cannot continue." in line
+    assert f"(--resume=auto): training continues from the newest checkpoint in {tmp_path / 'run'}." in line
 
 
 @pytest.mark.slow

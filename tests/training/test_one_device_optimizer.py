@@ -1,4 +1,4 @@
-"""What an optimizer overrides of Keras's update stays under a strategy; a trained model leaves no graph behind."""
+"""An optimizer's overrides of Keras's update remain under a strategy; a trained model leaves no graph behind."""
 
 import contextlib
 import gc
@@ -38,9 +38,8 @@ def losses(train, scope, make_optimizer):
     return history.history["loss"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("nadam", marks=pytest.mark.slow), pytest.param("muon", marks=pytest.mark.slow), "averaging"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nadam", "muon", "averaging"])
 def test_losses_are_those_of_keras_on_one_device(name):
     wanted = losses(keras.Model.fit, contextlib.nullcontext(), OPTIMIZERS[name])
     for strategy, scope in STRATEGIES.items():

@@ -1,4 +1,4 @@
-"""The learning rate is calculated once in each graph: fewer operations, and the same numbers to the last bit."""
+"""The learning rate is computed once per graph: fewer operations, and bit-identical results."""
 
 import contextlib
 
@@ -27,7 +27,7 @@ OPTIMIZERS = {
 
 
 def updated(make, context):
-    """Weights and state after five steps of an optimizer, and the number of operations of its graph."""
+    """Weights and state after five optimizer steps, and the number of operations in the graph."""
     random = np.random.default_rng(0)
     variables = [keras.Variable(random.normal(size=shape), dtype="float32") for shape in SHAPES]
     optimizer = make()

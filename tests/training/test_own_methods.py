@@ -1,4 +1,4 @@
-"""A class's own `fit`, `evaluate` and `predict` run, with the engine behind `super()`, or are refused."""
+"""Overridden `fit`, `evaluate` and `predict` run with the engine behind `super()`, or raise an error."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 @keras.saving.register_keras_serializable("tests")
 class Scales(keras.Model):
-    """Scales its input in the methods that users call, as KerasHub's tasks prepare theirs."""
+    """Scales its inputs in `fit`, `evaluate` and `predict`, as KerasHub's tasks preprocess theirs."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Mistakes in a workload of one's own: an error that names the function, and what it should be."""
+"""Mistakes in a user's workload raise an error that names the function and what it should return."""
 
 import re
 import sys
@@ -66,7 +66,7 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
     ("changes", "message"),
     [
         ({"build_model": lambda: None}, "build_model of workload 'mine' must return a Keras 3 model. Received: None"),
-        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Leave out `compile`, and let"),
+        ({"build_model": lambda: model(compiled=True)}, "a model that is not compiled. Omit `compile`, and return"),
         (
             {"build_model": labels_are_missing},
             r"build_model of workload 'mine' raised FileNotFoundError: .*labels.* "
@@ -81,7 +81,7 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
         ),
         (
             {"train_data": lambda size, *, seed, epoch: data(batched=False, target=())},
-            r"must return batches, .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch",
+            r"must return batches whose .*Received elements of x \(3,\) float32, y \(\) float32. Call `.batch",
         ),
         (
             {"train_data": lambda size, *, seed, epoch: data((5,))},
@@ -150,15 +150,15 @@ def test_model_that_cannot_fit_into_memory_is_refused_before_its_first_step(logi
         arguments = {"run_dir": tmp_path / "run", "epochs": 1, "verbose": 0}
         return train(work(build_model=wide(num_units), compile_args=lambda: dict(compile_args)), plan, **arguments)
 
-    # The kernel of the first layer alone is 3 numbers for each unit, of 4 bytes, and as many for the gradient.
+    # The kernel of the first layer alone has 3 values of 4 bytes per unit, and its gradient as many.
     monkeypatch.setattr("tfaccel.training.train.detect_hardware", lambda: Hardware(memory_bytes=2**20))
     one = (
         r"^The model of mine is too large: weights and gradients take more than 0\.0 GiB, and CPU:0 has 0\.0 GiB\. Make"
     )
     with pytest.raises(WorkloadError, match=one):
         begin(2**16)
-    kept = r"too large: weights and gradients, and what the optimizer keeps, take 0\.0 GiB"
-    with pytest.raises(WorkloadError, match=kept):  # 5 numbers for each unit, twice, and Adam's two more
+    kept = r"too large: weights and gradients, plus optimizer state, take 0\.0 GiB"
+    with pytest.raises(WorkloadError, match=kept):  # 5 weights and 5 gradients per unit, and Adam's two moments
         begin(2**14 + 2**13, optimizer="adam")
     halved = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=4, global_batch_size=4)
     with pytest.raises(WorkloadError, match=r"CPU:0 has 0\.0 GiB for each of 2 replicas\. Make the model smaller\."):

@@ -1,4 +1,4 @@
-"""Other versions are warned of or refused, with the versions that work."""
+"""Untested versions log a warning or raise an error that names the tested versions."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What TensorFlow says while it starts: notes are left out, everything else passes, and the user's own setting wins."""
+"""TensorFlow's log while it starts: notes are hidden, other messages are shown, and the user's setting wins."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The decorator `recipe`: options, their checks, what a run records, and what it shows."""
+"""The decorator `recipe`: options, their validation, what a run records, and what it shows."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Rematerialised blocks: the same training to the last bit, without what lies inside them kept in between."""
+"""Rematerialized blocks: bit-identical training, without storing the activations inside them."""
 
 import pytest
 
@@ -90,5 +90,5 @@ def test_block_with_a_state_of_its_own_is_refused(logical_devices):
     from tfaccel.training.rematerialize import rematerialize
 
     block = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dropout(0.5, name="drop")])
-    with pytest.raises(WorkloadError, match=r"Layer 'drop' \(Dropout\) cannot be calculated twice: it keeps a state"):
+    with pytest.raises(WorkloadError, match=r"Layer 'drop' \(Dropout\) cannot be recomputed: it keeps a state"):
         rematerialize(block)

@@ -1,4 +1,4 @@
-"""Workers meet before TensorFlow starts: whoever is missing, doubled or different is named."""
+"""Workers meet before TensorFlow starts: a missing, duplicate or mismatched worker is named."""
 
 import logging
 import socket
@@ -13,7 +13,7 @@ from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 
 
 def met(workers, *, num_workers=3, seconds=30.0, addresses=None):
-    """What came of each (index, what must be the same, seconds to come later), all at once: "met", or the message."""
+    """Starts workers, each (index, settings that must match, delay in seconds); "met" or the error message of each."""
     addresses = addresses or tuple(f"127.0.0.1:{port}" for port in free_ports(num_workers))
     found = [""] * len(workers)
 
@@ -50,7 +50,7 @@ def test_missing_worker_is_named_at_once_and_when_the_time_is_up(missing, caplog
         found = met([(index, {}, 0) for index in range(3) if index != missing], seconds=1.5)
     for text in found:
         assert f"Worker {missing} (127.0.0.1:" in text
-        assert "did not come within 1.5 seconds" in text and "Set TFACCEL_WORKER_WAIT_SECONDS to wait longer." in text
+        assert "did not connect within 1.5" in text and "Set TFACCEL_WORKER_WAIT_SECONDS to wait longer." in text
     assert f"Waiting for worker {missing} (127.0.0.1:" in caplog.text
 
 
@@ -75,7 +75,7 @@ def test_port_that_is_taken_is_named():
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ClusterError, match=f"Worker 0 cannot listen on its port {port} .*another program, has it"):
+        with pytest.raises(ClusterError, match=f"Worker 0 cannot listen on its port {port} .*another program, uses it"):
             meet(Place((f"127.0.0.1:{port}", "127.0.0.1:1"), 0), {}, seconds=1.0)
 
 

@@ -1,4 +1,4 @@
-"""Which data sets may be repeated by one iterator: those of which no one can tell."""
+"""One iterator repeats only datasets for which this makes no visible difference."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 @pytest.fixture(autouse=True)
 def no_global_seed():
-    """Data that are shuffled after `tf.random.set_seed` have a seed."""
+    """After `tf.random.set_seed`, a shuffled dataset has a seed."""
     tf.random.set_seed(None)
 
 

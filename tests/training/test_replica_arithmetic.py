@@ -1,4 +1,4 @@
-"""Sums over replicas that are easily got wrong: added losses, position tables, tiny batches, own optimizers."""
+"""Sums over replicas that are easy to get wrong: added losses, position tables, tiny batches, several optimizers."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 
 class AddsLosses(keras.layers.Layer):
-    """Adds a loss for each example, a penalty for each weight, a mean over all, and a mean for each feature."""
+    """Adds a loss per example, a penalty per weight, a mean over all values, and a mean per feature."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(8,), name="w")
@@ -27,7 +27,7 @@ class AddsLosses(keras.layers.Layer):
 
 
 class Positions(keras.layers.Layer):
-    """A table whose rows all examples share, and one whose rows they choose."""
+    """A position table shared by all examples, and a table that each example indexes."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Positions(keras.layers.Layer):
 
 
 class Centralized(keras.optimizers.Adam):
-    """Clips in `apply_gradients`, which must see the gradient of the whole batch."""
+    """Clips gradients in `apply_gradients`, which must receive those of the whole batch."""
 
     def apply_gradients(self, grads_and_vars):
         super().apply_gradients([(tf.clip_by_norm(g, 0.1), v) for g, v in grads_and_vars])
@@ -57,7 +57,7 @@ class OwnOptimizer(keras.layers.Layer):
 
 
 class LayerByLayer(keras.Model):
-    """Trains each layer by its own optimizer; tracks a metric under another name, and one that gives several values."""
+    """Trains each layer with a separate optimizer; logs a metric under another name, and one with several values."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class LayerByLayer(keras.Model):
 
 
 class Keeps(keras.layers.Layer):
-    """Keeps a tensor, and adds a loss, before and behind a layer that waits for the other replicas."""
+    """Stores a tensor and adds a loss, before and after a layer that waits for the other replicas."""
 
     def call(self, x):
         self.seen = ops.mean(x**2)
@@ -93,7 +93,7 @@ class Keeps(keras.layers.Layer):
 
 
 class LossesOfLayers(keras.Model):
-    """Looks at the losses and tensors of its layers once more when the optimizer is done."""
+    """Reads its layers' losses and tensors again after the optimizer update."""
 
     def __init__(self):
         super().__init__()
@@ -136,16 +136,19 @@ CASES = {
     "losses read behind the optimizer": (LossesOfLayers, lambda: (batches(X, Y),), 2),
     "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
 }
-SLOW = ("the same with XLA", "added losses alone, one row a batch", "optimizers of layers, logs of other names")
+QUICK = ("losses read behind the optimizer", "own apply_gradients")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_replicas_give_what_one_device_gives(name):
     make, data, num_replicas = CASES[name]
     assert_equal(trained(make, num_replicas, *data()), trained(make, 0, *data()), rel=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_fewer_rows_than_replicas_in_every_batch_of_arrays(batch_size):
     make = sequential(Positions)

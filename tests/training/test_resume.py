@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends as one that was never interrupted, to the last bit."""
+"""A run that is killed and resumed gives bit-identical results to an uninterrupted one."""
 
 import json
 from functools import cache
@@ -15,7 +15,7 @@ DEATHS = {"none": "3.validation", "mirrored_2": "1.5"}
 
 @pytest.fixture(scope="module")
 def ended(run_python, tmp_path_factory):
-    """A function: placement -> (status of the killed run, its checkpoints, outcome after a resume, of a whole run)."""
+    """A function: placement -> (status of the killed run, its checkpoints, outcomes of `train_workload`, run_dir)."""
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
@@ -23,7 +23,7 @@ def ended(run_python, tmp_path_factory):
         run_dir = folder / placement
         killed = run_python("train_workload", run_dir, placement, DEATHS[placement], cwd=HERE, check=False)
         left = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-        # A write that was cut off must not matter.
+        # An interrupted write must not matter.
         (run_dir / "checkpoints" / ".step_0000000099-1").mkdir()
         resumed = run_python("train_workload", run_dir, placement, cwd=HERE)
         return killed.returncode, left, *json.loads(resumed.stdout.splitlines()[-1]), run_dir
@@ -31,7 +31,7 @@ def ended(run_python, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_resumed_run_equals_whole_run(ended, placement):
     status, left, resumed, _, whole, _ = ended(placement)
     assert status == 7
@@ -49,16 +49,16 @@ def test_resumed_run_equals_whole_run(ended, placement):
     assert final == whole[3]
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_finished_run_stays_as_it_is(ended, placement):
     _, _, resumed, again, _, run_dir = ended(placement)
     assert again == resumed
     result = json.loads((run_dir / "result.json").read_text())
-    assert result["examples_per_second"] > 0  # of the call that trained
+    assert result["examples_per_second"] > 0  # recorded by the call that trained
     assert [path.name for path in run_dir.rglob(".*") if not path.name.startswith(".step_0000000099")] == []
 
 
-@pytest.mark.parametrize("placement", [pytest.param("none", marks=pytest.mark.slow), "mirrored_2"])
+@pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_result_says_what_was_done(ended, placement):
     run_dir = ended(placement)[-1].with_name(f"{placement}-without-a-stop")
     assert sorted(path.name for path in run_dir.iterdir()) == [

@@ -1,4 +1,4 @@
-"""Two workers that are killed and started again end as two that were never interrupted, to the last bit."""
+"""Two workers that are killed and restarted give bit-identical results to two uninterrupted ones."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What couples the rows of a batch is refused by name under several replicas, or gathered; nothing else is refused."""
+"""On several replicas, code that couples the rows of a batch is gathered or raises an error that names it."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def own_compute_loss():
 
 
 class OwnMasks(keras.Model):
-    """Divides by the number of tokens in the batch, behind dropout, in a step of its own."""
+    """Divides by the number of tokens in the batch, after dropout, in a custom `train_step`."""
 
     def __init__(self):
         super().__init__()
@@ -70,25 +70,25 @@ class AddsProduct(keras.layers.Layer):
 
 
 class LargestVariable(Maximum):
-    """Returns its variable, as guides do."""
+    """Returns its variable itself, as metrics in guides do."""
 
     def result(self):
         return self.largest
 
 
 REFUSED = {
-    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is no mean"),
-    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is no mean over the rows"),
+    "loss that compares": (sequential(loss=contrastive, units=5), r"The loss \(contrastive\) is not a mean"),
+    "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is not a mean over the rows"),
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
-    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is no mean"),
+    "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
         lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2)),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
     "own step that compares": (
         lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z))),
-        r"gradients that OwnStep.train_step applies are no means",
+        r"gradients that OwnStep.train_step applies are not means",
     ),
 }
 
@@ -102,13 +102,13 @@ def test_coupled_rows_are_refused_by_name(name):
 
 
 def test_what_divides_by_the_padding_of_a_batch_is_refused():
-    tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # all alike in the first rows
-    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are no means"):
+    tokens = tf.constant([[1, 2, 3, 4]] * 12 + [[5, 0, 0, 0]] * 4)  # the first rows are all the same
+    with pytest.raises(CoupledRowsError, match=r"OwnMasks\.train_step applies are not means"):
         trained(OwnMasks, 2, tf.data.Dataset.from_tensors(tokens))
 
 
 class OwnTestStep(keras.Sequential):
-    """Couples the rows in evaluation alone."""
+    """Couples the rows in evaluation only."""
 
     def test_step(self, data):
         x, _ = data
@@ -125,14 +125,14 @@ def own_test_step():
 def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     with scope_of(2):
         model, centred = own_test_step(), sequential(lambda: Centred(name="centring"))()
-    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is no mean"):
+    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is not a mean"):
         evaluate(model, X, Y, verbose=0)
     with pytest.raises(CoupledRowsError, match=r"Layer 'centring'.* each of which sees only its own"):
         predict(centred, X, verbose=0)
     assert predict(model, X, verbose=0).shape == (21, 3)
     assert predict(centred, X, verbose=0, check_rows=False).shape == (21, 1)
     assert evaluate(centred, X, Y, verbose=0, check_rows=False) > 0
-    for verb in (evaluate, fit):  # what one call leaves out, the next one does
+    for verb in (evaluate, fit):  # skipping the check in one call does not skip it in the next
         with pytest.raises(CoupledRowsError, match=r"Layer 'centring'"):
             verb(centred, X, Y, verbose=0)
 
@@ -178,7 +178,7 @@ EQUAL = {
 }
 
 
-QUICK = ("gathered loss", "metric that is gathered", "metric that merges itself")
+QUICK = ("gathered loss", "metric that merges itself")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +189,7 @@ def test_replicas_give_what_one_device_gives(name, num_replicas):
     assert_equal(trained(EQUAL[name], num_replicas), trained(EQUAL[name], 0))
 
 
+@pytest.mark.slow
 def test_rows_are_gathered_where_replicas_have_none():
     make = EQUAL["gathered loss"]
     assert_equal(trained(make, 4, batches(X, Y, batch_size=3)), trained(make, 0, batches(X, Y, batch_size=3)))
@@ -203,7 +204,8 @@ def test_dropout_and_noise_do_not_count_as_coupling():
     trained(step, 2, epochs=1)
 
 
-def test_random_numbers_are_never_taken_for_coupling():
+@pytest.mark.slow
+def test_random_numbers_are_never_mistaken_for_coupling():
     with scope_of(2):
         model = sequential(lambda: keras.layers.Dense(12), lambda: keras.layers.Dropout(0.4, seed=7), units=3)()
         noisy = OwnStep(lambda y, z: tf.reduce_mean((z - tf.random.normal(tf.shape(z), y)) ** 2))

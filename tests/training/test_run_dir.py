@@ -1,4 +1,4 @@
-"""The run directory: what may be in it, and files that appear whole or not at all."""
+"""The run directory: what it may contain, and atomic writes of files."""
 
 import errno
 import fcntl
@@ -27,18 +27,18 @@ def test_new_and_empty_directories_are_taken(tmp_path):
     for path in (tmp_path, tmp_path / "a" / "b"):
         run_dir = RunDir(path, CONFIG, resume="auto")
         assert not run_dir.resumes
-    assert not (tmp_path / "a").exists()  # nothing is made before `start`
+    assert not (tmp_path / "a").exists()  # nothing is created before `start`
 
 
 def test_a_directory_that_cannot_be_written_is_refused():
-    with pytest.raises(RunDirError, match=r"/proc/1/none cannot be made: /proc/1 is no folder that can be written\."):
+    with pytest.raises(RunDirError, match=r"/proc/1/none cannot be created: /proc/1 is not a writable folder\."):
         RunDir("/proc/1/none", CONFIG)
 
 
 @pytest.mark.parametrize("path", ["file", "file/run", "file/a/b"])
 def test_place_in_a_file_is_refused(tmp_path, path):
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(RunDirError, match=r"is a file: |cannot be made: .*/file is no folder"):
+    with pytest.raises(RunDirError, match=r"is a file: |cannot be created: .*/file is not a writable folder"):
         RunDir(tmp_path / path, CONFIG)
 
 
@@ -56,12 +56,12 @@ def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_pat
     path = tmp_path / "run"
     first, second = RunDir(path, CONFIG), RunDir(path, CONFIG)
     first.start({})
-    with pytest.raises(RunDirError, match=r"Another run is going on in the run directory .*Wait for its end"):
+    with pytest.raises(RunDirError, match=r"Another run is using the run directory .*Wait for it to end"):
         second.start({})
-    with pytest.raises(RunDirError, match="Another run is going on"):
+    with pytest.raises(RunDirError, match="Another run is using"):
         RunDir(path, CONFIG, resume="auto").start({})
     first.close()
-    with pytest.raises(RunDirError, match=r"has written into the run directory .* meanwhile. Choose a new one"):
+    with pytest.raises(RunDirError, match=r"has just written to the run directory .*\. Choose a new one"):
         second.start({})
     assert RunDir(path, CONFIG, resume="auto").start({}) is None
     run_python(
@@ -124,7 +124,7 @@ def test_other_files_are_refused(tmp_path, resume):
 
 def test_run_is_not_overwritten(tmp_path):
     started(tmp_path / "run")
-    with pytest.raises(RunDirError, match=r'holds a run already. Choose a new one, or .*resume="auto"'):
+    with pytest.raises(RunDirError, match=r'already holds a run. Choose a new one, or .*resume="auto"'):
         RunDir(tmp_path / "run", CONFIG)
 
 

@@ -1,4 +1,4 @@
-"""`Runtime` sets up what the plan says, puts back what it can, and says clearly what it cannot do."""
+"""`Runtime` applies the plan, restores what it can, and raises clear errors otherwise."""
 
 import json
 
@@ -101,20 +101,21 @@ def test_seed_decides_all_generators(found):
 
 
 def test_layers_are_named_as_in_a_new_process(found):
-    """TensorFlow's graph optimizer orders operations by name, so that names decide the last bits of a result."""
+    """TensorFlow's graph optimizer orders operations by name, so names affect the last bits of a result."""
     assert found["names"] == ["dense", "dense", "dense_1"]
 
 
 def test_second_runtime_in_one_process(found):
     assert found["none"] == "no error"
     assert found["same threads"] == "no error"
-    started = "but TensorFlow has started in this process already and cannot change that. Enter `Runtime(plan)` before"
+    started = "but TensorFlow has already started in this process and cannot change that. Enter `Runtime(plan)` before"
     assert found["more devices"].startswith(f"PlanError: The plan needs 4 logical CPUs, {started}")
     assert found["other threads"].startswith(f"PlanError: The plan needs 1 threads inside one operation, {started}")
 
 
 def test_missing_gpu_is_named(found):
-    assert found["GPU"].startswith("PlanError: The plan uses GPU:0, but TensorFlow sees no GPU. Choose --devices")
+    said = "PlanError: The plan uses GPU:0, but TensorFlow sees no GPU. Choose available --devices"
+    assert found["GPU"].startswith(said)
     assert "tfaccel doctor" in found["GPU"]
 
 

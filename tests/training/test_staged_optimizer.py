@@ -1,6 +1,7 @@
-"""Unfreezing by stages: parts begin later, learn more slowly, and move by nothing before."""
+"""Staged unfreezing: layers of later stages start later with a lower learning rate, and do not change before."""
 
 import numpy as np
+import pytest
 
 
 def trained(num_steps, *, stop_after, optimizer="sgd"):
@@ -41,6 +42,7 @@ def test_deeper_stages_begin_later(logical_devices):
     assert layers_of(trained(20, stop_after=7)[1]) == {"head", "dense_0", "dense_1", "dense_2", "dense_3"}
 
 
+@pytest.mark.slow
 def test_deeper_stages_learn_more_slowly_and_the_model_is_saved(logical_devices, tmp_path):
     import keras
 
@@ -54,7 +56,7 @@ def test_deeper_stages_learn_more_slowly_and_the_model_is_saved(logical_devices,
     states = [[value.numpy() for value in one.optimizer.variables] for one in (model, loaded)]
     assert all(np.array_equal(a, b) for a, b in zip(*states, strict=True))
     x = np.ones((8, 4), np.float32)
-    for one in (model, loaded):  # The loaded optimizers go on where the saved ones stopped.
+    for one in (model, loaded):  # The loaded optimizers continue where the saved ones stopped.
         one.train_on_batch(x, x.sum(axis=1, keepdims=True))
     assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Starting a TPU, as far as can be tried without one: the child, the resolver, and what is said when it fails."""
+"""Starting a TPU, as far as it can be tested without one: the child, the resolver, and error messages."""
 
 import json
 

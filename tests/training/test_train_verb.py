@@ -1,4 +1,4 @@
-"""`train`: what it refuses, and that a loss which is not finite ends it at the exact step without harm."""
+"""`train`: invalid arguments, and a loss that is not finite, which stops it at the exact step without data loss."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_loss_that_is_not_finite_names_its_step(run_python, tmp_path, placement)
     ended = json.loads(child.stdout.splitlines()[-1])
     first, files, kept, resumed, untouched, at_once = ended
     assert first.startswith("The loss became NaN or infinite at step 4 of epoch 1. Try a lower learning rate")
-    assert resumed == first  # the step counts from the epoch's beginning, not from the resume
+    assert resumed == first  # steps are counted from the start of the epoch, not from where it resumed
     assert "model.keras" not in files
     assert "result.json" not in files
     assert kept == ["step_0000000003"]
@@ -131,18 +131,18 @@ def test_unusable_workloads_are_named(run_python, tmp_path):
     found = json.loads(run_python(REFUSED, tmp_path, cwd=HERE).stdout.splitlines()[-1])
     assert [name for name, _, _ in found] == ["WorkloadError"] * 4 + ["PlanError"]
     texts = [text for _, text, _ in found]
-    assert "returned no batch at all. Use a smaller global_batch_size" in texts[0]
-    assert "returned an infinite data set. Return one epoch" in texts[1]
+    assert "returned no batches. Use a smaller global_batch_size" in texts[0]
+    assert "returned an infinite dataset. Return one epoch" in texts[1]
     assert "train_data must return a tf.data.Dataset of batches. Received: [1, 2]" in texts[2]
     assert "build_model of workload 'small' must return a Keras 3 model. Received: 'text'" in texts[3]
     assert "takes no `cache`. Set cache_data=False" in texts[4]
-    assert [there for _, _, there in found] == [False] * 5  # nothing half-written
+    assert [there for _, _, there in found] == [False] * 5  # no incomplete run directories
 
 
 @pytest.mark.slow
 def test_accumulated_steps_follow_the_schedule_of_single_ones(run_python, tmp_path):
     lines = run_python(ACCUMULATED, tmp_path, cwd=HERE).stdout.splitlines()
-    # Ten optimizer steps of eight examples; at the end the schedule is asked for the eleventh.
+    # Ten optimizer steps of eight examples; the final learning rate is that of the eleventh.
     assert [line.split()[:2] + line.split()[3:] for line in lines[:3]] == [
         ["1", "10", "PolynomialDecay"],
         ["4", "10", "PolynomialDecay"],

@@ -1,4 +1,4 @@
-"""Optimizers by name: all of Keras's, with what was asked of them."""
+"""All of Keras's optimizers by name, with the requested arguments."""
 
 import inspect
 import itertools

@@ -1,4 +1,4 @@
-"""The whole step on each replica, as on a TPU: proven on two logical CPUs against plain Keras on one device."""
+"""The whole step on each replica, as on a TPU: compared on two logical CPUs with plain Keras on one device."""
 
 import json
 
@@ -72,7 +72,7 @@ def run(engine, kind, dataset, passes=1):
     return {name: float(value) for name, value in logs.items()}
 
 def compare(name, build, optimizer, parts, **arguments):
-    # 15 rows are shares of 8 and 7.
+    # 15 rows are split into 8 and 7.
     dataset = batches(parts)
     one = compiled(build, optimizer, contextlib.nullcontext(), **arguments)
     private_models.build_model(one, dataset.element_spec)
@@ -115,7 +115,7 @@ source.close()
 
 from tfaccel.training.evaluate import run_evaluation
 
-# 45 rows in batches of 11: the last has one row, which leaves a replica none; of 14: the last has three.
+# 45 rows in batches of 11: the last has one row, so one replica gets none. In batches of 14: the last has three.
 TARGETS = np.repeat(Y[:, None], 3, axis=1)
 for case, build, parts in (("weights", dense, (X, Y, W)), ("masks", masked, (IDS, TARGETS))):
     scopes = (contextlib.nullcontext(), strategy.scope())

@@ -1,4 +1,4 @@
-"""Training data of a workload: entered at a step without reading what comes before, and shared among workers."""
+"""Training data of a workload: starting at a step without reading earlier batches, and sharding over workers."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ SECOND_OF_TWO = SimpleNamespace(num_workers=2, num_replicas=2, worker_index=1)
 
 @pytest.fixture
 def source(logical_devices):
-    """A function that makes the source of a workload with that `train_data`, in batches of 4."""
+    """A function that creates the source of a workload with the given `train_data`, in batches of 4."""
     from tfaccel.training.run.workload_source import WorkloadSource
 
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=4)
@@ -33,7 +33,7 @@ def source(logical_devices):
 
 
 def numbers(global_batch_size, *, seed, epoch):
-    """Batches of the numbers from 0 to 18 in an order that follows from seed and epoch."""
+    """Batches of the numbers from 0 to 18, in an order determined by seed and epoch."""
     import tensorflow as tf
 
     order = np.random.default_rng([seed, epoch]).permutation(19)
@@ -117,11 +117,11 @@ def test_data_that_can_start_later_reads_nothing_of_what_comes_before(source):
     assert resumed.num_batches == 4
     assert epochs_of(resumed, count=1) == [whole[0][3:]]
     assert sorted(read) == sorted(number for batch in whole[0][3:] for number in batch)
-    assert epochs_of(source(train_data, start_step=4)) == [[], whole[1]]  # it was stopped behind the last step
+    assert epochs_of(source(train_data, start_step=4)) == [[], whole[1]]  # it was stopped after the last step
 
 
 def sharded(global_batch_size, *, seed, epoch, shard=None):
-    """As `numbers`; with a shard the second half of each batch."""
+    """Like `numbers`; with a shard, the second half of each batch."""
     batches = numbers(global_batch_size, seed=seed, epoch=epoch)
     return batches if shard is None else batches.map(lambda batch: batch[2:])
 
@@ -168,12 +168,12 @@ def test_two_workers_read_their_own_rows_and_train_as_on_whole_batches(tmp_path)
     for outcome in (whole_of_second, shared, shared_of_second):
         assert outcome["weights"] == whole["weights"]
         assert outcome["history"] == whole["history"]
-    assert "This process has trained over several workers already" in refused
+    assert "This process has already trained with several workers" in refused
     assert "communication='ring'; the first had communication='tensorflow_default'. Start new workers." in refused
 
 
 def joined(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):
-    """Full batches of `numbers`, of several epochs one behind the other."""
+    """Full batches of `numbers` for several consecutive epochs."""
     import tensorflow as tf
 
     orders = [np.random.default_rng([seed, epoch + i]).permutation(19)[:16] for i in range(num_epochs)]
@@ -204,4 +204,4 @@ def test_small_epochs_are_prepared_together(source):
     assert calls == [(0, 0, 1), (0, 0, 64), (64, 0, 6)]
     resumed = source(train_data, epochs=4, start_epoch=1, start_step=3)
     assert epochs_in_memory(resumed, 3) == [apart[1][3:], *apart[2:4]]
-    assert epochs_of(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # workers read what comes one by one
+    assert epochs_of(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # several workers read single epochs

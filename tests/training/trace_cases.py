@@ -1,4 +1,4 @@
-"""Cases about what is changed after `compile`: as with Keras, a graph keeps what was so when it was traced."""
+"""Cases about changes after `compile`: as with Keras, a graph keeps the state from when it was traced."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def regularized(api: Api, **compile_options: Any) -> keras.Model:
 
 
 def changed(api: Api, *changes: Callable[[keras.Model], None], size: int = 8, **compile_options: Any) -> Any:
-    """Trains, and after each change again: with a callback for each batch, in longer calls, and on other batches."""
+    """Trains before and after each change: with batch hooks, and without them in batches of `size`."""
     model = regularized(api, **compile_options)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": False, "validation_data": (X[:8], Y[:8])}
     found = [api.fit(model, X, Y, **options).history]

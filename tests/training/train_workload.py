@@ -70,7 +70,7 @@ def workload(*, nan_row: int | None = None, loss_scale: bool = False, learning_r
 
 
 def callbacks(die_at: str) -> list[Any]:
-    """Early stopping that keeps the best weights, a halving rate, and the end of the process at "epoch.step"."""
+    """Early stopping, a learning rate that is halved on plateaus, and a callback that exits at "epoch.step"."""
     import keras
 
     class Death(keras.callbacks.Callback):
@@ -94,7 +94,7 @@ def callbacks(die_at: str) -> list[Any]:
 
 
 def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[Any]:
-    """Trains into `run_dir`, on from what is there; returns what must not depend on an interruption."""
+    """Trains into `run_dir`, resuming if it holds a run; returns what must not depend on an interruption."""
     import keras
 
     made = workload(loss_scale=True)
@@ -117,12 +117,12 @@ def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[An
 
 
 def once(run_dir: str, placement: str, die_at: str) -> None:
-    """Trains, once in this process, and prints the outcome."""
+    """Trains once in this process and prints the outcome."""
     sys.stdout.write(json.dumps(outcome(run_dir, placement, die_at)) + "\n")
 
 
 def main(run_dir: str, placement: str, die_at: str = "never") -> None:
-    """Trains, and dies at "epoch.step" if asked to; else trains anew without a stop and prints both outcomes."""
+    """Prints the outcomes of a run that may exit at `die_at`, of resuming it when finished, and of a separate run."""
     found = outcome(run_dir, placement, die_at)
     again = outcome(run_dir, placement, die_at)
     sys.stdout.write(json.dumps([found, again, outcome(f"{run_dir}-without-a-stop", placement, "never")]) + "\n")

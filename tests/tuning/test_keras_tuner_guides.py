@@ -76,7 +76,6 @@ GETTING_STARTED = {
         cases.TunedBatch,
         {"objective": "val_accuracy", "max_trials": 2},
         names="batch epochs units",
-        quick=True,
     ),
     "a fit that preprocesses": Case(
         cases.images,
@@ -130,7 +129,6 @@ GETTING_STARTED = {
             and result.get_best_hyperparameters()[0].get("x") == result.best.hyperparameters["x"]
         ),
         names="x",
-        quick=True,
     ),
     "Keras code apart": Case(
         None,
@@ -254,7 +252,6 @@ FAILED_TRIALS = {
         cases.too_large_for_all,
         {"algorithm": "grid", "objective": "val_loss"},
         refused=r"Trial \d+ ended the search: FatalValueError: Model too large! .*trials are kept; continue with",
-        quick=True,
     ),
 }
 

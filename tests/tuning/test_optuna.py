@@ -278,6 +278,7 @@ def test_arguments_that_optuna_does_not_take_are_refused(logical_devices):
         make_pruner(SearchOptions(algorithm="tpe", pruning="threshold"), epochs=3)
 
 
+@pytest.mark.slow
 def test_a_search_by_optuna(tmp_path, monkeypatch):
     monkeypatch.chdir(search_cases.__file__.rpartition("/")[0])
     options = {

@@ -93,7 +93,7 @@ def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
         "tuner",
     }
     assert {path.name for path in (run_dir / "tensorboard").iterdir() if path.is_dir()} == {r.trial_id for r in seen}
-    with pytest.raises(RunDirError, match=r"holds a run already"):
+    with pytest.raises(RunDirError, match=r"already holds a run"):
         search(search_cases.workload, search_cases.end_softly, run_dir=run_dir, algorithm="grid")
     with pytest.raises(RunDirError, match=r"holds another run: algorithm is 'grid' there and 'random' here"):
         search(

@@ -253,7 +253,7 @@ def test_a_directory_holds_one_space(tmp_path):
     with pytest.raises(RunDirError, match=r"another space: the hyperparameter 'width' differs"), other:
         pass
     assert json.loads((tmp_path / "run" / "space.json").read_text()) == space
-    with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be made: /proc/1 is no folder"):
+    with pytest.raises(RunDirError, match=r"The run directory /proc/1/none cannot be created: /proc/1 is not a"):
         RunDir("/proc/1/none", {})
 
 

@@ -10,6 +10,7 @@ workers, as the table says) and "wrong". What one device gives is left in FOLDER
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -50,7 +51,8 @@ NOT_COMPARED = ("seed_generator_state", "rnn_state")
 def main(arguments: Sequence[str]) -> None:
     """Runs the models named, or all of them, in the order of the table."""
     folder, names = Path(arguments[0]), arguments[1:]
-    all_models()
+    all_models(names)
+    gc.freeze()  # what is loaded stays: there is no need to scan it again and again
     # Graphs this small take longer to optimise than to run, and the two sides must not be optimised differently.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     is_worker = "TF_CONFIG" in os.environ
@@ -76,10 +78,11 @@ def main(arguments: Sequence[str]) -> None:
             write(name, "two replicas", compared, model, for_replicas, strategy)
 
 
-def all_models() -> dict[str, WorldModel]:
-    """The table, with the models of every file beside this one."""
+def all_models(names: Sequence[str] = ()) -> dict[str, WorldModel]:
+    """The table, with the models of every file beside this one, or of those that define the names."""
     for path in sorted(HERE.glob("models_*.py")):
-        importlib.import_module(path.stem)
+        if not names or re.search(rf"^def ({'|'.join(names)})\b", path.read_text(), re.MULTILINE):
+            importlib.import_module(path.stem)
     return MODELS
 
 

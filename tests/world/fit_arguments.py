@@ -49,6 +49,8 @@ def excluded(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
     for first, second in ((one, other), (other, one)):
         if first[0] == "data" and first[1] != "arrays" and second in OF_ARRAYS:
             return True
+        if first == ("data", "generator") and second == ("weights", "class_weight"):
+            return True
         if first in ENDLESS and second == ("steps_per_epoch", None):
             return True
         if first == ("validation", None) and second[0] == "validation_freq" and second[1] != 1:

@@ -46,7 +46,8 @@ class Outcomes:
 def run(tests: list[str], expression: str = "") -> Outcomes:
     """Runs tests by pytest, in this process and without any configuration; they are named by their place in Keras."""
     outcomes = Outcomes()
-    options = f"-q --rootdir={KERAS.parent} -c {os.devnull} -p no:cacheprovider -p no:warnings --assert=plain"
+    options = f"-q --rootdir={KERAS.parent} -c {os.devnull} -p no:cacheprovider -p no:warnings --assert=plain "
+    options += "--continue-on-collection-errors"
     pytest.main(
         [*options.split(), "--tb=short", "-k", expression, *(str(KERAS.parent / test) for test in tests)],
         plugins=[outcomes],

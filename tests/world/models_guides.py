@@ -25,7 +25,7 @@ class LogisticEndpoint(layers.Layer):
         return ops.softmax(logits)
 
 
-@world_model(lambda: batches({"inputs": rows(3), "targets": pixels(4).round()}), quick=True)
+@world_model(lambda: batches({"inputs": rows(3), "targets": pixels(4).round()}))
 def endpoint_layer() -> keras.Model:
     inputs, targets = keras.Input((3,), name="inputs"), keras.Input((4,), name="targets")
     logits = layers.Dense(4)(inputs)
@@ -49,7 +49,7 @@ class ActivityAndSparsity(layers.Layer):
         return inputs
 
 
-@world_model(lambda: batches(rows(5), rows(1, seed=3)), quick=True)
+@world_model(lambda: batches(rows(5), rows(1, seed=3)))
 def add_loss_and_add_metric() -> keras.Model:
     inputs = keras.Input((5,))
     x = layers.Dense(6, activation="relu", activity_regularizer="l2", kernel_regularizer="l1")(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -62,7 +63,7 @@ class OwnScaling(keras.Sequential):
         return super().predict(x / 255.0, *args, **kwargs)
 
 
-@world_model(lambda: batches(255 * pixels(5), pixels(1, seed=3).round()), quick=True)
+@world_model(lambda: batches(255 * pixels(5), pixels(1, seed=3).round()))
 def fit_of_its_own() -> keras.Model:
     model = OwnScaling([keras.Input((5,)), layers.Dense(6, activation="tanh"), layers.Dense(1, activation="sigmoid")])
     model.compile(optimizer=adam(), loss="binary_crossentropy", metrics=[BinaryTruePositives()])
@@ -89,6 +90,7 @@ def lora() -> keras.Model:
 def quantized_with_lora() -> keras.Model:
     """int8 weights that are frozen, and low-rank ones that are trained."""
     model = dense_stack()
+    warnings.filterwarnings("ignore", message="Layer InputLayer does not have a `quantize` method")  # Keras's own
     model.quantize("int8")
     for layer in model.layers[:2]:
         layer.enable_lora(2)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FORMATS = ("keras", "saved_model", "litert", "onnx")
-DEFAULT_FORMATS = FORMATS[:3]  # they need no additional packages
+DEFAULT_FORMATS = FORMATS[:3]  # litert needs the extra `litert`
 
 
 @dataclass(frozen=True, kw_only=True)

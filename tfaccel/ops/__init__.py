@@ -1,4 +1,4 @@
-"""Operations for losses and layers that look across the rows of a batch, right under every strategy."""
+"""Operations for losses and layers that combine the rows of a batch, correct under every strategy."""
 
 from tfaccel.training.steps.gather_rows import all_gather_rows
 

@@ -11,6 +11,7 @@ also exits when its standard input is closed, that is, with the process that sta
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
     end_with_parent()
+    gc.freeze()  # loaded objects stay: there is no need to scan them again and again
     placements = {case.placement for case in cases}
     split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
     strategies = {placement: make_strategy(placement) for placement in placements}

@@ -79,13 +79,14 @@ def run_cases(
 def process_shares(cases: Cases, num_parallel: int) -> list[Cases]:
     """Splits the cases into groups that run one after another in the same processes.
 
-    Cases of the same placement share a group, and so do all with one replica. If there are more cores than placements,
-    the groups are split further, as are those of more than `MAX_CASES`.
+    Cases that need several processes share a group with those of the same placement; all others share one group, whose
+    process has as many logical devices as the largest placement. If there are more cores than groups, the groups are
+    split further, as are those of more than `MAX_CASES`.
     """
     groups: dict[Placement, list[ParityCase | ParityCheck]] = {}
     for case in cases:
-        single = case.placement.num_replicas == 1 and case.placement.strategy != "multi_worker"
-        groups.setdefault(Placement("none") if single else case.placement, []).append(case)
+        in_one_process = case.placement.strategy != "multi_worker"
+        groups.setdefault(Placement("none") if in_one_process else case.placement, []).append(case)
     num_parts = max(1, num_parallel // max(1, len(groups)))
     shares: list[Cases] = []
     for _, group in sorted(groups.items()):

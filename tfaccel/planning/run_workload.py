@@ -104,7 +104,9 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
 _TRAINING = (
     "optimizer",
     "learning_rate",
+    "learning_rate_factor",
     "weight_decay",
+    "decay_per_run",
     "clipnorm",
     "global_clipnorm",
     "ema",

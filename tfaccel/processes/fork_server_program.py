@@ -105,7 +105,8 @@ def _forked(order: dict[str, Any], descriptor: int, owner: socket.socket) -> int
         os.environ.update(order["environment"])
         os.set_inheritable(descriptor, False)
         end_with_parent(descriptor)
-        status = import_module(order["module"]).main(Connection(descriptor), order["arguments"])
+        connection = Connection(descriptor)  # stays open, also if `main` lets it go
+        status = import_module(order["module"]).main(connection, order["arguments"])
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:

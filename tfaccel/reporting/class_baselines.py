@@ -37,7 +37,7 @@ def image_class_scores(
         >>> images = np.repeat([[0.0], [1.0]], 8, axis=0).reshape(16, 1, 1, 1), np.repeat([0, 1], 8)
         >>> data = lambda size, **_: tf.data.Dataset.from_tensor_slices(images).batch(size)
         >>> image_class_scores(np.zeros(16), images, data).beside()
-        'accuracy 50.0 % beside 100.0 % (SVM on pixels), 50.0 % (most frequent class)'
+        'accuracy 50.0 % vs. 100.0 % (SVM on pixels), 50.0 % (most frequent class)'
     """
     import tensorflow as tf
     from sklearn.model_selection import GridSearchCV

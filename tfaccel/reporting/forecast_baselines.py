@@ -68,4 +68,4 @@ def regression_forecasts(series: SeriesSet, starts: np.ndarray, *, window: int, 
     neighbours = {(k, n): KNeighborsRegressor(k, weights="distance") for k in _NEIGHBOURS for n in lengths}
     (num_neighbours, _), nearest = forecasts(neighbours)
     _, ridge = forecasts({(penalty, window): Ridge(alpha=penalty) for penalty in _PENALTIES})
-    return {f"{num_neighbours} nearest neighbours": nearest, "ridge regression": ridge}
+    return {f"{num_neighbours} nearest neighbors": nearest, "ridge regression": ridge}

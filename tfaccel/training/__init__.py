@@ -1,1 +1,1 @@
-"""The training engine: one rule, N replicas give what one device gives on the same global batch."""
+"""The training engine. Its one rule: N replicas give what one device gives on the same global batch."""

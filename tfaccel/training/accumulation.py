@@ -1,4 +1,4 @@
-"""Gradient accumulation that a plan asks for and the workload need not know of."""
+"""Gradient accumulation set by a plan, without changes to the workload."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfaccel.training.steps.model_parts import stepping_optimizers
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class AccumulatedSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning-rate schedule by optimizer steps. Keras asks it by batches, `accumulation_steps` to an optimizer step.
+    """A learning-rate schedule over optimizer steps; Keras calls it with a batch number.
 
     Args:
-        schedule: gives the learning rate of an optimizer step.
-        accumulation_steps: batches in one optimizer step.
+        schedule: maps an optimizer step to its learning rate.
+        accumulation_steps: batches per optimizer step.
 
     Example:
         >>> linear = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=10, end_learning_rate=0.0)
@@ -32,22 +32,22 @@ class AccumulatedSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.accumulation_steps = accumulation_steps
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate of the optimizer step that the batch number `step` belongs to."""
+        """The learning rate of the optimizer step that contains batch `step`."""
         return self.schedule(keras.ops.floor_divide(step, self.accumulation_steps))
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Arguments of `from_config`."""
         schedule = keras.optimizers.schedules.serialize(self.schedule)
         return {"schedule": schedule, "accumulation_steps": self.accumulation_steps}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AccumulatedSchedule:
-        """The schedule that `get_config` was called on."""
+        """Creates a schedule from `get_config`'s output."""
         return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["accumulation_steps"])
 
 
 def accumulate(optimizer: keras.optimizers.Optimizer, accumulation_steps: int) -> None:
-    """Lets an optimizer that is not built yet step once for `accumulation_steps` batches."""
+    """Makes an optimizer that is not built yet take one step every `accumulation_steps` batches."""
     for one in stepping_optimizers(optimizer):
         one.gradient_accumulation_steps = accumulation_steps
         schedule = private_api.learning_rate_schedule(one)
@@ -57,7 +57,7 @@ def accumulate(optimizer: keras.optimizers.Optimizer, accumulation_steps: int) -
 
 @contextlib.contextmanager
 def workload_schedule(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Gives the optimizer the workload's own schedule meanwhile, so that a saved model needs nothing of tfaccel."""
+    """Within the block, the optimizer has the workload's own schedule, so a model saved there does not need tfaccel."""
     found = [(one, private_api.learning_rate_schedule(one)) for one in stepping_optimizers(optimizer)]
     wrapped = [(one, schedule) for one, schedule in found if isinstance(schedule, AccumulatedSchedule)]
     try:

@@ -1,4 +1,4 @@
-"""`tfaccel.evaluate`: `Model.evaluate` that is right under every strategy."""
+"""`tfaccel.evaluate`: `Model.evaluate`, correct under every strategy."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def evaluate(
     *,
     check_rows: bool = True,
 ) -> Any:
-    """Evaluates a compiled Keras 3 model; every argument means what it means to `Model.evaluate`.
+    """Evaluates a compiled Keras 3 model; all arguments have the same meaning as in `Model.evaluate`.
 
-    Loss and metrics are those of one device on the same batches, under every strategy. What `fit` says of executions
-    and of changes after `compile` holds here too.
+    Under every strategy, loss and metrics equal those of one device on the same batches. The notes in `fit` on
+    executions and on changes after `compile` apply here too.
 
     Args:
         model: a compiled `keras.Model`.
         x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict:
             see https://keras.io/api/models/model_training_apis/#evaluate-method.
-        check_rows: with several replicas, look once, on a few rows, for what couples the rows of a batch. False: this
-            call does not look.
+        check_rows: with several replicas, check once, on a few rows, whether anything couples the rows of a batch.
+            False skips the check for this call.
 
     Returns:
-        The loss, a list of loss and metrics, or with `return_dict` a dict from name to value.
+        The loss; or a list of loss and metrics; or, with `return_dict`, a dict from name to value.
 
     Raises:
-        CoupledRowsError: for a model that several replicas cannot evaluate as one device does.
-        ValueError: for a model that is not compiled, and for what `Model.evaluate` refuses.
+        CoupledRowsError: if several replicas cannot evaluate the model as one device does.
+        ValueError: if the model is not compiled, or `Model.evaluate` refuses the arguments.
 
     Example:
 
@@ -83,7 +83,7 @@ def engine_evaluate(
     held_out: Source | None = None,
     check_rows: bool = True,
 ) -> Any:
-    """`keras.Model.evaluate` on the engine; `held_out` is the source to read where that stands already."""
+    """`keras.Model.evaluate` on the engine; reads `held_out` if that source already exists."""
     replicas = prepared_model(model, "evaluate")
     if needs_keras_loop(model, "evaluate"):
         return keras.Model.evaluate(model, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
@@ -119,7 +119,7 @@ def engine_evaluate(
 
 
 def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.CallbackList) -> dict[str, float]:
-    """One pass over the data; calls the test hooks of the callbacks and returns the logs as floats."""
+    """Runs one pass over the data, calling the callbacks' test hooks; returns the logs as floats."""
     model = engine.model
     source.reset()
     model.stop_evaluating = False
@@ -144,6 +144,6 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
 
 
 def _number(value: Any) -> Any:
-    """A scalar as a float, another tensor as a numpy array."""
+    """A scalar as a float, any other tensor as a NumPy array."""
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array

@@ -1,4 +1,4 @@
-"""`tfaccel.fit`: `Model.fit` that is right and fast under every strategy."""
+"""`tfaccel.fit`: `Model.fit`, correct and fast under every strategy."""
 
 from __future__ import annotations
 
@@ -52,52 +52,52 @@ def fit(
     plan: Plan | None = None,
     check_rows: bool = True,
 ) -> keras.callbacks.History:
-    """Trains a compiled Keras 3 model; every argument means what it means to `Model.fit`.
+    """Trains a compiled Keras 3 model; all arguments have the same meaning as in `Model.fit`.
 
-    The model may have been built inside the scope of any strategy, or of none. N replicas give what one device gives on
-    the same global batches: `batch_size` (and the batches of a dataset) are global and are split over the replicas.
-    XLA follows `compile(jit_compile=True)`, also under a strategy.
+    The model may be built inside the scope of any strategy, or without one. N replicas give what one device gives on
+    the same global batches: `batch_size` and the batches of a dataset are global and are split over the replicas.
+    `compile(jit_compile=True)` enables XLA, also under a strategy.
 
-    Several steps run in one graph call. Callbacks that act on single batches are called for each batch, as Keras does;
-    the progress bar moves once a call.
+    Several steps run in one graph call. Callbacks with batch hooks are called for each batch, as in Keras; the progress
+    bar is updated once per call.
 
-    Without a strategy, histories, logs and weights are those of `Model.fit`. So every epoch has its batches: after
-    `keras.utils.set_random_seed` arrays are shuffled in its order, which is the same in each epoch, and as many
-    iterators are made of a `tf.data.Dataset`, which decides the order of `shuffle(seed=...)`. As with Keras,
+    Without a strategy, histories, logs and weights are those of `Model.fit`, and so are the batches of each epoch:
+    after `keras.utils.set_random_seed`, arrays are shuffled in Keras's order, the same in each epoch; and a
+    `tf.data.Dataset` is iterated as often, which determines the order of `shuffle(seed=...)`. As with Keras,
 
-    * what is changed after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
-      `model.jit_compile`) takes effect with the next `compile` or `make_train_function(force=True)`, since the graph is
-      traced already; before training, and with `run_eagerly=True`, a frozen layer is frozen at once;
-    * with `compile(steps_per_execution=k)` an epoch has whole executions of `k` steps, which only the end of the data
-      cuts short: `steps_per_epoch=4` with `k=3` runs 6 steps. Hooks of batches are called once an execution, with the
-      indices of its first step and of its last, as if it were whole.
+    * changes made after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
+      `model.jit_compile`) take effect at the next `compile` or `make_train_function(force=True)`, since the graph is
+      already traced; before training, and with `run_eagerly=True`, freezing a layer takes effect at once;
+    * with `compile(steps_per_execution=k)` an epoch consists of full executions of `k` steps, and only the end of the
+      data shortens one: `steps_per_epoch=4` with `k=3` runs 6 steps. Batch hooks are called once per execution, with
+      the indices of its first and last step, as if it were full.
 
-    Three things differ. Where data of unknown length end, Keras calls `on_train_batch_begin` once more, without
-    `on_train_batch_end`, because it looks for a batch afterwards only, and warns that the data ran out although no
-    number was asked for; neither happens here. A new `model.steps_per_execution` takes effect at once; Keras's graph
-    goes on running as many steps as before, while its epochs count the new number. Under several workers the chief's
-    seed shuffles arrays, since all of them must have one order.
+    There are four differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more, without
+    `on_train_batch_end`, and warns that the data ran out although no number of steps was given; tfaccel does neither. A
+    new `model.steps_per_execution` takes effect at once; Keras's graph keeps the old number, while its epochs count the
+    new one. With several workers, the chief's seed shuffles arrays, so that all workers use one order.
+    A custom `train_step` is traced up to four times, twice as often as by Keras.
 
     Args:
         model: a compiled `keras.Model`.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
             see https://keras.io/api/models/model_training_apis/#fit-method.
-        plan: for XLA, steps in a call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
-        check_rows: with several replicas, look once, on a few rows before the first step, for losses, layers and
-            metrics that couple the rows of a batch, since every replica sees its own rows only. False: this call does
-            not look.
+        plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
+        check_rows: with several replicas, check once, on a few rows before the first step, for losses, layers and
+            metrics that couple the rows of a batch, since each replica sees only its own rows. False skips the check
+            for this call.
 
     Returns:
-        The `keras.callbacks.History`, also kept as `model.history`.
+        The `keras.callbacks.History`, also available as `model.history`.
 
     Raises:
-        ClusterError: if another worker is gone; the message names it.
-        PlanError: for a model under ParameterServerStrategy or CentralStorageStrategy, and for a plan for another
-            strategy, dtype policy or batch than the model's; the message names what differs.
-        CoupledRowsError: for a model under several replicas that would give other numbers than on one device; the
-            message names what couples the rows, and what can be done (`tfaccel.ops.all_gather_rows`).
-        ValueError: for a model that is not compiled, and for what `Model.fit` refuses.
+        ClusterError: if another worker is lost; the message names it.
+        PlanError: if the model's strategy is ParameterServerStrategy or CentralStorageStrategy, or the plan has another
+            strategy, dtype policy or batch size than the model; the message names the differences.
+        CoupledRowsError: if the model gives other results on several replicas than on one device; the message names
+            what couples the rows, and how to fix it (`tfaccel.ops.all_gather_rows`).
+        ValueError: if the model is not compiled, or `Model.fit` refuses the arguments.
 
     Example:
 
@@ -192,7 +192,7 @@ def _fit(
 def callbacks_of(
     callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
 ) -> keras.callbacks.CallbackList:
-    """The callbacks as Keras's container, with history and progress bar (on the chief)."""
+    """A Keras `CallbackList` of the callbacks, with history and (on the chief) progress bar."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(
@@ -216,9 +216,9 @@ def run_epochs(
     initial_epoch: int,
     first_step: int = 0,
 ) -> keras.callbacks.History:
-    """The outer loop: epochs of windows, validation, callbacks; the order of calls is that of `Model.fit`.
+    """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`.
 
-    With a `first_step` the first epoch was begun before and goes on after so many steps, with the metrics as they are.
+    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset.
     """
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
@@ -226,7 +226,7 @@ def run_epochs(
     separate_seeds(model, replicas)
     container.on_train_begin()
     logs: dict[str, Any] = {}
-    last_logs: dict[str, Any] = {}  # of the last epoch's training
+    last_logs: dict[str, Any] = {}  # training logs of the last epoch
     for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
         if not first_step:
             model.reset_metrics()
@@ -269,7 +269,7 @@ def _run_epoch(
         if not result.loss_is_finite:
             raise NonFiniteLossError(
                 f"The loss became NaN or infinite at step {first_step + done} of epoch {epoch + 1}. Try a lower "
-                "learning rate, gradient clipping, or float32, and look at the data of that step."
+                "learning rate, gradient clipping, or float32, and inspect the data of that step."
             )
         if length.watched:
             average_drifting(engine.model, engine.replicas)
@@ -284,8 +284,8 @@ def _run_epoch(
             stacklevel=6,
         )
     if done == 0 and first_step == 0:
-        warnings.warn("The data held no batch at all, so that nothing was trained.", stacklevel=6)
-        # As Keras has it for an epoch without a batch behind others; `last_logs` may be those of a step of its own.
+        warnings.warn("The data contained no batches, so nothing was trained.", stacklevel=6)
+        # As Keras does if an epoch after the first has no batch; `last_logs` may come from a custom `train_step`.
         logs = engine.metric_results() if last_logs else {}
         logs = logs if set(logs) == set(last_logs) else last_logs
     return dict(logs)

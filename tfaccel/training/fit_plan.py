@@ -1,4 +1,4 @@
-"""A plan for `tfaccel.fit`: what of it a model can still take that is built and compiled under its strategy."""
+"""A plan for `tfaccel.fit`: applies what can still be changed in a model that is already built and compiled."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _STRATEGIES = {
 
 
 def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan:
-    """The plan that a compiled model is built for, with other fields of yours.
+    """The plan that a compiled model was built for, with the given fields replaced.
 
     Args:
-        model: the model.
-        batch_size: examples of a batch over all replicas, of which the optimizer may accumulate several.
+        model: a compiled model.
+        batch_size: number of examples in a batch over all replicas; the optimizer may accumulate several batches.
         **fields: fields of `Plan`, such as `sum_duplicate_indices`.
 
     Raises:
-        PlanError: for fields that the model's strategy does not allow.
+        PlanError: if the model's strategy does not allow a field.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -58,19 +58,19 @@ def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan
 
 
 def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -> tuple[EngineOptions, int | None]:
-    """Has a compiled model train as a plan says.
+    """Applies a plan to a compiled model.
 
     Args:
-        model: the model.
-        plan: the plan. Its threads, memory and data pipeline are for a run of `tfaccel.train`, and have no effect here.
+        model: a compiled model.
+        plan: the plan. Its threads, memory and data pipeline apply to `tfaccel.train` only, and have no effect here.
         x, batch_size: as in `Model.fit`.
 
     Returns:
         The engine's options, and the batch size.
 
     Raises:
-        PlanError: where the plan is for another strategy, dtype policy or batch than the model and its data; the
-            message names all differences.
+        PlanError: if the plan has another strategy, dtype policy or batch size than the model and its data; the message
+            names all differences.
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"`plan` must be a tfaccel.Plan. Received: {plan!r:.200}.")
@@ -88,7 +88,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
     odd = [f"{name} is {mine} in the plan and {found} here" for name, (mine, found) in there.items() if mine != found]
     if odd:
         raise PlanError(
-            f"The plan is for another model than this one, which is built and compiled: {'; '.join(odd)}. Build the "
+            f"The plan does not match this model, which is already built and compiled: {'; '.join(odd)}. Build the "
             "model under the plan (`with tfaccel.Runtime(plan) as runtime, runtime.strategy.scope(): ...`), or change "
             "the plan."
         )
@@ -96,7 +96,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         synchronize_batch_norm(model)
     if model.jit_compile != plan.jit_compile:
         model.jit_compile = plan.jit_compile
-        model.train_function = None  # Keras goes on with the old graph otherwise
+        model.train_function = None  # otherwise Keras keeps using the old graph
     if plan.steps_per_execution is not None:
         model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
     options = EngineOptions(
@@ -109,13 +109,13 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
 
 
 def _accumulation_steps(model: keras.Model) -> int:
-    """Batches in one optimizer step of a compiled model."""
+    """Batches per optimizer step of a compiled model."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 1
 
 
 def _strategy_of(replicas: Replicas) -> str:
-    """The name of a strategy in plans."""
+    """The name that plans use for the strategy."""
     if replicas.is_default:
         return "none"
     kinds = (name for name, kind in _STRATEGIES.items() if isinstance(replicas.strategy, kind))

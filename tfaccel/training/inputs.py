@@ -1,4 +1,4 @@
-"""What users pass to `fit`, `evaluate` and `predict`, as a source of global batches."""
+"""Turns the data passed to `fit`, `evaluate` and `predict` into a source of global batches."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def source_of(
     steps: int | None = None,
     **others: Any,
 ) -> Source:
-    """A source of global batches for anything that `Model.fit` takes.
+    """Creates a source of global batches from any data that `Model.fit` accepts.
 
     Args:
-        x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is the global one.
+        x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is global.
         replicas: the replicas that share each batch.
         steps: `steps_per_epoch` (or `validation_steps`, `steps`).
         others: `shuffle`, `class_weight`, `num_epochs`, and the model's `steps_per_execution`.
 
     Raises:
-        DataError: for datasets that are distributed already: a global batch cannot be told from their shares.
+        DataError: if the dataset is already distributed: its global batches cannot be recovered.
     """
     if isinstance(x, tf.distribute.DistributedDataset):
         raise DataError(
             "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "
-            "gives each replica its rows."
+            "splits each batch over the replicas."
         )
-    steps = _capped(steps) or None  # Keras takes 0 for None
+    steps = _capped(steps) or None  # Keras treats 0 as None
     shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
     adapter = private_adapters.data_adapter(
         x,
@@ -65,7 +65,7 @@ def source_of(
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
         dataset = adapter.get_tf_dataset()
-        if private_adapters.passes_are_alike(dataset):  # then the next epoch starts at once
+        if private_adapters.passes_are_alike(dataset):  # one iterator for all epochs: the next starts at once
             return IteratorSource(
                 dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
             )
@@ -78,7 +78,7 @@ def source_of(
 
 
 def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas) -> Callable[[int], Any]:
-    """The order of `Model.fit` where a global seed is set, else any; the same on all workers."""
+    """The row order of `Model.fit` if a global seed is set, else a random one; the same on all workers."""
     num_rows = int(next(array for array in keras.tree.flatten(arrays) if array is not None).shape[0])
     global_seed = private_tensorflow.global_seed()
     seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _MAX_SEED)
@@ -89,7 +89,7 @@ def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: 
 
 
 def prepared_model(model: Any, method: str) -> Replicas:
-    """The replicas of a model that is fit for `method`; refuses what is no compiled Keras 3 model."""
+    """The replicas of a model, once it is checked to be a Keras 3 model that is compiled as `method` requires."""
     if not private_api.has_trainer(model):
         raise TypeError(
             f"tfaccel.{method} expects a Keras 3 model (keras.Model) first. Received: {model!r} of {type(model)}."
@@ -98,14 +98,14 @@ def prepared_model(model: Any, method: str) -> Replicas:
         raise ValueError(f"The model is not compiled. Call `model.compile(...)` before `tfaccel.{method}(model, ...)`.")
     if method == "fit" and model.optimizer is None and not has_own_train_step(model):
         raise ValueError(
-            "The model was compiled with optimizer=None, so that nothing can train it. Name an optimizer: "
+            "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
             "`model.compile(optimizer='adam', ...)`."
         )
     return Replicas(model.distribute_strategy)
 
 
 def _capped(steps: int | None) -> int | None:
-    """`steps`, at most `keras.config.max_steps_per_epoch()` (for smoke runs of any script)."""
+    """`steps`, limited to `keras.config.max_steps_per_epoch()` (for smoke tests of a script)."""
     cap = keras.config.max_steps_per_epoch()
     if cap and (not steps or cap < steps):
         warnings.warn(f"Limiting steps_per_epoch to {cap}", stacklevel=3)

@@ -1,7 +1,7 @@
-"""Models whose class overrides `fit`, `evaluate` or `predict`: the class's code runs, and the engine does the steps.
+"""Models whose class overrides `fit`, `evaluate` or `predict`: the override runs, and the engine runs the steps.
 
-A class overrides these to prepare its data, as the tasks of KerasHub do, and then calls `super().fit(...)`. While its
-code runs, the model's class has one more base right before `keras.Model`, whose methods are the engine's.
+A class overrides these methods to prepare its data, as KerasHub tasks do, and then calls `super().fit(...)`. While the
+override runs, the model's class has an extra base right before `keras.Model` whose methods are the engine's.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Whether the model's class defines a method of `keras.Model` anew."""
+    """Whether the model's class overrides a method of `keras.Model`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def call_own_method(
     model: keras.Model, name: str, arguments: dict[str, Any], engine_methods: dict[str, Callable[..., Any]]
 ) -> Any:
-    """Calls a method that the model's class overrides; what that calls of `keras.Model` comes to the engine.
+    """Calls a method that the model's class overrides, with its calls to `keras.Model` redirected to the engine.
 
     Args:
         model: a model whose class overrides `name`.
         name: "fit", "evaluate" or "predict".
-        arguments: what the user gave, by name.
-        engine_methods: what stands in for the methods of `keras.Model`, by name; each takes the model first.
+        arguments: the user's arguments, by name.
+        engine_methods: replacements for the methods of `keras.Model`, by name; each takes the model first.
 
     Raises:
-        PlanError: under several replicas, if the class's code trains by other means than `super()`.
+        PlanError: with several replicas, if the override trains without calling `super()`.
     """
     reached = []
 
@@ -66,8 +66,8 @@ def call_own_method(
         result = getattr(model, name)(**arguments)
     if several and not reached:
         raise PlanError(
-            f"{plain.__name__}.{name} never called super().{name}(...), so its steps ran as if there were no strategy. "
-            f"Call super().{name}(...) for the steps, or build the model outside of any strategy."
+            f"{plain.__name__}.{name} never called super().{name}(...), so its steps ran without the strategy. "
+            f"Call super().{name}(...) to run the steps, or build the model outside of any strategy."
         )
     return result
 
@@ -76,7 +76,7 @@ def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
     def refuse(self: keras.Model, *_: Any, **__: Any) -> Any:
         raise PlanError(
             f"{plain.__name__}.{name} calls {method}, which Keras cannot split over replicas. Received: a model with "
-            f"{Replicas(self.distribute_strategy).num_replicas} replicas. Call super().{name}(...) for the steps, "
+            f"{Replicas(self.distribute_strategy).num_replicas} replicas. Call super().{name}(...) to run the steps, "
             "or build the model outside of any strategy."
         )
 
@@ -84,7 +84,7 @@ def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
 
 
 def given_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of the arguments that `keras.Model` has, those that differ from the defaults: an override may take fewer."""
+    """The arguments of the `keras.Model` method that differ from their defaults: an override may take fewer."""
     known = inspect.signature(getattr(keras.Model, function.__name__)).parameters
     defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
     return {
@@ -95,10 +95,10 @@ def given_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
 
 
 def needs_keras_loop(model: keras.Model, name: str) -> bool:
-    """Whether Keras's own loop must run, because the class makes the functions that run the steps by itself.
+    """Whether Keras's own loop must run, because the class overrides `make_train_function` or a similar method.
 
     Raises:
-        PlanError: under several replicas, where such functions cannot be split.
+        PlanError: with several replicas, over which such functions cannot be split.
     """
     own = [function for function in _FUNCTIONS[name] if overrides(model, function)]
     if not own:
@@ -115,9 +115,9 @@ def needs_keras_loop(model: keras.Model, name: str) -> bool:
 
 
 def refuse_own_methods(model: keras.Model, workload: str) -> None:
-    """Raises WorkloadError for a model whose class overrides what `train` would pass by.
+    """Raises WorkloadError for a model whose class overrides methods that `train` never calls.
 
-    A KerasHub task without a preprocessor prepares nothing, and is let through.
+    A KerasHub task without a preprocessor has nothing to prepare, and is accepted.
     """
     own = [name for name in (*_METHODS, *_FUNCTIONS["fit"]) if overrides(model, name)]
     if own and getattr(model, "preprocessor", model) is not None:

@@ -1,4 +1,4 @@
-"""`tfaccel.predict`: `Model.predict` that is right under every strategy."""
+"""`tfaccel.predict`: `Model.predict` with correct results under every strategy."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def predict(
     *,
     check_rows: bool = True,
 ) -> Any:
-    """Predictions of a Keras 3 model; every argument means what it means to `Model.predict`.
+    """Generates predictions with a Keras 3 model. Arguments have the same meaning as in `Model.predict`.
 
-    Rows come back in the order of the input. With several workers each gets all rows. Outputs move to host memory
-    batch by batch. With `compile(steps_per_execution=k)` hooks are called once for `k` batches, as Keras does.
+    Rows are returned in input order, and with several workers each returns all rows. Outputs are copied to host memory
+    batch by batch. With `compile(steps_per_execution=k)`, callback hooks run once every `k` batches, as in Keras.
 
     Args:
         model: a `keras.Model`, compiled or not.
         x, batch_size, verbose, steps, callbacks:
             see https://keras.io/api/models/model_training_apis/#predict-method.
-        check_rows: with several replicas, look once, on a few rows, for layers that couple the rows of a batch. False:
-            this call does not look.
+        check_rows: with several replicas, check once, on a few rows, for layers that couple the rows of a batch. False
+            skips the check for this call.
 
     Returns:
-        A numpy array (or the nest of arrays that the model gives); ragged and sparse outputs stay tensors.
+        A NumPy array, or nested arrays in the structure of the model's outputs; ragged and sparse outputs stay tensors.
 
     Raises:
-        CoupledRowsError: for a model whose predictions several replicas cannot give as one device does.
-        ValueError: for what `Model.predict` refuses.
+        CoupledRowsError: if several replicas would predict other values than one device.
+        ValueError: if `Model.predict` refuses the arguments.
 
     Example:
 
@@ -73,7 +73,7 @@ def engine_predict(
     *,
     check_rows: bool = True,
 ) -> Any:
-    """`keras.Model.predict` on the engine."""
+    """`keras.Model.predict`, run by the engine."""
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
         return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
@@ -115,7 +115,7 @@ def engine_predict(
     source.close()
     callbacks.on_predict_end()
     if not executions:
-        raise ValueError("Received data without a single batch. `predict` expects at least one row.")
+        raise ValueError("Received data without any batches. `predict` expects at least one row.")
     return _joined(executions)
 
 
@@ -127,13 +127,22 @@ def _to_host(outputs: Any) -> Any:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """The outputs of several batches as those of one."""
+    """Concatenates the outputs of several batches."""
     return keras.tree.map_structure(lambda *parts: _joined_parts(parts), *batches) if len(batches) > 1 else batches[0]
 
 
 def _joined_parts(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], tf.RaggedTensor):
-        return tf.concat(parts, axis=0)
+    """The rows of several batches; a `tf.RaggedTensor`, as in Keras, if they differ in another dimension."""
+    if any(isinstance(part, tf.RaggedTensor) for part in parts):
+        return tf.concat([part if isinstance(part, tf.RaggedTensor) else tf.constant(part) for part in parts], axis=0)
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=list(parts))
-    return np.concatenate(parts, axis=0) if parts[0].ndim else np.stack(parts)
+    if not parts[0].ndim:
+        return np.stack(parts)
+    sizes = [set(of_parts) for of_parts in zip(*(part.shape[1:] for part in parts), strict=True)]
+    if all(len(found) == 1 for found in sizes):
+        return np.concatenate(parts, axis=0)
+    num_inner = next(number for number, found in enumerate(reversed(sizes)) if len(found) > 1)
+    inner_shape = parts[0].shape[parts[0].ndim - num_inner :] if num_inner else None
+    batches = tf.ragged.constant([part.tolist() for part in parts], dtype=parts[0].dtype, inner_shape=inner_shape)
+    return batches.merge_dims(0, 1)

@@ -1,4 +1,4 @@
-"""The decorator `recipe`: what all recipes do alike, for a function that makes a workload."""
+"""The decorator `recipe`, which turns a function that returns a workload into a recipe."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def recipe(
     bundled_only: tuple[str, ...] = (),
     **training_defaults: Any,
 ) -> Callable[[Callable[..., Workload]], Recipe]:
-    """Makes a recipe of a function that returns a `tfaccel.Workload`.
+    """Turns a function that returns a `tfaccel.Workload` into a recipe.
 
-    Each of the function's parameters, which are keyword-only, is an option. It is a flag of `tfaccel train`, whose help
-    is the comment beside or above the parameter, or what the section `Args` of the docstring says. Its annotation says
-    what it may be: `bool`, `int`, `float`, `str`, a `Literal`, `tfaccel.Count`, `tfaccel.Fraction`, or one of these or
-    None. And it is recorded, a `tfaccel.DataPath` as an absolute path: a run is resumed with the same options only.
+    Each parameter of the function is keyword-only and is an option. It becomes a flag of `tfaccel train`, whose help is
+    the comment beside or above the parameter, or its entry in the docstring's `Args` section. Its annotation determines
+    the allowed values: `bool`, `int`, `float`, `str`, a `Literal`, `tfaccel.Count`, `tfaccel.Fraction`, or one of these
+    or None. Options are recorded, a `tfaccel.DataPath` as an absolute path: a run resumes only with the same options.
 
-    A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields are options as well (`optimizer`,
-    `learning_rate`, ...). The workload takes early stopping from them unless it has `callbacks` of its own. Its name is
-    the last part of what the function gives, so that `name=__name__` names it after its file.
+    A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields are options too (`optimizer`,
+    `learning_rate`, ...). They also provide early stopping, unless the workload has its own `callbacks`. The workload
+    is named after the last part of the name that the function sets, so `name=__name__` names it after its file.
 
     Args:
-        not_recorded: options that change no result, such as where examples are cached.
+        not_recorded: options that do not affect results, such as where examples are cached.
         data_dir_only: options that apply only to the user's own data, and are refused without `data_dir`.
         bundled_only: options that apply only to the bundled data, and are refused with `data_dir`.
-        **training_defaults: the recipe's own defaults for fields of `TrainingOptions`; or `adamw_learning_rate`, a
-            learning rate for AdamW alone. A function of options, by their names, may stand for a value.
+        **training_defaults: the recipe's defaults for fields of `TrainingOptions`; or `adamw_learning_rate`, a learning
+            rate for AdamW only. A value may be a function whose parameters are names of options.
 
     Returns:
-        A `Recipe`: call it for the workload, or its `run`.
+        A `Recipe`. Call it to get the workload, or call its `run` to train.
 
     Example:
         >>> @recipe(adamw_learning_rate=1e-3)
@@ -67,7 +67,7 @@ def recipe(
 
 
 class Recipe:
-    """A function that makes a workload from options, and what a run of it shows. See `recipe`, which makes it."""
+    """A function that builds a workload from options, and shows the results of its runs. Created by `recipe`."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Recipe:
         self.__signature__ = inspect.signature(function).replace(parameters=list(parameters.values()))
 
     def __call__(self, **options: Any) -> Workload:
-        """The workload of these options.
+        """Builds the workload from options.
 
         Raises:
-            WorkloadError: for an option that does not exist or a value that it does not allow.
+            WorkloadError: for an unknown option or an invalid value.
         """
         own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
         given = {name: value for name, value in options.items() if name not in own}
@@ -121,31 +121,31 @@ class Recipe:
 
     @property
     def recorded_names(self) -> frozenset[str]:
-        """The names of the options that a run records: called with these, the recipe gives the run's workload."""
+        """The names of the options that a run records, and that rebuild the run's workload."""
         training = [field.name for field in fields(TrainingOptions)] if self._takes_training else []
         return frozenset([*self._own, *training]) - frozenset(self._not_recorded)
 
     def run(self, *, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
-        """Trains the workload, and leaves in `run_dir` what `tfaccel.train` leaves, and what the recipe shows.
+        """Trains the workload. Writes the files of `tfaccel.train`, and the recipe's own results, to `run_dir`.
 
         Args:
             run_dir: as in `tfaccel.train`.
-            **options: those of the recipe and of `tfaccel.train` (`plan`, `epochs`, `seed`, `resume`, ...), and
-                `global_batch_size` where there is no plan.
+            **options: options of the recipe and of `tfaccel.train` (`plan`, `epochs`, `seed`, `resume`, ...), and
+                `global_batch_size` if no plan is given.
         """
         return run_recipe(self, run_dir=run_dir, **options)
 
     def show_result(self, function: _ShowResult) -> _ShowResult:
-        """A decorator for the function that shows what a run of this recipe has reached.
+        """A decorator for the function that shows the result of a run of this recipe.
 
-        `function(workload, result)` writes into `result.run_dir`, and returns the `tfaccel.reporting.BaselineScores`
-        that the verdict takes, or None. Where several workers train, the chief alone calls it.
+        `function(workload, result)` writes to `result.run_dir`, and returns the `tfaccel.reporting.BaselineScores` for
+        the verdict, or None. With several workers, only the chief calls it.
         """
         self._shows = function
         return function
 
     def _training(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> TrainingOptions:
-        """The training options: what is given, and the recipe's own defaults where that leaves room for them."""
+        """The given training options, completed by the recipe's defaults that apply."""
         defaults = {name: _called(value, options) for name, value in self._training_defaults.items()}
         of_adamw = defaults.pop("adamw_learning_rate", None)
         if of_adamw is not None and str(given.get("optimizer", "adamw")).lower() == "adamw":
@@ -156,5 +156,5 @@ class Recipe:
 
 
 def _called(value: Any, options: Mapping[str, Any]) -> Any:
-    """A value, or what a function of some of the options gives."""
+    """A value, or the result of a function of some of the options."""
     return value(**{name: options[name] for name in inspect.signature(value).parameters}) if callable(value) else value

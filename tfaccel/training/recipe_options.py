@@ -1,4 +1,4 @@
-"""The options of a recipe: what the annotations of its parameters allow, and how a run records them."""
+"""The options of a recipe: how its parameters' annotations validate them, and how a run records them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Fraction = Annotated[float, _FRACTION]
 """The type of an option that is a fraction: a number from 0 to below 1."""
 
 DataPath = str | os.PathLike[str]
-"""The type of an option that is a file, a folder, or the name of a data set ("tfds:mnist")."""
+"""The type of an option that is a file, a folder, or the name of a dataset ("tfds:mnist")."""
 
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -33,16 +33,15 @@ _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
 def bound_options(
     function: Callable[..., Any], given: Mapping[str, Any], *, beside: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The value of each option of a recipe: those that are given, and the defaults of the others.
+    """The value of each option of a recipe: the given value, or the default.
 
     Args:
         function: the recipe's function; its parameters are the options.
         given: option -> value.
-        beside: parameters that are no options.
+        beside: parameters that are not options.
 
     Raises:
-        WorkloadError: if there is no such option, one without a default is missing, or a value is none that the
-            option's annotation allows.
+        WorkloadError: if an option is unknown, a required option is missing, or the annotation does not allow a value.
 
     Example:
         >>> def workload(*, width: Count = 8, dropout: Fraction = 0.5): ...
@@ -109,9 +108,9 @@ def check_data_options(
 
 
 def recorded_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as JSON values; the path of a file or folder says the same in every working folder.
+    """The options as JSON values, with paths made absolute, so that they do not depend on the working directory.
 
-    An option is a path where its annotation has `os.PathLike`; the names of data sets ("tfds:mnist") stay as they are.
+    An option is a path if its annotation includes `os.PathLike`; names of datasets ("tfds:mnist") are unchanged.
 
     Example:
         >>> def workload(*, data_dir: str | os.PathLike[str] | None = None): ...
@@ -127,7 +126,7 @@ def _is_path(hint: Any) -> bool:
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
-    """Raises WorkloadError for a value that the annotation does not allow; others than those below allow all."""
+    """Raises WorkloadError for a value that the annotation does not allow; annotations not listed here allow any."""
     parts = [part for part in get_args(hint) if part is not type(None)]
     if type(None) in get_args(hint) and len(parts) == 1:
         if value is None:
@@ -147,7 +146,7 @@ NAMED_DATA_SETS = ("tfds:", "hf:")
 
 
 def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
-    """The absolute path of a folder or file; the name of a data set ("tfds:mnist") as it is; None for None.
+    """The absolute path of a folder or file; the name of a dataset ("tfds:mnist") or None is returned unchanged.
 
     Example:
         >>> data_place("tfds:mnist"), data_place("/data/../images"), data_place(None)

@@ -1,4 +1,4 @@
-"""Blocks of a model whose inner values are calculated again in the backward pass instead of being kept."""
+"""Blocks of a model whose activations are recomputed in the backward pass instead of being stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from tfaccel.errors import WorkloadError
 
 
 def rematerialize(block: keras.Model) -> keras.Model:
-    """Makes a block of a model keep only its input while training: less memory for a second forward pass.
+    """Recomputes a block's activations in the backward pass: saves memory at the cost of a second forward pass.
 
-    Gradients and weights stay the same. `keras.remat` alone would update the moving statistics of a
-    BatchNormalization twice in each step; here the second calculation leaves them as they are. The block is saved as
-    the ordinary model that it is.
+    Gradients and weights are unchanged. `keras.remat` alone would update BatchNormalization's moving statistics twice
+    in each step; here recomputing leaves them unchanged. The block is saved as an ordinary model.
 
     Args:
         block: a functional or sequential model with one input, used as a layer of a larger one.
@@ -25,8 +24,7 @@ def rematerialize(block: keras.Model) -> keras.Model:
         The same block.
 
     Raises:
-        WorkloadError: if a layer keeps a state of another kind (Dropout's seed, for example), which a second
-            calculation would change.
+        WorkloadError: if a layer has other state, such as Dropout's seed, which recomputing would change.
 
     Example:
         >>> block = rematerialize(keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu")]))
@@ -36,7 +34,7 @@ def rematerialize(block: keras.Model) -> keras.Model:
     for layer in block.layers:
         if layer not in normalizations and layer.non_trainable_variables:
             raise WorkloadError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) cannot be calculated twice: it keeps a state "
+                f"Layer {layer.name!r} ({type(layer).__name__}) cannot be recomputed: it keeps a state "
                 f"({layer.non_trainable_variables[0].path}). Leave it out of the block."
             )
     call = block.call
@@ -60,7 +58,7 @@ def rematerialize(block: keras.Model) -> keras.Model:
 
 @contextlib.contextmanager
 def kept_statistics(normalizations: list[keras.layers.BatchNormalization]) -> Iterator[None]:
-    """Puts moving statistics back afterwards. The layers themselves stay as they are: other replicas use them, too."""
+    """Restores moving statistics afterwards, without changing the layers, which other replicas use too."""
     variables = [variable for layer in normalizations for variable in layer.non_trainable_variables]
     before = [keras.ops.copy(variable) for variable in variables]
     yield

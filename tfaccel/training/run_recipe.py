@@ -1,4 +1,4 @@
-"""What `run` of every recipe does: make the workload, train it, show the result."""
+"""Runs a recipe: builds the workload, trains it, and shows the result."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def run_recipe(
     plan: Plan | None = None,
     **options: Any,
 ) -> TrainResult:
-    """Trains a recipe's workload, and has the chief show the result.
+    """Trains a recipe's workload, and shows the result on the chief.
 
     Args:
         make_workload: the recipe's `workload`.
         run_dir, plan: as in `tfaccel.train`.
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`;
-            `global_batch_size`, where there is no plan; the others are the workload's.
+            `global_batch_size`, if there is no plan; all others are passed to the workload.
 
     Raises:
-        PlanError: for another `global_batch_size` than the plan's.
+        PlanError: if `global_batch_size` differs from the plan's.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
     batch_size = options.pop("global_batch_size", None)
     workload = make_workload(**options)
     if plan is not None and batch_size not in (None, plan.global_batch_size):
         raise PlanError(
-            f"The plan has a global_batch_size of {plan.global_batch_size}. Received: global_batch_size={batch_size!r} "
-            "beside it. Leave it out, or change the plan."
+            f"The plan has a global_batch_size of {plan.global_batch_size}. Received: global_batch_size={batch_size!r}"
+            ". Leave it out, or change the plan."
         )
     if batch_size is not None:
         workload = replace(workload, global_batch_size=batch_size)
@@ -62,10 +62,10 @@ def run_recipe(
 
 
 def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
-    """Has the workload show its result, if it can, in the process that writes files where several workers train.
+    """Calls `workload.show_result`, if there is one; with several workers, on the chief only.
 
     Returns:
-        The result with the baselines that `workload.show_result` returned; `result.json` holds them too.
+        The result with the baselines that `workload.show_result` returned, which are also written to `result.json`.
     """
     if workload.show_result is None:
         return result

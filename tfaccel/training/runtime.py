@@ -1,4 +1,4 @@
-"""`Runtime`: sets a plan up in this process. The only module that changes anything global."""
+"""`Runtime`: sets up a plan in this process. The only module that changes global state."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """A context in which TensorFlow is set up as a plan says.
+    """A context manager that sets up TensorFlow as a plan specifies.
 
-    Entering sets devices, memory, threads, the dtype policy and the strategy; leaving puts back the environment, the
-    dtype policy and the states of Python's and numpy's random generators. Devices, memory and threads stay, since
-    TensorFlow cannot change them once it has started.
+    Entering sets devices, memory, threads, the dtype policy and the strategy. Leaving restores the environment, the
+    dtype policy and the random states of Python and NumPy. Devices, memory and threads remain, since TensorFlow cannot
+    change them once it has started.
 
     Args:
-        plan: what to set up.
-        seed: if given, seeds Python, numpy, TensorFlow and Keras. Kept as an attribute.
-        cluster: the place of this process in a cluster, for plans with several workers where `TF_CONFIG` is not set.
+        plan: the plan to set up.
+        seed: if given, seeds Python, NumPy, TensorFlow and Keras. Kept as an attribute.
+        cluster: this process's place in a cluster, for plans with several workers if `TF_CONFIG` is not set.
 
-    With several workers, entering waits until all have entered, for 600 seconds or what the environment variable
-    `TFACCEL_WORKER_WAIT_SECONDS` says, and tells after a second which one is missing. TensorFlow's log is kept to what
-    matters, unless `TF_CPP_MIN_LOG_LEVEL` is set.
+    With several workers, entering waits for all of them, for 600 seconds or the value of the environment variable
+    `TFACCEL_WORKER_WAIT_SECONDS`, and after a second logs which ones are missing. TensorFlow's C++ log shows errors
+    only, unless `TF_CPP_MIN_LOG_LEVEL` is set.
 
     Attributes:
-        strategy: the `tf.distribute.Strategy` of the plan, once entered.
+        strategy: the plan's `tf.distribute.Strategy`, once entered.
 
     Raises:
-        PlanError: when entered, if a device is not there, or TensorFlow has started otherwise already.
-        ClusterError: when entered, if a worker does not come, or comes with another plan, cluster or version.
+        PlanError: on entering, if a device is missing, or TensorFlow has already started with other settings.
+        ClusterError: on entering, if a worker does not connect, or has another plan, cluster or version.
 
     Example:
         >>> import keras
@@ -88,9 +88,9 @@ class Runtime:
         return self
 
     def seed_generators(self) -> None:
-        """Seeds Python, NumPy, TensorFlow and Keras, if there is a seed, and lets Keras name layers from the beginning.
+        """Seeds Python, NumPy, TensorFlow and Keras, if a seed is given, and resets Keras's layer name counters.
 
-        A run then gives the same whatever was drawn or built before it in this process.
+        A run then gives the same results whatever was drawn or built before it in this process.
         """
         import keras
 
@@ -129,7 +129,7 @@ class Runtime:
         return any(device.startswith("GPU") for device in self.plan.devices)
 
     def _set_environment(self) -> None:
-        """What has to stand in the environment before TensorFlow and Keras are imported."""
+        """Sets environment variables that TensorFlow and Keras read when imported."""
         keras = sys.modules.get("keras")
         if keras is None:
             os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -155,8 +155,8 @@ class Runtime:
         if gpus and max(gpus) >= len(physical):
             there = ", ".join(f"GPU:{i}" for i in range(len(physical))) or "no GPU"
             raise PlanError(
-                f"The plan uses {', '.join(plan.devices)}, but TensorFlow sees {there}. Choose --devices that are "
-                "there, or run `tfaccel doctor` to learn why one is missing."
+                f"The plan uses {', '.join(plan.devices)}, but TensorFlow sees {there}. Choose available --devices, "
+                "or run `tfaccel doctor` to find out why one is missing."
             )
         if plan.strategy == "tpu":
             return
@@ -211,20 +211,20 @@ class Runtime:
                 self.plan.inter_op_threads,
                 threading.get_inter_op_parallelism_threads,
                 threading.set_inter_op_parallelism_threads,
-                "operations side by side",
+                "operations in parallel",
             ),
         ):
             if wanted is not None and getter() != wanted:
                 self._before_start(lambda s=setter, w=wanted: s(w), lambda: False, f"{wanted} {what}")
 
     def _before_start(self, change: Any, fits: Any, what: str) -> None:
-        """Makes a change that TensorFlow takes only before it starts; afterwards it must fit already."""
+        """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match."""
         try:
             change()
         except RuntimeError as error:
             if not fits():
                 raise PlanError(
-                    f"The plan needs {what}, but TensorFlow has started in this process already and cannot change "
+                    f"The plan needs {what}, but TensorFlow has already started in this process and cannot change "
                     "that. Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
                 ) from error
 
@@ -236,25 +236,25 @@ class Runtime:
         if self.plan.num_workers > 1:
             tf.get_logger().addFilter(_no_advice_on_collectives)
         strategy = make_strategy(self.plan)
-        tf.config.list_logical_devices()  # starts TensorFlow now, with all that it says
+        tf.config.list_logical_devices()  # starts TensorFlow now, while its messages are filtered
         return strategy
 
 
 def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
-    """False for TensorFlow's warnings that its own functions between workers are traced often."""
+    """False for TensorFlow's warnings about retracing its own collective functions between workers."""
     message = record.getMessage()
     return not ("retracing" in message and "Collective" in message)
 
 
 class JaxRuntime:
-    """A context in which Keras, on its JAX backend, has a dtype policy and a seed; leaving puts the policy back.
+    """A context manager that sets dtype policy and seed for Keras on JAX; leaving restores the policy.
 
     Args:
-        dtype_policy: such as "mixed_bfloat16".
-        seed: seeds Python, numpy and Keras.
+        dtype_policy: a dtype policy, such as "mixed_bfloat16".
+        seed: seeds Python, NumPy and Keras.
 
     Raises:
-        PlanError: when entered, if Keras has another backend.
+        PlanError: on entering, if Keras has another backend.
     """
 
     def __init__(self, *, dtype_policy: str, seed: int) -> None:
@@ -284,7 +284,7 @@ class JaxRuntime:
 
 
 def background_thread() -> ThreadPoolExecutor:
-    """A thread for one function at a time, with the dtype policy of this thread, which Keras keeps by thread."""
+    """A single-thread executor with the dtype policy of the calling thread, since Keras keeps one per thread."""
     import keras
 
     policy = keras.config.dtype_policy()

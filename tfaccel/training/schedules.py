@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name: a rise to the highest rate, then a fall, or none."""
+"""Learning-rate schedules by name: a linear warm-up, then decay or a constant rate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Self
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-_LAST_PART = 1e-3  # of the highest rate, at the end. Not nothing: Ftrl divides by it.
+_LAST_PART = 1e-3  # final rate as a fraction of the peak; not zero, since Ftrl divides by it
 
 
 class LaterSchedule(LearningRateSchedule):
-    """Base of schedules that do something else first, for `num_steps` steps, and then follow `schedule`."""
+    """Base class of schedules that precede `schedule` with `num_steps` other steps."""
 
     def __init__(self, schedule: LearningRateSchedule, num_steps: int) -> None:
         super().__init__()
@@ -19,22 +19,22 @@ class LaterSchedule(LearningRateSchedule):
         self.num_steps = num_steps
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """The config that `from_config` takes."""
         return {"schedule": keras.optimizers.schedules.serialize(self.schedule), "num_steps": self.num_steps}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The schedule that `get_config` was called on."""
+        """Creates a schedule from the config that `get_config` returned."""
         return cls(keras.optimizers.schedules.deserialize(config["schedule"]), config["num_steps"])
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class WarmUp(LaterSchedule):
-    """A schedule after an even rise to its first rate.
+    """A linear warm-up followed by another schedule.
 
     Args:
-        schedule: what follows; its step 0 is the first step after the rise.
-        num_steps: steps of the rise, at least 1.
+        schedule: the schedule after the warm-up; its step 0 is the first step after the warm-up.
+        num_steps: number of warm-up steps, at least 1.
 
     Example:
         >>> falling = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=4, end_learning_rate=0.0)
@@ -43,7 +43,7 @@ class WarmUp(LaterSchedule):
     """
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate of a step; the rise begins at the first rate divided by the number of its steps."""
+        """The learning rate of a step; the warm-up starts at the schedule's first rate divided by `num_steps`."""
         step = keras.ops.cast(step, "float32")
         later = self.schedule(keras.ops.maximum(step - self.num_steps, 0.0))
         part = keras.ops.minimum(step / self.num_steps, 1.0)
@@ -51,13 +51,13 @@ class WarmUp(LaterSchedule):
 
 
 def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> LearningRateSchedule:
-    """A fresh schedule.
+    """Creates a learning-rate schedule.
 
     Args:
-        name: "cosine", "linear", "exponential" (each falls to a thousandth) or "constant".
-        peak: the highest learning rate.
+        name: "cosine", "linear", "exponential" (each decays to a thousandth of the peak) or "constant".
+        peak: the peak learning rate.
         num_steps: optimizer steps of the whole run.
-        warm_up: part of them in which the rate rises.
+        warm_up: fraction of the steps used for the warm-up.
 
     Example:
         >>> rates = make_schedule("linear", peak=1.0, num_steps=20, warm_up=0.1)
@@ -66,7 +66,7 @@ def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> 
     """
     num_rising = max(1, round(warm_up * num_steps))
     num_falling = max(1, num_steps - num_rising)
-    if name in ("cosine", "constant"):  # Keras's own class, so that a saved model needs nothing of tfaccel
+    if name in ("cosine", "constant"):  # Keras's own class, so that a saved model does not need tfaccel
         alpha = _LAST_PART if name == "cosine" else 1.0
         return keras.optimizers.schedules.CosineDecay(
             peak / num_rising, decay_steps=num_falling, alpha=alpha, warmup_target=peak, warmup_steps=num_rising

@@ -1,7 +1,7 @@
-"""Unfreezing by stages inside one run: parts of a model begin to learn later than others, and more slowly.
+"""Gradual unfreezing within one run: parts of a model start to train later than others, with lower learning rates.
 
-Each part has an optimizer of its own in a `keras.optimizers.MultiOptimizer`; its learning rate is 0 until its
-stage begins. All of it follows from the number of the step, so that a run resumes exactly.
+Each part has its own optimizer in a `keras.optimizers.MultiOptimizer`, whose learning rate is 0 until its stage begins.
+Everything depends only on the step number, so a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tfaccel.training.private import private_api
 from tfaccel.training.schedules import LaterSchedule
 from tfaccel.training.training_options import TrainingOptions
 
-_LAST_START = 0.3  # part of all steps after which the last stage begins
-_SLOWER = 0.5  # each stage's highest learning rate, as a part of the one's before
+_LAST_START = 0.3  # fraction of all steps after which the last stage begins
+_SLOWER = 0.5  # each stage's peak learning rate, as a fraction of the previous stage's
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class Delayed(LaterSchedule):
-    """A schedule that begins later; until then the rate is zero.
+    """A schedule that starts after a delay, during which the learning rate is zero.
 
     Args:
-        schedule: what follows; its step 0 is the first step after the delay.
-        num_steps: steps of the delay.
+        schedule: the delayed schedule; its step 0 is the first step after the delay.
+        num_steps: number of steps to delay.
 
     Example:
         >>> falling = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=2, end_learning_rate=0.0)
@@ -42,7 +42,7 @@ class Delayed(LaterSchedule):
 
 
 def stage_starts(num_stages: int, num_steps: int) -> list[int]:
-    """The first step of each stage of unfreezing, evenly spread over the first third of the run.
+    """The first step of each stage of unfreezing, evenly spaced up to 30 % of the run.
 
     Example:
         >>> stage_starts(3, 100)
@@ -52,7 +52,7 @@ def stage_starts(num_stages: int, num_steps: int) -> list[int]:
 
 
 def layer_stages(backbone: keras.Model, num_stages: int) -> list[list[keras.Variable]]:
-    """The trainable weights of a model in so many stages of as many layers, those nearest the output first.
+    """The trainable weights of a model in stages with equal numbers of layers, those nearest the output first.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(2, name=f"d{i}") for i in range(4))])
@@ -70,10 +70,10 @@ def layer_stages(backbone: keras.Model, num_stages: int) -> list[list[keras.Vari
 def staged_optimizer(
     options: TrainingOptions, stages: Sequence[Sequence[keras.Variable]], *, num_steps: int
 ) -> keras.optimizers.Optimizer:
-    """One optimizer for what learns from the start, and one for each stage.
+    """One optimizer for the weights that train from the start, and one for each stage.
 
     Args:
-        options: of the part that learns from the start; stages have the same with lower rates, and begin later.
+        options: options for the part that trains from the start; stages use them with lower rates, and start later.
         stages: the weights of each stage.
         num_steps: optimizer steps of the whole run.
     """
@@ -90,13 +90,13 @@ def staged_optimizer(
 
 @keras.saving.register_keras_serializable(package="tfaccel")
 class StagedOptimizer(keras.optimizers.MultiOptimizer):
-    """A `MultiOptimizer` that can be loaded: Keras 3.15 makes an optimizer for each weight of the one that it saved.
+    """A `MultiOptimizer` that loads correctly: Keras 3.15 would create one optimizer per weight on loading.
 
     Args:
-        default: for weights of no stage.
-        optimizers: one for each stage.
-        paths: of each stage's weights. A loaded model's weights may have other ones, but stand in the same places.
-        places: of each stage's weights among those that are trained; found from the paths where it is None.
+        default: optimizer for weights that are in no stage.
+        optimizers: one optimizer per stage.
+        paths: paths of each stage's weights. In a loaded model, paths may change, but positions do not.
+        places: positions of each stage's weights among the trainable ones; None to find them from the paths.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         self._places = places
 
     def build(self, var_list: list[keras.Variable]) -> None:
-        """Gives each weight to its optimizer."""
+        """Assigns each weight to its optimizer."""
         if self._places is None:
             self._places = [[i for i, one in enumerate(var_list) if one.path in stage] for stage in self._paths]
         self._part_of_path.clear()
@@ -123,7 +123,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         super().build(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """The config that `from_config` takes."""
         return {
             "parts": [keras.saving.serialize_keras_object(part) for part in self._parts],
             "paths": [list(stage) for stage in self._paths],
@@ -134,7 +134,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> StagedOptimizer:
-        """The optimizer that `get_config` was called on."""
+        """Creates an optimizer from the config that `get_config` returned."""
         rest = dict(config)
         parts = [keras.saving.deserialize_keras_object(part, custom_objects) for part in rest.pop("parts")]
         return cls(parts[0], parts[1:], **rest)
@@ -143,6 +143,6 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
 def _map_of(
     parts: Sequence[keras.optimizers.Optimizer], paths: Sequence[Sequence[str]]
 ) -> keras.optimizers.OptimizerMap:
-    """The first part is for weights of no stage."""
+    """Maps each stage's paths to its optimizer; the first optimizer is the default."""
     by_path = {path: part for part, stage in zip(parts[1:], paths, strict=True) for path in stage}
     return keras.optimizers.OptimizerMap(parts[0], by_path)

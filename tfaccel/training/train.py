@@ -29,8 +29,8 @@ from tfaccel.training.verdict.trivial_scores import trivial_scores
 logger = logging.getLogger("tfaccel")
 
 _GO_ON = (
-    'Start all workers again with the same command and resume="auto" (--resume=auto): training goes on from the newest '
-    "checkpoint in {}."
+    'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
+    "newest checkpoint in {}."
 )
 
 
@@ -49,43 +49,43 @@ def train(
     verbose: int = 1,
     **of: Any,
 ) -> TrainResult:
-    """Trains a model of your own, or a workload, as a plan says, and leaves a run directory.
+    """Trains your own model, or a workload, with a plan, and writes a run directory.
 
     `tfaccel.train(build_model, x, y, batch_size=32, epochs=5, run_dir="runs/mine")` takes the arguments of `Model.fit`
-    and `Model.compile`. The run is planned for this machine, kept in a directory, and resumed exactly.
+    and `Model.compile`. The run is planned for this machine, saved in a directory, and can be resumed exactly.
 
-    The directory holds `config.json`, `plan.json`, `metrics.jsonl` (one line an epoch), `checkpoints/`, `tensorboard/`,
-    `model.keras` and `result.json`; `raw_input.json` too, where the workload says what raw inputs are. Files are
-    written by the chief only, each whole or not at all.
+    The directory holds `config.json`, `plan.json`, `metrics.jsonl` (one line per epoch), `checkpoints/`,
+    `tensorboard/`, `model.keras` and `result.json`, and `raw_input.json` if the workload describes its raw inputs. Only
+    the chief writes files, each of them atomically.
 
     Args:
-        workload: what to train: a function that builds a Keras model, compiled or not; a compiled Keras model, which
-            has the trained weights afterwards; or, without x and y, a `Workload`, the name of a recipe, an import path
+        workload: a function that builds a Keras model, compiled or not; a compiled Keras model, which receives the
+            trained weights; or, without x and y, a `Workload`, the name of a recipe, an import path
             ("package.module:function"), or a function that returns a `Workload`.
-        x, y: data for the model, as `Workload.of` takes them. With a `Workload` the second argument may be
+        x, y: data for the model, as `Workload.of` takes them. With a `Workload`, the second argument may be
             the plan.
-        run_dir: a new or empty directory, or with `resume="auto"` one that holds this very run.
-        plan: how; None: `default_plan` for this machine.
-        epochs: epochs in all; None for as many as the workload recommends.
-        seed: decides initial weights, dropout and the order of the data.
-        resume: "never", or "auto": go on from the newest whole checkpoint, to the same weights as without a stop. A
-            run that is complete is left as it is.
-        checkpoint_interval: optimizer steps between checkpoints; None: one after each epoch, or after several where
+        run_dir: a new or empty directory, or with `resume="auto"` one that holds the same run.
+        plan: the plan to train with; None for this machine's `default_plan`.
+        epochs: total number of epochs; None for the workload's recommendation.
+        seed: determines initial weights, dropout and the order of the data.
+        resume: "never", or "auto" to continue from the newest complete checkpoint, to the same weights as without an
+            interruption. A complete run is left unchanged.
+        checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
-        callbacks: more Keras callbacks; their numbers and best weights are part of the checkpoints.
-        verbose: 1 shows progress on standard error, 0 nothing.
+        callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
+        verbose: 1 shows progress on standard error, 0 is silent.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
-            `class_weight`, `shuffle`, `name`, and `optimizer`, `loss`, `metrics` and the like where the function's
-            model is not compiled. For a recipe, an import path or a function without data: its arguments.
+            `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
+            a recipe, an import path or a function without data: its arguments.
 
     Returns:
-        The `TrainResult`, which is also in `result.json`.
+        The `TrainResult`, which is also saved in `result.json`.
 
     Raises:
-        RunDirError: if the run directory holds another run, or another run is going on in it.
-        ClusterError: if another worker does not come or is gone; the message names it.
-        WorkloadError: for epochs, a seed or an interval that cannot be, or a model that is too large for this machine.
-        DataError: for data that cannot be trained on, such as a generator.
+        RunDirError: if the run directory holds another run, or is in use by one.
+        ClusterError: if another worker does not connect or is lost; the message names it.
+        WorkloadError: for invalid epochs, seed or interval, or a model that is too large for this machine.
+        DataError: for data that cannot be used for training, such as a generator.
         PlanError: if the plan cannot run here.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
 
@@ -153,7 +153,7 @@ def train(
 
 
 def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any]) -> tuple[Workload, Plan | None]:
-    """The workload, made from a model's function and data where it is none yet, and the plan."""
+    """The workload, built from a model and its data if necessary, and the plan."""
     if isinstance(given, Workload | str):
         if isinstance(x, Plan) and plan is None:
             x, plan = None, x
@@ -181,17 +181,17 @@ def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, 
 
 
 def _give_back(own: RebuiltModel | None, directory: RunDir) -> None:
-    """Gives the model that `train` was called with the weights that it has learned."""
+    """Loads the trained weights into the model that `train` was called with."""
     if own is not None and directory.model_file.exists():
         own.take_weights(directory.model_file)
 
 
 def _check_resumable(workload: Workload, directory: RunDir) -> None:
-    """Says, or refuses to go on, where the order of the data is not the same in every process."""
+    """Warns, or refuses to resume, if the order of the data differs between processes."""
     reason = getattr(workload.train_data, "not_resumable", "")
     if reason and directory.resumes and any(directory.checkpoints.glob("step_*")):
         raise RunDirError(
-            f"The run in {directory.path} cannot be resumed exactly. {reason}, and begin anew in another directory."
+            f"The run in {directory.path} cannot be resumed exactly. {reason}, and start over in another directory."
         )
     if reason:
         logger.warning(f"This run cannot be resumed if it is stopped. {reason}.")

@@ -1,4 +1,4 @@
-"""How a recipe trains: every optimizer of Keras by its name, its learning rate over time, and when to stop."""
+"""How a recipe trains: the optimizer, its learning-rate schedule, and early stopping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfaccel")
 
 # Name -> Keras's class and the peak learning rate, found by training on the digits for 12 epochs in batches of 64: all
-# but Ftrl then took at most 2 of the 360 test images for something else.
+# but Ftrl then misclassified at most 2 of the 360 test images.
 _OPTIMIZERS: dict[str, tuple[str, float]] = {
     "adadelta": ("Adadelta", 3.0),
     "adafactor": ("Adafactor", 3e-2),
@@ -41,28 +41,28 @@ _EMA_MOMENTUM = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Which optimizer of Keras, how its learning rate changes, and when training stops early.
+    """Optimizer, learning-rate schedule and early stopping.
 
     Args:
-        optimizer: its name in Keras, in any case: "adamw", "SGD" (here with Nesterov momentum), "Lamb" ...; see
+        optimizer: name of a Keras optimizer, in any case: "adamw", "SGD" (with Nesterov momentum), "Lamb" ...; see
             `OPTIMIZER_NAMES`.
-        learning_rate: the highest learning rate; None for one that suits the optimizer.
+        learning_rate: the peak learning rate; None for the optimizer's default here.
         weight_decay: as in Keras, multiplied by the learning rate at each step; biases and the scales and offsets of
-            normalisations are left out. None for what `decay_per_run` says.
-        learning_rate_factor: where `learning_rate` is None: what the one that suits the optimizer is multiplied by.
-        decay_per_run: where `weight_decay` is None: learning rate, weight decay and number of steps multiplied. Keras
-            multiplies weight decay by the learning rate; if that stayed at its peak, all steps of a run together would
-            take away this fraction of a weight, and over a rise and a cosine's fall half of it.
-        clipnorm: the largest norm of each weight's gradient; None for no clipping.
-        global_clipnorm: the largest norm of all gradients together; None for no clipping.
-        ema: keep a moving average of the weights and end with it.
-        schedule: how the learning rate falls after its rise: "cosine", "linear", "exponential" or "constant".
-        warm_up: part of all steps in which the learning rate rises, from 0 to below 1.
-        early_stopping: stop after so many epochs without a lower validation loss, and end with the best weights; None
+            normalization layers are excluded. None to derive it from `decay_per_run`.
+        learning_rate_factor: if `learning_rate` is None, a factor for the optimizer's default.
+        decay_per_run: if `weight_decay` is None, the product of peak learning rate, weight decay and number of steps.
+            Keras multiplies weight decay by the learning rate, so this is roughly the fraction of a weight that decays
+            in a run at the peak rate; with warm-up and cosine decay it is half of that.
+        clipnorm: maximum norm of each weight's gradient; None for no clipping.
+        global_clipnorm: maximum norm of all gradients together; None for no clipping.
+        ema: keep a moving average of the weights, and use it at the end.
+        schedule: how the learning rate decays after the warm-up: "cosine", "linear", "exponential" or "constant".
+        warm_up: fraction of all steps used for the warm-up, from 0 to below 1.
+        early_stopping: stop after this many epochs without a lower validation loss, and restore the best weights; None
             to train for all epochs.
 
     Raises:
-        WorkloadError: for an unknown optimizer or schedule (with the nearest name), or values that Keras cannot use.
+        WorkloadError: for an unknown optimizer or schedule (suggesting the nearest name), or invalid values.
 
     Example:
         >>> TrainingOptions(optimizer="sgd").peak_learning_rate
@@ -117,23 +117,23 @@ class TrainingOptions:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Self:
-        """The options in a dictionary.
+        """Creates the options from a dictionary.
 
         Raises:
-            WorkloadError: for a name that is no option, with the nearest one.
+            WorkloadError: for an unknown option, suggesting the nearest one.
         """
         check_names(options, [one.name for one in fields(cls)], WorkloadError, "There is no option {!r}.")
         return cls(**options)
 
     @property
     def peak_learning_rate(self) -> float:
-        """The highest learning rate of the run."""
+        """The peak learning rate of the run."""
         if self.learning_rate is not None:
             return self.learning_rate
         return self.learning_rate_factor * _OPTIMIZERS[self.optimizer][1]
 
     def callbacks(self) -> list[Any]:
-        """Fresh Keras callbacks that stop training early, as `Workload.callbacks` returns them."""
+        """New Keras callbacks for early stopping, as `Workload.callbacks` returns them."""
         import keras
 
         if self.early_stopping is None:
@@ -141,7 +141,7 @@ class TrainingOptions:
         return [keras.callbacks.EarlyStopping("val_loss", patience=self.early_stopping, restore_best_weights=True)]
 
     def make_optimizer(self, *, num_steps: int) -> keras.optimizers.Optimizer:
-        """A fresh optimizer with its schedule.
+        """Creates the optimizer with its schedule.
 
         Args:
             num_steps: optimizer steps of the whole run.
@@ -166,7 +166,7 @@ class TrainingOptions:
         if self.optimizer == "sgd":
             arguments |= {"momentum": 0.9, "nesterov": True}
         if self.optimizer == "ftrl":
-            logger.warning("Ftrl forgets initial weights: it is for linear models, and hardly trains deep networks.")
+            logger.warning("Ftrl discards initial weights: it suits linear models, and hardly trains deep networks.")
         if self.optimizer == "muon":
             arguments |= {"adam_weight_decay": decay}
         optimizer = getattr(keras.optimizers, _OPTIMIZERS[self.optimizer][0])(**arguments)

@@ -1,4 +1,4 @@
-"""Validation data of a fit, and when it is due."""
+"""Validation data for `fit`, and when to evaluate."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tfaccel.training.steps.replicas import Replicas
 
 @dataclass
 class Validation:
-    """Validation data and the epochs that end with it.
+    """Validation data and the epochs that end with validation.
 
     Attributes:
-        source: the batches, or a function that gives them when they are due for the first time.
+        source: the batches, or a function that returns them when they are first needed.
         freq: every `freq` epochs, or a list of epochs (from 1).
     """
 
@@ -49,7 +49,7 @@ class Validation:
         )
 
     def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
-        """Evaluates; returns the logs with `val_` before their names."""
+        """Evaluates; returns the logs with the prefix `val_`."""
         return {f"val_{name}": value for name, value in self.evaluate(engine, container).items()}
 
     def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
@@ -59,23 +59,23 @@ class Validation:
         return run_evaluation(engine, self.source, container)
 
     def close(self) -> None:
-        """Lets go of what the batches hold."""
+        """Releases the resources of the batches."""
         if not callable(self.source):
             self.source.close()
 
 
 @dataclass
 class OwnValidation(Validation):
-    """Validation of a model whose class overrides `evaluate`, which `fit` then calls as Keras's `fit` does.
+    """Validation of a model whose class overrides `evaluate`, which is called as Keras's `fit` does.
 
     Attributes:
-        arguments: what `evaluate` is called with.
+        arguments: arguments for `evaluate`.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
-        """Evaluates by the class's own method."""
+        """Evaluates with the class's own method."""
         if callable(self.source):
             self.source = self.source()
         source, looks = self.source, engine.looks_at_rows
@@ -107,7 +107,7 @@ def validation_of_fit(
     steps: int | None,
     freq: int | list[int],
 ) -> Validation:
-    """The validation that the arguments of `fit` ask for; like Keras, it begins with data that run code when due."""
+    """The validation given by the arguments of `fit`; as in Keras, data that run code are opened when first needed."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
     def make() -> Source:
@@ -132,11 +132,11 @@ def validation_of_fit(
 
 
 def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:
-    """The validation of a workload after every epoch, by one iterator for all passes; None where it has none.
+    """The validation of a workload after every epoch, with one iterator for all passes; None without validation data.
 
     Args:
-        workload, plan: what is trained, and how.
-        num_passes: how often the data will be gone through.
+        workload, plan: the workload to train, and its plan.
+        num_passes: number of passes over the data.
     """
     if workload.validation_data is None:
         return None

@@ -1,1 +1,1 @@
-"""The private parts of Keras and TensorFlow that training needs; each file warns of untested versions."""
+"""The private API of Keras and TensorFlow that training needs (see `private_api`)."""

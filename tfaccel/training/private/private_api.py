@@ -1,8 +1,8 @@
-"""What tfaccel needs of the private parts of Keras's models, layers, optimizers and callbacks.
+"""The private API of Keras's models, layers, optimizers and callbacks that tfaccel uses.
 
-The other files `private_*.py` hold the rest; everything else in this package uses public API. Each function says what
-it needs and why the public API does not serve. Another minor version of Keras or TensorFlow is warned of once; a part
-that is gone raises `VersionError` (see `tested_versions`).
+The other `private_*.py` files cover the rest; all other code in this package uses public API. Docstrings say why public
+API is not enough. An untested minor version of Keras or TensorFlow logs one warning; a missing private name raises
+`VersionError` (see `tested_versions`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tfaccel.training.steps.overrides import instance_attributes, once_per_graph
 
 
 def check_versions() -> None:
-    """Warns once when Keras or TensorFlow is of a minor version that tfaccel was not tested on."""
+    """Warns once if tfaccel was not tested with the installed minor version of Keras or TensorFlow."""
     warn_if_untested("keras", keras.__version__)
     warn_if_untested("tensorflow", tf.__version__)
 
@@ -27,34 +27,34 @@ def check_versions() -> None:
 
 
 def has_trainer(model: Any) -> bool:
-    """Whether Keras's trainer is in it: in a `keras.Model`, and in a layer of a class that mixes the trainer in."""
+    """Whether an object is a `keras.Model`, or a layer that inherits from Keras's trainer."""
     from keras.src.trainers import trainer
 
     return isinstance(model, private_part(trainer, "Trainer")) and isinstance(model, keras.layers.Layer)
 
 
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Every layer of the model, those inside layers included (`Model.layers` stops at the first level)."""
+    """Every layer of the model, including nested ones (`Model.layers` stops at the first level)."""
     return list(private_part(model, "_flatten_layers")())
 
 
 def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
-    """Layers that added losses when the model was last called; the public `losses` has those of inner layers too."""
+    """Layers that added losses in the model's last call; the public `Layer.losses` includes those of inner layers."""
     return [f"{layer.name!r} ({type(layer).__name__})" for layer in all_layers(model) if private_part(layer, "_losses")]
 
 
 def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The layer's own weights that are trained unless they are frozen; public properties go by the present state."""
+    """The layer's own weights created as trainable, even if it is frozen; public properties depend on `trainable`."""
     return list(private_part(layer, "_trainable_variables"))
 
 
 def call_model(model: keras.Model, x: Any, *, training: bool) -> Any:
-    """The model's predictions for `x`; `training` is passed only to models that take it, as Keras's steps do."""
+    """Calls the model on `x`, passing `training` only if the model takes it, as Keras's steps do."""
     return model(x, training=training) if private_part(model, "_call_has_training_arg") else model(x)
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
-    """`Model.compute_loss`, also where a subclass overrides it without the argument `training`."""
+    """`Model.compute_loss`, also of subclasses whose override does not take `training`."""
     return private_part(model, "_compute_loss")(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
@@ -64,30 +64,30 @@ def flatten_logs(model: keras.Model, logs: dict[str, Any]) -> Any:
 
 
 def loss_tracker(model: keras.Model) -> Any:
-    """The metric (`keras.metrics.Mean`) of an epoch's loss; each `Model.compile` makes another one."""
+    """The `keras.metrics.Mean` of an epoch's loss; each `Model.compile` creates a new one."""
     return private_part(model, "_loss_tracker")
 
 
 def initial_epoch(model: keras.Model, default: int) -> int:
-    """The epoch that a restored backup asks to start from (`BackupAndRestore` sets it on the model)."""
+    """The epoch to start from after restoring a backup (`BackupAndRestore` sets it on the model)."""
     return getattr(model, "_initial_epoch", None) or default
 
 
-CACHED_EVALUATION = "_use_cached_eval_dataset"  # what Keras's `fit` passes to `evaluate`, and overrides pop
+CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
 
 
 def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
-    """Whether a callback profiles batches (`profile_batch`); its public attributes do not tell."""
+    """Whether a callback profiles batches (`profile_batch`), for which there is no public attribute."""
     return bool(private_part(callback, "_should_trace"))
 
 
 def keras_mask(value: Any) -> Any:
-    """The mask that a layer has set on its output, or None."""
+    """The mask that a layer set on its output, or None."""
     return getattr(value, "_keras_mask", None)
 
 
 def with_mask(value: Any, mask: Any) -> Any:
-    """A tensor that carries a mask as a layer's output does."""
+    """Attaches a mask to a tensor as a layer does to its output."""
     value._keras_mask = mask
     return value
 
@@ -97,7 +97,7 @@ def with_mask(value: Any, mask: Any) -> Any:
 
 @contextlib.contextmanager
 def local_variables(variables: Sequence[keras.Variable], components: Sequence[tf.Variable]) -> Iterator[None]:
-    """While tracing, lets each Keras variable stand for one replica's component of its distributed variable.
+    """While tracing: makes each Keras variable refer to one replica's component of its distributed variable.
 
     Keras code then reads and writes plain variables, exactly as on one device.
     """
@@ -126,7 +126,7 @@ _SINGLE_DEVICE_METHODS = (
 
 @contextlib.contextmanager
 def class_of(instance: Any, kind: type) -> Iterator[None]:
-    """Gives an object another class for a while, past any `__setattr__` that would track it."""
+    """Temporarily changes an object's class, bypassing any `__setattr__` that would track it."""
     before = type(instance)
     object.__setattr__(instance, "__class__", kind)
     try:
@@ -137,10 +137,10 @@ def class_of(instance: Any, kind: type) -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """While tracing, gives an optimizer Keras's device-agnostic code in place of its tf.distribute code.
+    """While tracing: makes an optimizer use Keras's device-agnostic code instead of its tf.distribute code.
 
-    The tf.distribute code sums gradients after clipping them and needs a replica context that cannot be inside XLA.
-    Without a strategy it registers a gradient function for good, with the whole graph of the step.
+    The tf.distribute code sums gradients after clipping them, and needs a replica context, which XLA does not allow.
+    Without a strategy, it permanently registers a gradient function that keeps the step's whole graph alive.
     """
     with contextlib.ExitStack() as stack:
         for one in _optimizers_in(optimizer):
@@ -153,7 +153,7 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
 
 @functools.cache
 def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.optimizers.Optimizer]:
-    """A class of optimizers with another base for tf.distribute; what `kind` itself overrides (as Nadam does) stays."""
+    """A subclass without Keras's tf.distribute methods; keeps those that `kind` itself overrides, as Nadam does."""
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.optimizers import base_optimizer
 
@@ -165,10 +165,10 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
 
 @contextlib.contextmanager
 def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """During one `apply`, calculates the learning rate once in each graph; Keras does so anew for each variable.
+    """During one `apply`: computes the learning rate once per graph; Keras recomputes it for each variable.
 
-    TensorFlow removes the repetitions when a graph is first called. Without them, the first call of the recipe
-    `image_classification` takes less time, which counts in the recipe's published time.
+    TensorFlow removes the duplicates when a graph is first called. Avoiding them shortens that call, which is part of
+    the published training time of the recipe `image_classification`.
     """
     rate = "_get_current_learning_rate"
     with contextlib.ExitStack() as stack:
@@ -183,7 +183,7 @@ def _optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimize
 
 
 def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The schedule of an optimizer, or None; the public `learning_rate` is its value at the present step only."""
+    """An optimizer's schedule, or None; the public `learning_rate` is only its value at the current step."""
     schedule = private_part(optimizer, "_learning_rate")
     return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
 
@@ -194,7 +194,7 @@ def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 
 def gradient_accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
-    """The variables in which Keras accumulates gradients, in the order the optimizer was built with; [] without any."""
+    """Keras's gradient accumulators, in the order of the variables that the optimizer was built with; may be empty."""
     if not (optimizer.gradient_accumulation_steps and optimizer.built):
         return []
     return list(private_part(optimizer, "_accumulated_gradients"))

@@ -1,7 +1,7 @@
-"""What tfaccel needs of the private parts of Keras's `BatchNormalization`: where it takes its statistics.
+"""The private API of Keras's `BatchNormalization` that tfaccel uses to compute batch statistics.
 
-There is no public way to say which rows statistics are taken over. Keras's own `synchronized=True` takes no account of
-a mask, and calculates the variance as a difference of squares, which loses digits where the mean is large.
+No public API selects the rows that statistics are computed over. Keras's `synchronized=True` ignores masks, and
+computes the variance as a difference of squares, which loses precision if the mean is large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Sum = Callable[[tf.Tensor], tf.Tensor]
 
 
 def takes_keras_moments(layer: keras.layers.Layer) -> bool:
-    """Whether a layer is a `BatchNormalization` whose class leaves it to Keras how statistics are taken."""
+    """Whether a layer is a `BatchNormalization` that does not override how Keras computes its statistics."""
     kind = keras.layers.BatchNormalization
     if not isinstance(layer, kind):
         return False
@@ -26,12 +26,12 @@ def takes_keras_moments(layer: keras.layers.Layer) -> bool:
 
 
 def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum) -> dict[str, Any]:
-    """Attributes that let a layer take mean and variance over the rows of all replicas, as it does on one device.
+    """Attributes that make a layer compute mean and variance over the rows of all replicas, as on one device.
 
     Args:
         layer: a layer that `takes_keras_moments`.
-        own_rows: leaves the rows of the replica that count.
-        sum_over_replicas: sums over the replicas; its gradient has to do so, too.
+        own_rows: drops rows that the replica borrowed from another one.
+        sum_over_replicas: sums over the replicas; its gradient must be summed over them too.
     """
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -49,7 +49,7 @@ def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum
         sums = sum_over_replicas(tf.stack([summed(inputs), summed(tf.ones_like(inputs))]))
         count = tf.stop_gradient(sums[1]) + smallest
         mean = sums[0] / count
-        # Deviations from the mean sum to zero, so that the variance has no gradient through the mean.
+        # Deviations from the mean sum to zero, so the variance has no gradient through the mean.
         deviations = tf.math.squared_difference(inputs, tf.stop_gradient(tf.reshape(mean, shape)))
         return mean, sum_over_replicas(summed(deviations)) / count
 
@@ -57,7 +57,7 @@ def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum
 
 
 def noticed_moments(layer: keras.layers.BatchNormalization, notice: Callable[[], Any]) -> dict[str, Any]:
-    """Attributes that call a function whenever a layer takes statistics of a batch."""
+    """Attributes that make a layer call `notice` whenever it computes batch statistics."""
     moments = private_part(layer, "_moments")
 
     def noticed(inputs: tf.Tensor, mask: Any = None) -> Any:

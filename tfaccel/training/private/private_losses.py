@@ -1,4 +1,4 @@
-"""How losses are reduced over a batch: private parts of Keras's losses, and what is replaced while a step is traced."""
+"""The private API that reduces Keras's losses over a batch, and what tfaccel patches while tracing."""
 
 import contextlib
 import functools
@@ -18,12 +18,12 @@ patch_lock = threading.RLock()
 def loss_reduction(
     reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any], gradient_fn: Callable[..., Any]
 ) -> Iterator[None]:
-    """While tracing, lets `reduce_fn(original, values, sample_weight, mask, reduction, dtype)` reduce every loss.
+    """While tracing: reduces each loss with `reduce_fn(original, values, sample_weight, mask, reduction, dtype)`.
 
-    Keras reduces over the replica's rows and divides by the number of replicas; that is not the mean over the global
-    batch when rows are uneven, masked or weighted. `update_mean_fn(original, metric, values, sample_weight)` replaces
-    `keras.metrics.Mean.update_state` likewise, and `gradient_fn(original, tape, target, sources, ...)` replaces
-    `tf.GradientTape.gradient`. Each receives the original function first.
+    Keras reduces over the replica's rows and divides by the number of replicas, which is not the mean over the global
+    batch if rows are masked, weighted, or split unevenly. Likewise, `keras.metrics.Mean.update_state` is replaced by
+    `update_mean_fn(original, metric, values, sample_weight)`, and `tf.GradientTape.gradient` by
+    `gradient_fn(original, tape, target, sources, ...)`. `original` is the replaced function.
     """
     from keras.src.losses import loss as loss_module
 
@@ -71,7 +71,7 @@ def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *
 
 @contextlib.contextmanager
 def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """While tracing several replicas: `wait(merge)` is called where a replica waits for all, and calls `merge`."""
+    """While tracing several replicas: `ReplicaContext.merge_call` calls `wait(merge)`, which must call `merge`."""
     original = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
@@ -86,13 +86,13 @@ def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:
-    """Attributes that let `sum_fn(original, loss)` make a scalar of each loss that a layer of the model has added."""
+    """Attributes that make a model reduce each loss added by a layer to a scalar with `sum_fn(original, loss)`."""
     name = "_aggregate_additional_loss"
     return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
-    """Weights and mask merged as Keras merges them for a sum, with the rank of `values` where they can have it."""
+    """Merges weights and mask as Keras does for a sum; the result has the rank of `values` if possible."""
     from keras.src.losses import loss as loss_module
 
     merged = private_part(loss_module, "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")

@@ -1,4 +1,4 @@
-"""How a model's variables are made before a step is traced: private parts of Keras's trainer and functional models."""
+"""Creates a model's variables before a step is traced, using the private API of Keras's trainer and models."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 
 def swap_name_counters(counters: Any) -> Any:
-    """Sets the counters by which Keras numbers the names of layers (`dense_1`), which `clear_session` would reset with
-    much else; returns those of before. None: they begin anew.
+    """Replaces the counters behind Keras's layer names (`dense_1`) and returns the old ones; None resets them.
 
-    TensorFlow's graph optimizer orders operations by their names, so that they decide the last bits of a result.
+    `clear_session` would also reset other state. TensorFlow's graph optimizer orders operations by name, so names
+    affect the last bits of a result.
     """
     from keras.src.backend.common import global_state
 
@@ -32,18 +32,18 @@ def swap_name_counters(counters: Any) -> Any:
 
 
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
-    """Makes what a step uses, from the specs of one batch and reading no data: weights, loss, metrics, optimizers.
+    """Creates weights, loss, metrics and optimizer variables from the specs of one batch, without reading data.
 
-    Under a strategy, variables have to exist before the first trace. Without one Keras makes them while it traces the
-    first step, and so do `fit`, `evaluate` and `predict`.
+    Under a strategy, variables must exist before the first trace. Without one, Keras creates them while tracing the
+    first step, and so do tfaccel's `fit`, `evaluate` and `predict`.
 
     Args:
         model: a compiled model.
         batch_spec: specs of `x`, `(x, y)` or `(x, y, sample_weight)`.
-        kind: "train", "test" or "predict": the step that will run.
+        kind: the step that will run: "train", "test" or "predict".
 
     Raises:
-        PlanError: for a model that cannot be built from specs alone.
+        PlanError: if the model cannot be built from specs alone.
     """
     specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
     steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
@@ -61,7 +61,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
 
 
 def _build_as_keras(model: keras.Model, specs: Any) -> None:
-    """Keras's own way, which traces the whole model to learn what comes out; of a functional model that is known."""
+    """Builds as Keras does, which calls the model symbolically; a functional model's known outputs replace the call."""
     build = private_part(model, "_symbolic_build")
     outputs = _known_outputs(model, keras.utils.unpack_x_y_sample_weight(specs)[0])
     known = {} if outputs is None else {"call": lambda *_, **__: keras.tree.map_structure(_placeholder, outputs)}
@@ -70,7 +70,7 @@ def _build_as_keras(model: keras.Model, specs: Any) -> None:
 
 
 def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: Any) -> None:
-    """Traces a step of the user's once, in which optimizers apply nothing: only the step knows what it will use."""
+    """Traces a custom step once without applying gradients, since only the step knows which variables it uses."""
     applied: list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]] = []
 
     def noting(optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
@@ -89,9 +89,9 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
                 _compute_output_spec(step, specs)
             except Exception as error:
                 raise PlanError(
-                    f"{type(model).__name__}.{step.__name__} could not be traced without data to make the model's "
+                    f"{type(model).__name__}.{step.__name__} could not be traced without data to create the model's "
                     f"variables, which a strategy needs before the first step: {type(error).__name__}: {error}. Build "
-                    "the model inside the strategy's scope, by calling it (or its parts) once on a batch."
+                    "the model inside the strategy's scope by calling it (or its parts) once on a batch."
                 ) from error
     for optimizer, variables in applied:
         if not optimizer.built:
@@ -102,7 +102,7 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 
 @contextlib.contextmanager
 def _no_gradients() -> Iterator[None]:
-    """While tracing what applies nothing: tapes give zeros, since variables that are not made yet have no gradient."""
+    """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
     original = tf.GradientTape.gradient
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
@@ -118,7 +118,7 @@ def _no_gradients() -> Iterator[None]:
 
 
 def _is_built(model: keras.Model) -> bool:
-    """Whether all layers inside the model, and the compiled metrics and losses, have their variables."""
+    """Whether all layers and the compiled metrics and losses of the model are built."""
     parts = [layer for layer in all_layers(model) if layer is not model]
     parts += [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
     has_call = type(model).call is not keras.Model.call
@@ -132,7 +132,7 @@ def _compute_output_spec(function: Callable[[Any], Any], specs: Any) -> Any:
 
 
 def _known_outputs(model: keras.Model, x: Any) -> Any:
-    """Specs of what a built functional model gives for inputs of some specs; None where they are not known."""
+    """The output specs of a built functional model for the input specs `x`; None if unknown."""
     from keras.src.models import functional
 
     if type(model) not in (private_part(functional, "Functional"), keras.Sequential) or not model.built:
@@ -148,7 +148,7 @@ def _known_outputs(model: keras.Model, x: Any) -> Any:
 
 
 def _fits(given: Any, wanted: Any) -> bool:
-    """Whether a batch of one spec is what an input of another one takes, rows aside."""
+    """Whether a batch with spec `given` fits an input with spec `wanted`, ignoring the number of rows."""
     if given is None or len(given.shape) != len(wanted.shape) or len(given.shape) == 0:
         return False
     return all(size is None or own == size for own, size in zip(given.shape[1:], wanted.shape[1:], strict=True))

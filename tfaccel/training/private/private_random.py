@@ -1,7 +1,7 @@
-"""Keras's global seed generator, from which calls of `keras.random` without a seed draw, under a strategy.
+"""Keras's global seed generator under a strategy; `keras.random` functions use it if called without a seed.
 
-Keras keeps it in a variable of each thread, and makes it when it is first asked for. Replicas are traced in threads of
-their own, where no variable can be made.
+Keras stores it in thread-local state and creates it on first use. Replicas are traced in separate threads, in which
+variables cannot be created.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def _generator() -> keras.random.SeedGenerator | None:
 
 
 def global_seed_state() -> keras.Variable | None:
-    """The generator's state (uint32, shape (2,)), or None where there is no generator."""
+    """The generator's state (uint32, shape `(2,)`), or None if there is no generator yet."""
     generator = _generator()
     return None if generator is None else generator.state
 
 
 def distribute_global_seeds(strategy: tf.distribute.Strategy) -> None:
-    """Makes the generator under a strategy, so that every replica has a state of its own.
+    """Creates the generator under a strategy, so that each replica has its own state.
 
-    One that was made outside of the strategy is replaced by one in the same state. Python's random numbers, which
-    Keras takes a new generator's seed from, stay as they are.
+    A generator created outside the strategy is replaced by one with the same state. The state of Python's `random`
+    module, from which Keras draws the seed of a new generator, is preserved.
     """
     from keras.src.backend.common import global_state
 
@@ -55,7 +55,7 @@ def distribute_global_seeds(strategy: tf.distribute.Strategy) -> None:
 
 @contextlib.contextmanager
 def same_generator_in_all_threads() -> Iterator[None]:
-    """While tracing replicas: their threads draw from the generator of this thread."""
+    """While tracing replicas: makes their threads use this thread's generator."""
     from keras.src.random import seed_generator
 
     generator, original = _generator(), private_part(seed_generator, _NAME)
@@ -72,11 +72,11 @@ def same_generator_in_all_threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int]) -> Iterator[None]:
-    """While tracing: notes in `used` that an operation is made which keeps its random state in the graph (`tf.random`).
+    """While tracing: records operations that keep their random state in the graph (`tf.random`).
 
     Args:
-        used: gets an item for each such operation.
-        replica_of_thread: the replica that is being traced; each draws other numbers.
+        used: a list to which True is appended for each such operation.
+        replica_of_thread: returns the index of the replica being traced; each replica draws different numbers.
     """
     from tensorflow.python.framework import random_seed
 

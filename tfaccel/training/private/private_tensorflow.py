@@ -1,6 +1,6 @@
-"""Private parts of TensorFlow, and of Keras's variables and metrics, that stand apart from training.
+"""The private API of TensorFlow and of Keras's variables and metrics that is not specific to training steps.
 
-Collectives of several strategies kept apart, what XLA can compile, scales in LiteRT, the content of a SavedModel.
+Separate collectives per strategy, operations that XLA can compile, LiteRT's quantization scales, SavedModel contents.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 
-GROUPS_OF_A_STRATEGY = 1000
+GROUPS_PER_STRATEGY = 1000
 
 
 def global_seed() -> int | None:
-    """The seed given to `tf.random.set_seed`, or None; what is public does not tell whether one was given."""
+    """The seed passed to `tf.random.set_seed`, or None; there is no public getter."""
     from tensorflow.python.eager import context
 
     seed: int | None = context.global_seed()
@@ -33,12 +33,12 @@ _next_number = itertools.count().__next__
 
 
 def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
-    """Gives each strategy of this process collectives of its own; to be called before its first step is traced.
+    """Gives each strategy of this process separate collectives. Call it before the strategy's first step is traced.
 
-    TensorFlow keeps what it knows of a collective for the life of the process, under keys that begin anew with each
-    strategy object. A second `MirroredStrategy`, as after running a notebook's cell twice, then fails with "Shape
-    mismatch in the collective instance"; TensorFlow's own tests choose other keys (`_collective_key_base`).
-    Where the private parts are gone, the strategy is left as it is.
+    TensorFlow keeps a collective's parameters for the lifetime of the process, under keys that restart with each
+    strategy object. A second `MirroredStrategy`, for example after running a notebook cell twice, then fails with
+    "Shape mismatch in the collective instance". TensorFlow's own tests set other keys (`_collective_key_base`).
+    If the private names are missing, the strategy is left unchanged.
     """
     if strategy in _numbers:
         return
@@ -49,7 +49,7 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
         keys, launchers = getattr(operation, "_collective_keys", None), getattr(operation, "_launchers", ())
         groups = getattr(keys, "_instance_key_table", {})
         for launcher in launchers if number else ():
-            own = launcher._group_key + number * GROUPS_OF_A_STRATEGY
+            own = launcher._group_key + number * GROUPS_PER_STRATEGY
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))
                 launcher._group_key = own
@@ -57,9 +57,9 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
 
 @functools.cache
 def operations_of_xla() -> frozenset[str] | None:
-    """The TensorFlow operations that XLA can compile here; None where this build does not tell.
+    """The names of the TensorFlow operations that XLA can compile; None if this TensorFlow build does not list them.
 
-    Public API compiles a program or names the first operation that cannot be; this list names all of them at once.
+    With public API, compilation reports only the first unsupported operation; this list makes it possible to name all.
     """
     try:
         from tensorflow.python.framework import kernels
@@ -71,17 +71,14 @@ def operations_of_xla() -> frozenset[str] | None:
 
 
 def one_scale_per_kernel(converter: Any) -> None:
-    """Has a converter to LiteRT quantize each kernel with one scale, not with one for each of its channels.
-
-    The public API has no such option.
-    """
+    """Makes a LiteRT converter quantize weights per tensor instead of per channel; there is no public option."""
     private_part(converter, "_experimental_disable_per_channel", package="tensorflow")
     converter._experimental_disable_per_channel = True
 
 
 @contextlib.contextmanager
 def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Lets floating variables of another dtype hold float32; afterwards as before, with what they held before."""
+    """Temporarily replaces float16, bfloat16 and float64 variables by float32 copies."""
     others = [one for one in variables if one.dtype in ("float16", "bfloat16", "float64")]
     saved = [(one, one._value, one._dtype) for one in others]
     try:
@@ -94,13 +91,13 @@ def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 
 def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
-    """Pairs of a metric's name and "up" or "down", for the compiled metrics whose class knows what is better."""
+    """Pairs of a metric's name and its better direction, "up" or "down", if the metric's class defines it."""
     metrics = [inner for one in model.metrics for inner in (one, *getattr(one, "metrics", ()))]
     return [(one.name, one._direction) for one in metrics if getattr(one, "_direction", None) in ("up", "down")]
 
 
 def saved_model_of(content: bytes) -> Any:
-    """The protocol buffer in `saved_model.pb`, whose class has no public name."""
+    """Parses the content of a `saved_model.pb` file; its protocol buffer class has no public name."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel.FromString(content)

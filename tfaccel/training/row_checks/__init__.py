@@ -1,1 +1,1 @@
-"""Finds what couples the rows of a batch, before the first step."""
+"""Finds, before the first step, losses, layers and metrics that couple the rows of a batch."""

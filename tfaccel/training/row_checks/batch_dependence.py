@@ -1,4 +1,4 @@
-"""Whether a tensor of a traced step depends on the batch, read from the graph."""
+"""Finds whether a tensor of a traced step depends on the batch, by walking the graph."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tensorflow as tf
 
 
 def depends_on(tensor: Any, batch: Any) -> bool:
-    """Whether a tensor is calculated from the values of a batch.
+    """Whether a tensor is computed from the values of a batch.
 
     Args:
-        tensor: a tensor of the graph that is being traced.
+        tensor: a tensor of the graph being traced.
         batch: a nest of tensors of the same graph.
 
     Returns:
-        True where it is, and in eager mode, where nobody can tell.
+        True if it is; always True in eager mode, which has no graph.
     """
     if tf.executing_eagerly():
         return True
@@ -24,9 +24,9 @@ def depends_on(tensor: Any, batch: Any) -> bool:
 
 
 def is_same_on_all_replicas(tensor: Any, batch: Any) -> bool:
-    """Whether a tensor follows from constants and from the sizes of the batch other than its rows.
+    """Whether a tensor depends only on constants and on dimensions of the batch other than its number of rows.
 
-    Variables do not count: those of seed generators differ between replicas.
+    False if it depends on a variable: those of seed generators differ between replicas.
     """
     return not tf.executing_eagerly() and next(_sources(tensor, batch), None) is None
 
@@ -35,7 +35,7 @@ _BATCH, _STATE = "batch", "state"
 
 
 def _sources(tensor: Any, batch: Any) -> Iterator[str]:
-    """What a tensor follows from, besides constants, found by a walk against the edges of the graph."""
+    """Walks the graph backwards from a tensor; yields `_BATCH` or `_STATE` for each source but constants."""
     of_batch = {_key(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None}
     seen: set[Any] = set()
     stack = list(tf.nest.flatten(tensor, expand_composites=True))
@@ -69,7 +69,7 @@ def _is_eager(value: Any) -> bool:
 
 
 def _is_size_other_than_rows(tensor: tf.Tensor) -> bool:
-    """`tf.shape(x)[axis]` for an axis that does not count rows."""
+    """Whether a tensor is `tf.shape(x)[axis]` with `axis > 0`."""
     operation = tensor.op
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False

@@ -1,4 +1,4 @@
-"""Whether two calculations give the same numbers, and whether a number is a mean over the rows of a batch."""
+"""Compares the values of several runs, and checks whether a value is a mean over the rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-MANY_SPREADS = 6  # so much further apart, values differ by more than by their random numbers
+MAX_SPREADS = 6  # larger differences are not due to random numbers
 
 
 def tolerance_of(value: Any) -> float:
-    """By how much, relatively, two calculations of one value may differ."""
+    """The relative tolerance when one value is computed in two ways."""
     return 0.1 if value.dtype in (tf.float16, tf.bfloat16) or keras.config.dtype_policy().name != "float32" else 0.01
 
 
 def are_close(value: Any, other: Any, spread: float = 0.0) -> bool:
-    """Whether two tensors of one shape are equal up to rounding; shapes that differ and NaN cannot be compared.
+    """Whether two tensors are equal up to rounding; also True if their shapes differ or values are not finite.
 
     Args:
-        value, other: the tensors.
-        spread: by how much random numbers alone change them.
+        value, other: the tensors to compare.
+        spread: how far random numbers alone move the value (see `spread_of`).
     """
     a, b = np.asarray(tf.cast(value, tf.float64)), np.asarray(tf.cast(other, tf.float64))
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return True
-    allowed = tolerance_of(value) * np.abs(b).max(initial=0.0) + MANY_SPREADS * spread + 1e-6
+    allowed = tolerance_of(value) * np.abs(b).max(initial=0.0) + MAX_SPREADS * spread + 1e-6
     return bool(np.abs(a - b).max(initial=0.0) <= allowed)
 
 
 def spread_of(value: Any, others: Iterable[Any]) -> float:
-    """By how much random numbers change a value: the largest distance of what came in other runs."""
+    """How far random numbers move a value: the largest distance to its values in other runs; infinite if unknown."""
     mine, largest = np.asarray(tf.cast(value, tf.float64)), 0.0
     for other in others:
         if other is None or other.shape != value.shape or not np.isfinite(other).all():
@@ -42,13 +42,13 @@ def spread_of(value: Any, others: Iterable[Any]) -> float:
 
 
 def is_mean(both: Any, first: Any, second: Any, seconds: Any = None, *, spread: float = 0.0) -> bool:
-    """Whether a value can be a mean over rows, by what it is for two parts together, for each, for the second twice.
+    """Whether a value can be a mean over the rows, given its values on two parts of a batch and on both together.
 
     Args:
-        both, first, second: the value for two parts of equally many rows together, and for each.
-        seconds: the value for the second part twice. Where it is given, random numbers are drawn: what the first part
-            changes tells, as far as it goes beyond their `spread`.
-        spread: by how much random numbers change the value.
+        both, first, second: the value on both parts together, and on each alone. They have equally many rows.
+        seconds: the value on the second part repeated twice, if the step draws random numbers. The effect of
+            replacing the second part by the first is then compared, allowing for `spread`.
+        spread: how far random numbers alone move the value (see `spread_of`).
     """
     values = (both, first, second, second if seconds is None else seconds)
     whole, one, other, repeated = (np.asarray(tf.cast(value, tf.float64)).ravel() for value in values)
@@ -61,4 +61,4 @@ def is_mean(both: Any, first: Any, second: Any, seconds: Any = None, *, spread: 
         return bool(by_mean <= (1e-4 if is_exact else tolerance) * max(norm(one), norm(other)) + 1e-6)
     by_difference = norm((whole - repeated) - (one - other) / 2)
     allowed = 4 * tolerance * max(norm(whole - repeated), norm(one - other)) + tolerance**2 * norm(whole)
-    return bool(by_difference <= allowed + MANY_SPREADS * spread)
+    return bool(by_difference <= allowed + MAX_SPREADS * spread)

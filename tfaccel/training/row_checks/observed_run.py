@@ -1,4 +1,4 @@
-"""Runs a training or test step of a model eagerly, keeps what it shows, and leaves the model as it was."""
+"""Runs one step of a model eagerly and records its values, without changing the model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tfaccel.training.steps.replicas import Replicas
 
 @dataclass
 class Run:
-    """What one run of the step showed, by name of what it came from.
+    """The values recorded in one run of a step, keyed by the name of their source.
 
     Attributes:
-        by_row: tensors that have a value for each row.
-        means: tensors that have to be means over the rows.
-        updates: the calls of `update_state` of metrics, with their arguments.
-        gathers: rows were gathered over the replicas.
+        by_row: tensors with one value per row.
+        means: tensors that must be means over the rows.
+        updates: calls of the metrics' `update_state`: the metric, `args` and `kwargs`.
+        gathers: whether the step gathered rows over the replicas.
     """
 
     by_row: dict[str, Any] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class Run:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], None]]:
-    """Lets the model stand for the first local replica's; gives a function that puts all its variables back."""
+    """Makes the model use the first local replica's variables; yields a function that restores their values."""
     touched = {id(v): v for v in variables_of(model)}
-    for layer in private_api.all_layers(model):  # the states of recurrent layers are not among a model's variables
+    for layer in private_api.all_layers(model):  # `model.variables` omits the states of recurrent layers
         found = [*keras.tree.flatten(getattr(layer, "states", None) or []), *vars(layer).values()]
         touched |= {id(v): v for v in found if isinstance(v, keras.Variable)}
     with replicas.local(list(touched.values()), 0):
@@ -63,13 +63,13 @@ def unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], N
 
 
 def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = False) -> Run:
-    """Runs one step on `data`, in which batch normalization is as in inference and optimizers apply nothing.
+    """Runs one step on `data`, with BatchNormalization in inference mode and without applying gradients.
 
     Args:
         model: a built and compiled model.
         data: a batch, as eager tensors.
         kind: "train", "test" or "predict".
-        still: layers that draw random numbers in training, as dropout does, are as in inference too.
+        still: also run layers that draw random numbers in training, such as dropout, in inference mode.
     """
     run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True)
     num_rows = num_rows_of(data)
@@ -85,7 +85,7 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
         stack.enter_context(global_losses(model))
         stack.enter_context(replica_share(share))
         for layer in private_api.all_layers(model):
-            # How batch normalization takes its statistics is the plan's and the user's to say.
+            # The plan and the user decide over which rows BatchNormalization computes its statistics.
             if isinstance(layer, keras.layers.BatchNormalization) or (still and _draws(layer)):
                 stack.enter_context(instance_attributes(layer, {"call": _inference_call(layer)}))
         for metric in metrics_in(model):
@@ -106,7 +106,7 @@ def _own_step(model: keras.Model, data: Any, run: Run, step: Callable[[Any], Any
     noted = NotedResults()
     with noted.while_tracing(metrics_in(model)):
         logs = noted.look_at(step(data)) or {}
-    for name, value in logs.items():  # all but the metrics' own results are averaged over the replicas
+    for name, value in logs.items():  # logs other than metric results are averaged over the replicas
         if name not in noted.of_logs and tf.is_tensor(value) and value.dtype.is_floating and not value.shape.rank:
             run.means[f"log {name}"] = value
 
@@ -129,7 +129,7 @@ def _note_outputs(outputs: Any, run: Run, num_rows: int) -> None:
 
 
 def num_rows_of(data: Any) -> int:
-    """The rows of a batch."""
+    """The number of rows of a batch."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
     return int(leaves[0].shape[0])
 
@@ -160,7 +160,7 @@ def _noting(metric: keras.metrics.Metric, run: Run) -> Callable[..., Any]:
 
 
 def _keeping_gradients(name: str, run: Run) -> dict[str, Any]:
-    """Attributes of an optimizer that applies nothing and keeps what it was given."""
+    """Attributes that make an optimizer record its gradients instead of applying them."""
 
     def apply(gradients: Any, trainable_variables: Any = None) -> None:
         del trainable_variables

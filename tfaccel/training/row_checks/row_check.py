@@ -1,11 +1,11 @@
-"""Finds, before the first step, what couples the rows of a batch, so that N replicas would give other numbers than one.
+"""Finds, before the first step, what couples the rows of a batch and would make N replicas differ from one device.
 
-The rule of several replicas is that a loss is a mean over the rows (or a sum that Keras reduces), and that layers treat
-each row by itself. With `A`, `B` two parts of the first batch, of m rows each, a step is run on `A`, on `B`, and on `A`
-and `B` together, from the same seeds and with nothing kept. Values by row must be the same in `A` alone and in the
-first half of `A, B`; of a mean `q` over the rows must hold `q(A, B) = (q(A) + q(B)) / 2`. Where a step draws random
-numbers, `B` gets others behind `A` than alone, and what must hold is `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`: so what
-does not hold is looked at again, with a run on `B` twice, the first one again, and one with other random numbers.
+On several replicas, a loss must be a mean over the rows (or a sum that Keras reduces), and layers must process each row
+independently. Let `A` and `B` be two parts of the first batch with m rows each. A step runs on `A`, on `B`, and on both
+together, with the same seeds and no lasting updates. Per-row values must be equal in `A` alone and in the first half of
+`A, B`; a mean `q` over the rows must satisfy `q(A, B) = (q(A) + q(B)) / 2`. If a step draws random numbers, `B` gets
+different ones after `A` than alone, and the condition becomes `q(A, B) - q(B, B) = (q(A) - q(B)) / 2`. A failed check
+is therefore repeated with more runs: on `B, B`, on `A, B` again, and on `A, B` with other random numbers.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from tfaccel.training.steps.replicas import Replicas
 logger = logging.getLogger("tfaccel")
 
 MAX_PART_ROWS = 4
-MAX_ROWS = 64  # of which the parts are taken
-_OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # runs on AB: how often seeds are changed
+MAX_ROWS = 64  # the parts are chosen from the first MAX_ROWS rows of the batch
+_OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # runs on AB; the index is added to the seeds
 _ROUNDS = (("AB", "A", "B"), ("BB", "again", "reseeded"), ("reseeded twice", "reseeded thrice"))
 ADVICE = (
-    "Train on one replica (build the model outside of the strategy); or give what is summed as one value for each row, "
-    "and gather what is compared with tfaccel.ops.all_gather_rows. check_rows=False skips this check."
+    "Return one value per row instead of a sum, and use tfaccel.ops.all_gather_rows to gather rows that are compared "
+    "with each other; or build the model outside the strategy to train on one replica. check_rows=False skips this "
+    "check."
 )
 
 
 def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) -> None:
-    """Looks at a step of a model on a few rows of a batch; metrics whose state is no sum are marked as `GATHERED`.
+    """Checks a model's step on a few rows of a batch; adds metrics whose state is not a sum to `GATHERED`.
 
     Args:
         model: a built and compiled model.
-        replicas: the replicas of its strategy.
+        replicas: the replicas of the model's strategy.
         batch: one batch, as eager tensors.
         kind: "train", "test" or "predict".
 
     Raises:
-        CoupledRowsError: names the layer, loss, metric or step that couples the rows, and what can be done.
+        CoupledRowsError: names the layer, loss, metric or step that couples the rows, and how to fix it.
     """
     name_of_step = f"{type(model).__name__}.{kind}_step"
     problem, parts = None, None
@@ -62,29 +63,29 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
             if parts is None:
                 continue
             problem, draws = _check(model, replicas, parts, kind)
-            if problem is None and draws and kind == "train":  # without dropout more can be told
+            if problem is None and draws and kind == "train":  # the check is stricter without dropout
                 own = has_own_train_step(model)
                 problem, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
-        except _LengthsMeet:
+        except _LengthIsAmbiguous:
             continue
-        except Exception as error:  # the first real step will say it, unless it is for the few rows
-            logger.warning("%s could not be checked for what couples the rows of a batch: %r", name_of_step, error)
+        except Exception as error:  # the first real step raises it too, unless it is due to the few rows
+            logger.warning("%s could not be checked for coupled rows: %r", name_of_step, error)
         break
     if problem is not None and parts is not None:
         what = _coupling_layer(model, replicas, parts, kind) or problem
         raise CoupledRowsError(
             f"{what.format(step=name_of_step)}, so {replicas.num_replicas} replicas, each of which sees only its own "
-            f"rows of the batch, would give other numbers than one device. {ADVICE}"
+            f"rows of the batch, would not give the results of one device. {ADVICE}"
         )
 
 
 def _check(
     model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str, *, still: bool = False
 ) -> tuple[str | None, bool]:
-    """What couples the rows, or None; and whether the step draws random numbers.
+    """Returns what couples the rows, or None, and whether the step draws random numbers.
 
     Raises:
-        _LengthsMeet: if a layer adds a loss that has as many values as there are rows, whatever the rows.
+        _LengthIsAmbiguous: if a layer adds a loss of fixed length that happens to equal the number of rows.
     """
     with unchanged(model, replicas) as reset:
         runs: dict[str, Run] = {}
@@ -94,8 +95,8 @@ def _check(
                 for state in seed_variables(model) if name in _OTHER_SEEDS else ():
                     state.assign(tf.convert_to_tensor(state) + _OTHER_SEEDS.index(name))
                 runs[name] = observed_run(model, parts.get(name, parts["AB"]), kind, still=still)
-            if _lengths_meet(runs["A"], runs["AB"]):
-                raise _LengthsMeet
+            if _is_length_ambiguous(runs["A"], runs["AB"]):
+                raise _LengthIsAmbiguous
             draws = _draws(runs)
             problem = _problem(model, runs, draws=draws)
             if problem is None:
@@ -106,11 +107,11 @@ def _check(
     return problem, draws
 
 
-class _LengthsMeet(Exception):
-    """Another number of rows has to be tried."""
+class _LengthIsAmbiguous(Exception):
+    """Signals that the check must be repeated with another number of rows."""
 
 
-def _lengths_meet(one: Run, other: Run) -> bool:
+def _is_length_ambiguous(one: Run, other: Run) -> bool:
     for name in (name for name in one.values if name.startswith("added loss")):
         loss, loss_of_other = one.values[name], other.values.get(name)
         if loss_of_other is not None and loss.shape == loss_of_other.shape and (name in one.by_row | other.by_row):
@@ -119,7 +120,7 @@ def _lengths_meet(one: Run, other: Run) -> bool:
 
 
 def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
-    """The batches on which the step is run; None where the batch has too few rows, or sparse tensors."""
+    """The batches to run the step on; None if the batch has too few rows or contains sparse tensors."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     if not leaves or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return None
@@ -127,7 +128,7 @@ def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
     num_rows = min((int(leaf.shape[0] or 0) for leaf in with_rows), default=0)
     if num_rows < 2 * part_rows:
         return None
-    # Rows with the least and the most padding: what is divided by the rest shows there.
+    # Comparing the rows with the least and the most padding reveals a division by the number of unpadded values.
     order = np.argsort(sum(_padding(leaf[: min(num_rows, MAX_ROWS)]) for leaf in with_rows), kind="stable").tolist()
     first, second = order[:part_rows], order[-part_rows:]
 
@@ -141,7 +142,7 @@ def _parts(batch: Any, part_rows: int) -> dict[str, Any] | None:
 
 
 def _padding(leaf: Any) -> Any:
-    """How many values of each row are zero or empty; of ragged rows, how many values they have not."""
+    """The number of zero or empty values in each row; for ragged rows, the negative length."""
     if isinstance(leaf, tf.RaggedTensor):
         return -leaf.row_lengths().numpy()
     by_row = tf.reshape(leaf, [leaf.shape[0], -1])
@@ -149,7 +150,7 @@ def _padding(leaf: Any) -> Any:
 
 
 def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | None:
-    """What couples the rows, as the beginning of a sentence; None if nothing does or nobody can tell."""
+    """The start of an error message that names what couples the rows; None if nothing is found or rows are gathered."""
     if any(run.gathers for run in runs.values()):
         return None
     values = {which: run.values for which, run in runs.items()}
@@ -168,7 +169,7 @@ def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | 
 
 
 def _draws(runs: dict[str, Run]) -> bool:
-    """Whether other random numbers, or nothing but another run, change any value by more than rounding does."""
+    """Whether any value differs by more than rounding when a run is repeated or its random numbers change."""
     reruns = [runs[which].values for which in _OTHER_SEEDS if which in runs]
     for name, value in runs["AB"].values.items() if reruns else ():
         others = [rerun.get(name) for rerun in reruns]
@@ -182,25 +183,25 @@ def _named(model: keras.Model, name: str) -> str:
     kind, detail = name.split(" ", 1) if name.startswith("log ") else name.rsplit(" ", 1)
     losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
     compiled = (
-        f"The loss ({', '.join(map(str, losses))}) is no mean over the rows: it compares the examples of a batch, sums "
-        "them, or divides by something of its own"
+        f"The loss ({', '.join(map(str, losses))}) is not a mean over the rows: it compares the rows of a batch, sums "
+        "over them, or divides by something other than their number"
     )
-    own_loss = f"{type(model).__name__}.compute_loss is no mean over the rows of the batch"
+    own_loss = f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
     overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
     adding = private_api.names_of_layers_that_add_losses(model)
     return {
         "output": f"The output of {type(model).__name__} for one row depends on the other rows of the batch",
         "loss": compiled,
-        "added loss": f"A loss that is added by layer {', '.join(adding)} is neither a mean over the rows nor a value "
-        "for each",
+        "added loss": f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per "
+        "row",
         "compute_loss": own_loss if overrides_loss else compiled,
-        "log": f"Log {detail!r} of {{step}} is no mean over the rows of the batch: return a metric's result",
-        "metric": f"Metric {detail!r} is updated with a number that is no mean over the rows of the batch",
-    }.get(kind, "The gradients that {step} applies are no means over the rows of the batch")
+        "log": f"Log {detail!r} of {{step}} is not a mean over the rows of the batch: return a metric's result",
+        "metric": f"Metric {detail!r} is updated with a scalar that is not a mean over the rows of the batch",
+    }.get(kind, "The gradients that {step} applies are not means over the rows of the batch")
 
 
 def _coupling_layer(model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str) -> str | None:
-    """Names the first layer inside the model whose output for one row depends on the others."""
+    """Names the first layer inside the model whose output for one row depends on the other rows."""
     outputs: list[dict[str, Any]] = []
     layers = [layer for layer in private_api.all_layers(model) if layer is not model]
     with unchanged(model, replicas) as reset, contextlib.ExitStack() as stack:

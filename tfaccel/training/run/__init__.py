@@ -1,1 +1,1 @@
-"""One run of `train`: its session, callbacks, data, checkpoints and run directory."""
+"""A run of `train`: its session, callbacks, data, checkpoints and run directory."""

@@ -1,4 +1,4 @@
-"""Where training batches are augmented: on the host or on the device, by what is measured to be faster."""
+"""Decides by measurement whether training batches are augmented on the host or on the device."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger("tfaccel")
 
 REPETITIONS = 3
 WINDOW_SECONDS = 0.5
-MIN_STEPS, MAX_STEPS = 4, 64  # in one turn
+MIN_STEPS, MAX_STEPS = 4, 64  # per turn
 
 
 def is_unplaced(plan: Plan) -> bool:
-    """Whether the rules left open where to augment: not so where a user, or a measurement, has decided.
+    """Whether `augment_on` is still undecided: neither set by the user nor measured.
 
     Example:
         >>> is_unplaced(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8))
@@ -52,21 +52,22 @@ def place_augmentation(
     epochs: int | None = None,
     window_seconds: float = WINDOW_SECONDS,
 ) -> Plan:
-    """The plan with the faster `augment_on`, as measured here, and a reason with both times.
+    """Returns the plan with the `augment_on` measured to be faster, and both times as its reason.
 
-    A model of the workload is made and trained for some steps by turns, with batches augmented on the host and on the
-    device. Every turn begins with an empty pipeline; the first turns, and the first steps of each, are thrown away.
+    A model of the workload is built and trained for a few steps in alternating turns, with batches augmented on the
+    host or on the device. Each turn starts with an empty pipeline; the first turn of each place, and the first steps of
+    each turn, are discarded.
 
     Args:
-        workload: what is to be trained. Without `augment` there is nothing to place, and the plan comes back as it is.
-        plan: how. With several workers nothing is measured, and they augment on the host.
-        strategy: that of the plan, in its runtime; None: a new one.
-        seed: decides the data.
-        epochs: of the run that is planned; None for as many as the workload recommends.
-        window_seconds: about how long a turn lasts at the slower place; it has at least 4 steps, and at most 64.
+        workload: the workload to train. Without `augment`, the plan is returned unchanged.
+        plan: the plan to train with. With several workers nothing is measured, and they augment on the host.
+        strategy: the plan's strategy, in its runtime; None for a new one.
+        seed: determines the data.
+        epochs: number of epochs of the planned run; None for the workload's recommendation.
+        window_seconds: approximate duration of a turn at the slower place; a turn has 4 to 64 steps.
 
     Raises:
-        PlanError: as training with this plan does.
+        PlanError: if training with this plan raises it.
 
     Example:
         >>> from tfaccel.recipes import image_classification
@@ -78,13 +79,13 @@ def place_augmentation(
     if workload.augment is None:
         return plan
     if plan.num_workers > 1:
-        return _with_place(plan, "host", "Not measured: there are several workers, each with a host of its own.")
+        return _with_place(plan, "host", "Not measured: there are several workers, each with its own host.")
     trials = _trials(workload, plan, make_strategy(plan) if strategy is None else strategy, seed=seed, epochs=epochs)
     estimates = [trials["host"].step_seconds(1)]
     try:
         estimates.append(trials["device"].step_seconds(1))
     except tf.errors.OpError as error:
-        # The device has no kernel for an operation, or too little memory; or XLA, on a TPU, cannot compile it.
+        # The device lacks a kernel for an operation, or memory; or, on a TPU, XLA cannot compile it.
         return _with_place(plan, "host", f"The device cannot run `augment`: {_cause(error)}")
     num_steps = min(MAX_STEPS, max(MIN_STEPS, round(window_seconds / max(estimates))))
     seconds: dict[str, list[float]] = {place: [] for place in trials}
@@ -97,21 +98,21 @@ def place_augmentation(
 
 
 def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runtime, *, epochs: int) -> Plan:
-    """The plan of a run, with augmentation placed where that was left open; the choice is logged.
+    """Returns a run's plan with `augment_on` measured if it was undecided, and logs the choice.
 
-    A run that goes on stays with the place that it began with. Random generators are as if nothing had been measured.
+    A resumed run keeps its first choice. Random generators end in the same state as without a measurement.
 
     Args:
-        workload, plan: what is trained, and how.
-        run_dir: of this run.
-        runtime: of this plan, entered.
-        epochs: of the run.
+        workload, plan: the workload to train, and the plan to train it with.
+        run_dir: the run directory.
+        runtime: the plan's runtime, entered.
+        epochs: number of epochs of the run.
     """
     if workload.augment is None or not is_unplaced(plan):
         return plan
     began_with = run_dir.path / "plan.json"
     if run_dir.resumes and began_with.exists() and plan.num_workers == 1:
-        placed = _with_place(plan, Plan.load(began_with).augment_on, "The run began with it.")
+        placed = _with_place(plan, Plan.load(began_with).augment_on, "The run started with it.")
     else:
         seed = runtime.seed or 0
         placed = place_augmentation(workload, plan, strategy=runtime.strategy, seed=seed, epochs=epochs)
@@ -125,8 +126,8 @@ class _Trial:
     """Training for a few steps with batches augmented at one place.
 
     Args:
-        engine: of a model that may be trained for nothing.
-        source: its data.
+        engine: the engine of a throwaway model.
+        source: the data to train on.
     """
 
     def __init__(self, engine: Engine, source: WorkloadSource) -> None:
@@ -134,10 +135,10 @@ class _Trial:
         self._source = source
 
     def step_seconds(self, num_steps: int) -> float:
-        """Seconds of one step, the wait for its batch included, over so many steps.
+        """Mean seconds per step over `num_steps`, including the wait for each batch.
 
-        Untimed steps come first, and trace and compile if need be. The pipeline starts anew and is let go afterwards,
-        so that nothing that was prepared ahead counts, and nothing runs beside other turns.
+        Untimed steps run first; they trace and compile if necessary. The pipeline is created for this turn and closed
+        afterwards, so that no batches are prepared before the turn or during another one.
         """
         try:
             feed = self._run(self._source.feed(), max(1, num_steps // 4))
@@ -148,11 +149,11 @@ class _Trial:
             self._source.close()
 
     def _run(self, feed: Feed, num_steps: int) -> Feed:
-        """Runs steps to their end, through several epochs if need be; returns the feed of the last one."""
+        """Runs steps and waits for them, over several epochs if necessary; returns the last epoch's feed."""
         while num_steps > 0:
             if feed.exhausted:
                 feed = self._source.feed()
-            self._engine.model.reset_metrics()  # a NaN from before would end every window at its first step
+            self._engine.model.reset_metrics()  # an earlier NaN would end each window at its first step
             result = self._engine.run("train", feed, num_steps)
             for value in result.logs.values():
                 np.asarray(value)  # waits for the device
@@ -163,7 +164,7 @@ class _Trial:
 def _trials(
     workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None
 ) -> dict[str, _Trial]:
-    """Place -> training with batches augmented there, all with one model."""
+    """Place -> trial with batches augmented there; all trials share one model."""
     replicas = Replicas(strategy)
     sources = {
         place: WorkloadSource(workload, replace(plan, augment_on=place), replicas, seed=seed)
@@ -178,7 +179,7 @@ def _trials(
 
 
 def _cause(error: tf.errors.OpError) -> str:
-    """What went wrong, in one line: the last part of TensorFlow's message, below where in the code it was."""
+    """The cause in one line: the last paragraph of TensorFlow's message, after the stack trace."""
     return str(error.message).split("\n\n")[-1].strip().partition("\n")[0][:300]
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints of a whole training state: JSON and plain arrays, committed by a rename, checked by SHA-256.
+"""Checkpoints of the complete training state: JSON and plain arrays, committed by a rename, checked by SHA-256.
 
-A checkpoint holds what an uninterrupted run has in memory between two steps: weights, optimizer, the seeds of dropout
-(which no Keras format saves), what accumulated gradients and metrics hold, the state of callbacks, and the position in
-the data. Resumed, a run gives the same weights as one that was never interrupted.
+A checkpoint holds what an uninterrupted run has in memory between two steps: weights, optimizer state, dropout seeds
+(which no Keras format saves), accumulated gradients, metric state, callback state, and the position in the data. A
+resumed run ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FORMAT = 1
 
 
 def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
-    """The state of a model and its optimizers as arrays. All workers have to call it together.
+    """The state of a model and its optimizers as arrays. All workers must call it together.
 
-    Moving statistics are averaged over the replicas first. Metrics and accumulated gradients are parts of a sum: theirs
-    are kept for each replica, in a first axis, so that a resumed sum is the same to the last bit.
+    Moving statistics are averaged over the replicas first. Metrics and accumulated gradients are partial sums; they are
+    stored per replica, along a new first axis, so that a resumed sum is bit-identical.
     """
     align_seeds(model, replicas)
     average_drifting(model, replicas)
@@ -49,25 +49,25 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
 
 
 def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndarray]) -> None:
-    """Gives every replica the state that `read_state` returned.
+    """Writes the state that `read_state` returned to all replicas.
 
     Raises:
-        RunDirError: if the state is of another model.
+        RunDirError: if the state belongs to another model.
     """
     seeds = seed_variables(model)
-    if f"seed/{len(seeds)}" in state:  # the run that was stopped had made Keras's global seed generator
+    if f"seed/{len(seeds)}" in state:  # the stopped run had created Keras's global seed generator
         keras.random.uniform(())
         seeds = seed_variables(model)
     expected = {f"seed/{i}" for i in range(len(seeds))} | {name for name, _, _ in _variables(model)}
     if expected != set(state):
         odd = sorted(expected ^ set(state))[0]
-        raise RunDirError(f"The checkpoint is of another model or optimizer: {odd} is in only one of them.")
+        raise RunDirError(f"The checkpoint belongs to another model or optimizer: {odd} is in only one of them.")
     for name, variable, summed in _variables(model):
         parts = _parts_for(state[name], replicas.num_replicas) if summed else [state[name]] * replicas.num_replicas
         if tuple(parts[0].shape) != tuple(variable.shape):
             raise RunDirError(
-                f"The checkpoint is of another model: {name} ({variable.path}) has shape {tuple(parts[0].shape)} there "
-                f"and {tuple(variable.shape)} here."
+                f"The checkpoint belongs to another model: {name} ({variable.path}) has shape {tuple(parts[0].shape)} "
+                f"there and {tuple(variable.shape)} here."
             )
         for replica, component in enumerate(_components(variable, replicas)):
             component.assign(parts[replicas.first_replica + replica])
@@ -76,7 +76,7 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
 
 
 def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]:
-    """Name, variable, and whether the replicas hold parts of a sum."""
+    """Yields name, variable, and whether the replicas hold partial sums."""
     for i, variable in enumerate(model.weights):
         yield f"weight/{i}", variable, False
     for i, variable in enumerate(model.metrics_variables):
@@ -92,7 +92,7 @@ def _components(variable: keras.Variable, replicas: Replicas) -> list[tf.Variabl
 
 
 def _parts_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:
-    """The parts of a sum for another number of replicas: all of it on the first one."""
+    """Partial sums for another number of replicas: the total on the first one, zeros on the others."""
     if len(parts) == num_replicas:
         return list(parts)
     total = np.sum(parts, axis=0, dtype=parts.dtype)
@@ -100,7 +100,7 @@ def _parts_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:
 
 
 def _of_all_workers(parts: np.ndarray, replicas: Replicas) -> np.ndarray:
-    """The parts of all replicas, in their order, from those of the local ones."""
+    """The partial sums of all replicas, in order, gathered from the local ones of each worker."""
     if replicas.num_workers == 1:
         return parts
     strategy, first = replicas.strategy, replicas.first_replica
@@ -115,12 +115,12 @@ def _of_all_workers(parts: np.ndarray, replicas: Replicas) -> np.ndarray:
 
 
 def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[str, Any], *, keep: int = 2) -> Path:
-    """Writes a checkpoint beside the others, and keeps the newest `keep`.
+    """Writes a checkpoint, and deletes all but the newest `keep`.
 
     Args:
         folder: the folder of checkpoints.
         arrays: name -> array.
-        position: JSON-serialisable; its `step` names the checkpoint.
+        position: JSON-serializable; its `step` names the checkpoint.
     """
     final = folder / f"step_{position['step']:010d}"
     temporary = folder / f".{final.name}-{os.getpid()}"
@@ -149,12 +149,12 @@ def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The committed checkpoints, oldest first."""
+    """Committed checkpoints, oldest first."""
     return sorted(folder.glob("step_*")) if folder.is_dir() else []
 
 
 def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The newest checkpoint that is whole: arrays and position; broken ones are named in a warning and passed over."""
+    """Arrays and position of the newest complete checkpoint; broken ones are skipped with a warning."""
     for path in reversed(checkpoints(folder)):
         try:
             return _load(path)
@@ -177,7 +177,7 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def to_bytes(arrays: dict[str, np.ndarray], position: dict[str, Any]) -> bytes:
-    """A checkpoint as bytes, for another worker; `from_bytes` takes it back."""
+    """A checkpoint as bytes, to send to another worker; `from_bytes` reads it."""
     header = {"dtypes": {name: str(array.dtype) for name, array in arrays.items()}, "position": position}
     content = io.BytesIO()
     plain = {name: _plain(array) for name, array in arrays.items()}
@@ -186,7 +186,7 @@ def to_bytes(arrays: dict[str, np.ndarray], position: dict[str, Any]) -> bytes:
 
 
 def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the position that `to_bytes` was given."""
+    """The arrays and position passed to `to_bytes`."""
     line, _, rest = content.partition(b"\n")
     header = json.loads(line)
     with np.load(io.BytesIO(rest)) as found:
@@ -194,7 +194,7 @@ def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """An array of a type that numpy's own format knows; bfloat16 and the like travel as bytes."""
+    """An array with a dtype that NumPy's file format supports; others, such as bfloat16, as unsigned integers."""
     return array if array.dtype.kind in "biufcSU" else array.view(np.uint8 if array.dtype.itemsize == 1 else np.uint16)
 
 

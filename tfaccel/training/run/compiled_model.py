@@ -1,4 +1,4 @@
-"""The model of a workload, compiled as a plan says."""
+"""Builds a workload's model and compiles it according to a plan."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tfaccel.training.steps.model_parts import has_own_train_step
 
 
 def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
-    """A fresh model of a workload, to be called inside the scope of the plan's strategy.
+    """Builds and compiles a new model of a workload; call it inside the scope of the plan's strategy.
 
     Args:
-        workload, plan: what is trained, and how.
-        num_steps: optimizer steps of the whole run, for `compile_args`; None if the number is not known.
+        workload, plan: the workload to train, and the plan to train it with.
+        num_steps: number of optimizer steps of the whole run, for `compile_args`; None if unknown.
 
     Raises:
-        WorkloadError: if `build_model` returns something else than a Keras 3 model, which is compiled if `compile_args`
-            is the model's own, and not compiled otherwise; if `compile_args` returns something else than a dict of what
-            `Model.compile` takes; or if one of them fails.
+        WorkloadError: if `build_model` does not return a Keras 3 model, which must be compiled if `compile_args` is
+            a `CompiledByModel`, and not compiled otherwise; if `compile_args` does not return a dict of arguments of
+            `Model.compile`; or if one of them fails.
     """
     model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
     if not isinstance(model, keras.Model):
@@ -40,7 +40,7 @@ def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> 
     if isinstance(workload.build_model, RebuiltModel) and workload.build_model.dtype_policy != plan.dtype_policy:
         raise PlanError(
             f"The model was built with the dtype policy {workload.build_model.dtype_policy}, which the plan cannot "
-            f"change. Received: dtype_policy={plan.dtype_policy!r}. Give the function that builds the model."
+            f"change. Received: dtype_policy={plan.dtype_policy!r}. Pass the function that builds the model."
         )
     if plan.synchronize_batch_norm:
         synchronize_batch_norm(model)
@@ -50,8 +50,8 @@ def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> 
         return with_plan(model, plan)
     if model.compiled:
         raise WorkloadError(
-            f"build_model of workload {workload.name!r} must return a model that is not compiled. Leave out "
-            "`compile`, and let compile_args return its arguments; or leave out those."
+            f"build_model of workload {workload.name!r} must return a model that is not compiled. Omit "
+            "`compile`, and return its arguments from compile_args; or omit compile_args."
         )
     arguments = compile_arguments(workload, num_steps=num_steps)
     text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"
@@ -70,7 +70,7 @@ def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan) -> None:
 
 
 def _check_compiled(model: keras.Model, workload: Workload) -> None:
-    """Raises WorkloadError unless a model was compiled by its own function, for training."""
+    """Raises WorkloadError unless the function that builds the model has compiled it for training."""
     what = "is not compiled" if not model.compiled else "was compiled without an optimizer"
     if not model.compiled or (model.optimizer is None and not has_own_train_step(model)):
         raise WorkloadError(
@@ -80,7 +80,7 @@ def _check_compiled(model: keras.Model, workload: Workload) -> None:
 
 
 def with_plan(model: keras.Model, plan: Plan) -> keras.Model:
-    """A model that was compiled already, to be trained as a plan says; to be called before its first step."""
+    """Applies a plan to a model that is already compiled; call it before the first step."""
     if plan.accumulation_steps > 1:
         accumulate(model.optimizer, plan.accumulation_steps)
     model.jit_compile = plan.jit_compile
@@ -90,7 +90,7 @@ def with_plan(model: keras.Model, plan: Plan) -> keras.Model:
 
 
 def engine_options(plan: Plan) -> EngineOptions:
-    """The options of the engine that trains as a plan says."""
+    """The engine's options for a plan."""
     return EngineOptions(
         sum_duplicate_indices=plan.sum_duplicate_indices,
         bytes_per_pack=plan.bytes_per_pack,

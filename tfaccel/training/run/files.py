@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under a temporary name, then renamed."""
+"""Atomic file writes: under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`, of the same suffix; renames it to `path` if the block ends well."""
+    """Yields a temporary path next to `path`, with the same suffix; renames it to `path` if the block succeeds."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -28,25 +28,25 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON; numbers that JSON lacks (NaN, infinity) become null."""
+    """Writes a value as JSON, with null for NaN and infinity."""
     with whole_file(path) as temporary:
         temporary.write_text(json.dumps(finite(value), indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text in UTF-8."""
+    """Writes text as UTF-8."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     with whole_file(path) as temporary:
         temporary.write_text("".join(json.dumps(finite(row)) + "\n" for row in rows))
 
 
 def finite(value: Any) -> Any:
-    """A nest of values with None in place of NaN and infinity."""
+    """A nested value with NaN and infinity replaced by None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of the devices that hold it, told while it is built and before any step."""
+"""Checks that a model fits into device memory, while it is built and before the first step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _WHAT = "weights and gradients"
 
 @contextlib.contextmanager
 def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
-    """Ends the building of a model in this block, inside the strategy's scope, once it is known to be too large.
+    """Stops building a model, inside the strategy's scope, as soon as it exceeds the available memory.
 
-    Without this, a process whose weights are too many for the machine is killed without a word.
+    Without this check, the operating system kills the process without a message.
 
     Args:
-        name: of the workload.
-        plan, hardware: where the model is held, and how much memory is there.
+        name: name of the workload.
+        plan, hardware: the devices that hold the model, and their memory.
 
     Raises:
-        WorkloadError: at the first variable for which, or for whose gradient, there is no memory.
+        WorkloadError: at the first variable that does not fit together with its gradient.
 
     Example:
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)
@@ -54,12 +54,12 @@ def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
 
 
 def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) -> None:
-    """Refuses a model that is built if its weights, their gradients and its optimizer are more than the memory.
+    """Refuses a built model whose weights, gradients and optimizer state exceed the available memory.
 
-    What is calculated in a step comes on top, and is not known beforehand: a model that passes may still be too large.
+    Activations come on top and are not known in advance, so a model that passes may still be too large.
 
     Args:
-        model: built, with its optimizer.
+        model: a built model with its optimizer.
         name, plan, hardware: as in `within_memory`.
 
     Raises:
@@ -70,11 +70,11 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     variables = {id(one): one for one in [*model.variables, *(optimizer.variables if optimizer else [])]}
     needed = sum(map(_bytes_of, variables.values()))
     if room is not None and needed > room:
-        raise WorkloadError(_message(name, f"{_WHAT}, and what the optimizer keeps, take", needed, room, plan))
+        raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan))
 
 
 def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
-    """The memory of the smallest device, of the CPU each replica's share; None where it is not known."""
+    """Memory of the smallest device, or each replica's share of a CPU's; None if unknown."""
     if plan.devices[0].startswith("CPU"):
         return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
     sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
@@ -82,7 +82,7 @@ def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
 
 
 def _bytes_of(variable: Any) -> int:
-    """What a variable takes, with a gradient where it is trained."""
+    """Size of a variable, and of its gradient if it is trainable."""
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     if not shape.is_fully_defined() or dtype.size is None:
         return 0

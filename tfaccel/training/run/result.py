@@ -1,4 +1,4 @@
-"""The noun `TrainResult`: what a training run did, as it stands in `result.json`."""
+"""`TrainResult`: the outcome of a training run, as saved in `result.json`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training run did.
+    """The outcome of a training run.
 
     Attributes:
         recipe: name of the workload.
-        plan: how it was trained.
-        history: metric name -> one value an epoch.
-        final: metrics of the finished model on the validation data (of the last epoch where there is none).
-        examples_per_second: training examples per second, first graph call left out.
-        step_seconds: {"median", "p95"} over the graph calls, seconds of one optimizer step.
+        plan: the plan that it was trained with.
+        history: metric name -> one value per epoch.
+        final: metrics of the finished model on the validation data (without any, those of the last epoch).
+        examples_per_second: training examples per second, excluding the first graph call.
+        step_seconds: {"median", "p95"} seconds per optimizer step, excluding the first graph call.
         first_step_seconds: duration of the first graph call, which traces and compiles.
-        wall_seconds: the whole call of `train`.
-        hardware: what the machine is, as data.
+        wall_seconds: duration of the whole call to `train`.
+        hardware: description of the machine, as JSON data.
         versions: package -> version.
-        run_dir: where everything stands.
-        baselines: what the finished model and simple predictors reach on the validation data; None if it is not known.
+        run_dir: path of the run directory.
+        baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
     """
 
     recipe: str
@@ -49,17 +49,17 @@ class TrainResult:
 
     @property
     def verdict(self) -> FitVerdict:
-        """What the history and the baselines say of the fit, and what to try."""
+        """A diagnosis of the fit from the history and the baselines, with what to try next."""
         return verdict(self.history, baselines=self.baselines, final_loss=self.final.get("loss"))
 
     def to_json(self) -> dict[str, Any]:
-        """The result, and its verdict, as JSON-serialisable data."""
+        """The result and its verdict as JSON-serializable data."""
         baselines = None if self.baselines is None else self.baselines.to_json()
         return {**asdict(self), "plan": self.plan.to_json(), "baselines": baselines, "verdict": self.verdict.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The result that `to_json` wrote."""
+        """Restores a result from the data of `to_json`."""
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         baselines = data.get("baselines")
         known["baselines"] = None if baselines is None else BaselineScores.from_json(baselines)
@@ -67,7 +67,7 @@ class TrainResult:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
+    """Versions of Python and of the packages that affect a result."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

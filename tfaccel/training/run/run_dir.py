@@ -1,4 +1,4 @@
-"""The run directory: what `train` writes, and the check that it holds no other run."""
+"""The run directory: the files that `train` writes, and a check that it holds no other run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tfaccel.errors import RunDirError
 from tfaccel.training.run.files import write_json, write_json_lines
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_POSITION = ("epoch", "step", "seconds")  # what a row holds beside metrics
+_POSITION = ("epoch", "step", "seconds")  # keys of a row that are not metrics
 
 
 class RunDir:
     """The directory of one training run.
 
     Args:
-        path: where; made by `start`, not before.
-        config: what identifies the run (JSON-serialisable); a resumed run must have the same.
-        resume: "never": the directory must be new or empty; "auto": go on if it holds this very run.
-        writes: False on workers that are not the chief: nothing is written.
+        path: the directory, which `start` creates.
+        config: JSON-serializable data that identifies the run; a resumed run must have the same.
+        resume: "never": the directory must be new or empty; "auto": continue if it holds this run.
+        writes: False on workers other than the chief, which write nothing.
 
     Raises:
         RunDirError: if the path is a file, or holds another run or other files.
@@ -48,37 +48,37 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints stand."""
+        """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def tensorboard(self) -> Path:
-        """Where TensorBoard's event files stand."""
+        """The directory of TensorBoard's event files."""
         return self.path / "tensorboard"
 
     @property
     def model_file(self) -> Path:
-        """The finished model."""
+        """The file of the finished model."""
         return self.path / "model.keras"
 
     def start(self, plan: dict[str, Any]) -> None:
-        """Makes the directory and writes what the run is."""
+        """Creates the directory and writes the config and the plan."""
         if self.writes:
             self._hold()
             self.make(self.checkpoints, self.tensorboard, plan=plan)
 
     def _hold(self) -> None:
-        """Keeps other runs out until `close`, or until this process ends, however it does.
+        """Locks the directory until `close`, or until this process ends for any reason.
 
         Raises:
-            RunDirError: if another run holds the directory, or has written into it since this one looked.
+            RunDirError: if another run has locked the directory, or has written to it since it was checked.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = _locked(self.path)
         except BlockingIOError as error:
             raise RunDirError(
-                f"Another run is going on in the run directory {self.path}. Wait for its end, or choose a new one."
+                f"Another run is using the run directory {self.path}. Wait for it to end, or choose a new one."
             ) from error
         except OSError as error:
             raise self._cannot_be_written(error) from error
@@ -86,16 +86,16 @@ class RunDir:
         if self._content() != self._seen:
             self.close()
             raise RunDirError(
-                f"Another run has written into the run directory {self.path} meanwhile. Choose a new one, or go on "
-                'with that run: resume="auto" (--resume=auto).'
+                f"Another run has just written to the run directory {self.path}. Choose a new one, or resume "
+                'that run: resume="auto" (--resume=auto).'
             )
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lets others in at the end of the block; says what to do where the disk is full.
+        """Unlocks the directory at the end of the block, and explains errors such as a full disk.
 
         Raises:
-            RunDirError: in place of an error that a file of the run cannot be written.
+            RunDirError: instead of an `OSError`, if a file of the run cannot be written.
         """
         try:
             yield
@@ -103,14 +103,14 @@ class RunDir:
             if error.errno not in _CANNOT_WRITE:
                 raise
             raise RunDirError(
-                f"The run directory {self.path} cannot be written: {error.strerror}. Make room, and go on with the "
+                f"The run directory {self.path} cannot be written: {error.strerror}. Free space, and resume the "
                 'run: resume="auto" (--resume=auto).'
             ) from error
         finally:
             self.close()
 
     def _content(self) -> tuple[tuple[str, int], ...]:
-        """What is there of a run, and when it was written."""
+        """The files of a run and their modification times."""
         files = [self.path / "config.json", self.path / "result.json", *self.path.glob("checkpoints/step_*")]
         return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in files if file.exists()))
 
@@ -118,7 +118,7 @@ class RunDir:
         return RunDirError(f"The run directory {self.path} cannot be written: {error}. Choose another one.")
 
     def make(self, *folders: Path, **files: dict[str, Any]) -> None:
-        """Makes the directory, with `config.json`, folders in it, and JSON files by name.
+        """Creates the directory with `config.json`, folders, and JSON files by name.
 
         Raises:
             RunDirError: if it cannot be written.
@@ -132,7 +132,7 @@ class RunDir:
             raise self._cannot_be_written(error) from error
 
     def rows_before(self, num_epochs: int) -> bytes:
-        """The metrics of the epochs before `num_epochs`, as JSON lines; later ones will be trained again."""
+        """The metrics of the first `num_epochs` epochs, as JSON lines; later ones will be trained again."""
         file = self.path / "metrics.jsonl"
         try:
             lines = file.read_text().splitlines() if self.resumes and num_epochs and file.exists() else []
@@ -141,11 +141,11 @@ class RunDir:
             raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def take_rows(self, lines: bytes) -> None:
-        """Takes the metrics of epochs that were trained before."""
+        """Sets the metrics of the epochs trained before resuming."""
         self.rows = [json.loads(line) for line in lines.splitlines()]
 
     def history(self) -> dict[str, list[float | None]]:
-        """The metrics of every epoch by name."""
+        """The metrics of all epochs, by name."""
         names = [name for name in (self.rows[0] if self.rows else {}) if name not in _POSITION]
         return {name: [row.get(name) for row in self.rows] for name in names}
 
@@ -156,7 +156,7 @@ class RunDir:
             write_json_lines(self.path / "metrics.jsonl", self.rows)
 
     def result(self) -> dict[str, Any] | None:
-        """The outcome of a run that is complete; None where it is not."""
+        """The outcome of a complete run; None if it is not complete."""
         file = self.path / "result.json"
         if not self.resumes or not file.exists():
             return None
@@ -166,7 +166,7 @@ class RunDir:
             raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def write_raw_input(self, raw_input: Any) -> None:
-        """Writes what raw inputs are, if that is known."""
+        """Writes the description of raw inputs, if there is one."""
         if self.writes and raw_input is not None:
             write_json(self.path / "raw_input.json", raw_input.to_json())
 
@@ -187,10 +187,10 @@ class RunDir:
 
 
 def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
-    """A path at which a run may begin, or go on, as far as can be told without knowing the run.
+    """Checks that a run may start or resume at a path, as far as possible without the run's config.
 
     Raises:
-        RunDirError: if it is a file, or a directory that holds something else, or a run that is not to go on.
+        RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
     """
     if resume not in ("never", "auto"):
         raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
@@ -203,14 +203,14 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
         raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunDirError(f"The run directory {path} cannot be made: {there} is no folder that can be written.")
+        raise RunDirError(f"The run directory {path} cannot be created: {there} is not a writable folder.")
     if is_empty:
         return path
     if not (path / "config.json").exists():
         raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
     if resume == "never":
         raise RunDirError(
-            f"The run directory {path} holds a run already. Choose a new one, or go on with that run: "
+            f"The run directory {path} already holds a run. Choose a new one, or resume that run: "
             'resume="auto" (--resume=auto).'
         )
     _read_config(path)
@@ -228,12 +228,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> int:
-    """The descriptor of a lock that only one process has, and that the kernel takes back when that ends.
+    """The descriptor of an exclusive lock, which the kernel releases when the process ends.
 
     Raises:
-        BlockingIOError: if another process has it.
+        BlockingIOError: if another process holds it.
     """
-    places = [(folder, os.O_RDONLY), (folder / ".lock", os.O_RDWR | os.O_CREAT)]  # NFS locks no folder, but a file
+    places = [(folder, os.O_RDONLY), (folder / ".lock", os.O_RDWR | os.O_CREAT)]  # NFS locks files, not folders
     for place, flags in places:
         descriptor = os.open(place, flags, 0o644)
         try:
@@ -254,6 +254,6 @@ def _nothing() -> None:
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with `options` brought up to its own level, as `options.name`."""
+    """The config with `options` flattened to `options.name`."""
     options = {f"options.{name}": value for name, value in config.get("options", {}).items()}
     return {**{name: value for name, value in config.items() if name != "options"}, **options}

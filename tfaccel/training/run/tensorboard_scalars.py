@@ -1,7 +1,7 @@
-"""Metrics of epochs for TensorBoard, as `keras.callbacks.TensorBoard` names them, at a small part of its cost.
+"""Epoch metrics for TensorBoard, with the names of `keras.callbacks.TensorBoard`, at a fraction of its cost.
 
-A scalar written by TensorFlow's summary operations takes a millisecond, a schedule asked eagerly for its rate several:
-a third of a small model's epoch. One event for all scalars of an epoch, and a traced function for the rates, take none.
+Writing a scalar with TensorFlow's summary operations takes a millisecond, and evaluating a schedule eagerly several: a
+third of a small model's epoch. One event for all scalars of an epoch, and a traced function for the rates, avoid this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
     """Writes `epoch_NAME` for each metric, and the learning rates, into `train` and `validation` folders.
 
     Args:
-        folder: what `tensorboard --logdir` is given.
+        folder: the directory to pass to `tensorboard --logdir`.
     """
 
     def __init__(self, folder: Path) -> None:

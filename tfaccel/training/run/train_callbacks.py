@@ -1,6 +1,6 @@
-"""The callbacks of `train`: metrics as JSON lines, times, checkpoints, and a progress bar.
+"""The callbacks of `train`: metrics as JSON lines, step times, checkpoints, and a progress bar.
 
-Their batch hooks are called once a window (`tfaccel_windows`), not once a batch.
+Their batch hooks are called once per window (`tfaccel_windows`), not once per batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tfaccel.training.run.checkpoint import read_state, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.steps.engine import Engine
 
-_MAX_TIME_FOR_CHECKPOINTS = 0.02  # part of the time of training
+_MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Durations of the graph calls; the first, which traces and compiles, is kept apart."""
+    """Durations of the graph calls; the first, which traces and compiles, is recorded separately."""
 
     tfaccel_windows = True
 
@@ -35,11 +35,11 @@ class StepTimes(keras.callbacks.Callback):
         self._first_window = (0, 0.0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes when a window begins."""
+        """Records when a window begins."""
         self._begin = (batch, time.perf_counter())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes how long the window took."""
+        """Records how long the window took."""
         seconds = time.perf_counter() - self._begin[1]
         if self._first:
             self._first, self.first_seconds = False, seconds
@@ -48,7 +48,7 @@ class StepTimes(keras.callbacks.Callback):
             self.windows.append((batch + 1 - self._begin[0], seconds))
 
     def step_seconds(self) -> dict[str, float]:
-        """Median and 95th percentile of the time of one step, each window counted by its steps."""
+        """Median and 95th percentile of the step time, with each window weighted by its number of steps."""
         if not self.windows:
             seconds = self.first_seconds / max(1, self._first_window[0])
             return {"median": seconds, "p95": seconds}
@@ -56,14 +56,14 @@ class StepTimes(keras.callbacks.Callback):
         return {"median": float(np.median(steps)), "p95": float(np.percentile(steps, 95))}
 
     def steps_per_second(self) -> float:
-        """Steps per second of graph calls, the first left out where there are others; 0 where nothing was trained."""
+        """Steps per second, excluding the first graph call if there are others; 0 if nothing was trained."""
         windows = self.windows or [self._first_window]
         seconds = sum(s for _, s in windows)
         return sum(n for n, _ in windows) / seconds if seconds else 0.0
 
 
 class MetricLines(keras.callbacks.Callback):
-    """One line of `metrics.jsonl` an epoch."""
+    """Writes one line of `metrics.jsonl` per epoch."""
 
     def __init__(self, run_dir: RunDir, steps_of_epoch: int | None) -> None:
         super().__init__()
@@ -79,15 +79,15 @@ class MetricLines(keras.callbacks.Callback):
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves the whole training state, and puts a saved one back.
+    """Saves and restores the whole training state.
 
     Args:
-        run_dir, engine: where to, and whose state.
-        others: the callbacks whose state (best value, patience) is saved too; this callback must come after them.
-        interval: steps between checkpoints; None: after epochs, but where they are so short that saving would take
-            more than 2 % of the time, not after every one. The first and the last epoch always end with one.
-        restored: arrays and position of the checkpoint to go on from.
-        num_steps: optimizer steps of the whole run; kept with each checkpoint.
+        run_dir, engine: the run directory to save to, and the engine whose state is saved.
+        others: callbacks whose state (best value, patience) is saved too; this callback must come after them.
+        interval: steps between checkpoints; None for one after each epoch, or after several if epochs are so short that
+            saving would take more than 2 % of the time. The first and the last epoch always end with one.
+        restored: arrays and position of the checkpoint to continue from.
+        num_steps: optimizer steps of the whole run, saved with each checkpoint.
     """
 
     tfaccel_windows = True
@@ -114,14 +114,14 @@ class Checkpoints(keras.callbacks.Callback):
         self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
         self._step = position["step"]
         self._last = 0
-        self._due_at = 0.0  # of the clock, for the next checkpoint after an epoch
+        self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
 
     def steps_to_boundary(self, done: int) -> int | None:
-        """Steps until the next checkpoint is due, `done` steps after this epoch was begun (or gone on with)."""
+        """Steps until the next checkpoint is due, `done` steps after this epoch started (or resumed)."""
         return None if self._interval is None else self._interval - (self._step + done) % self._interval
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Gives the other callbacks back what they knew (they forget it when training begins)."""
+        """Restores the state of the other callbacks, which they reset when training begins."""
         if self._restored is not None:
             arrays, position = self._restored
             for index, callback in enumerate(self._others):
@@ -134,7 +134,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._save(self._epoch, self._first_step + self._last, self._step + self._last)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves after an epoch; the next run begins with the next one."""
+        """Saves after an epoch; a resumed run starts with the next one."""
         self._step += self._last
         self._epoch, self._first_step = epoch + 1, 0
         if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
@@ -169,7 +169,7 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a callback knows: its numbers, texts and flags, and its lists of arrays (the best weights)."""
+    """The state of a callback: its numbers, strings and flags, and its lists of arrays (the best weights)."""
     state: dict[str, Any] = {"class": type(callback).__name__}
     arrays: dict[str, np.ndarray] = {}
     for name, value in vars(callback).items():
@@ -187,13 +187,13 @@ def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dic
 def restore_callback(
     callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str
 ) -> None:
-    """Gives a callback what `callback_state` returned; one of another class is left alone."""
+    """Restores a callback's state from `callback_state`, unless it was saved from another class."""
     if state.get("class") != type(callback).__name__:
         return
     for name, value in state.items():
         if name != "class":
             setattr(callback, name, float(value["float"]) if isinstance(value, dict) else value)
-    if getattr(callback, "monitor_op", callback) is None:  # Keras turns the sign when it first sees the metric
+    if getattr(callback, "monitor_op", callback) is None:  # Keras may flip its sign on first seeing the metric
         callback.min_delta = abs(callback.min_delta)
     lists: dict[str, list[np.ndarray]] = {}
     for key in arrays:  # in the order in which they were saved
@@ -204,7 +204,7 @@ def restore_callback(
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """A progress bar with examples per second and time left; one line an epoch where there is no terminal."""
+    """A progress bar with examples per second and time left; without a terminal, one line per epoch."""
 
     tfaccel_windows = True
 
@@ -235,11 +235,11 @@ class TrainingProgress(keras.callbacks.Callback):
         self._progress.start()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes when the window begins."""
+        """Records when the window begins."""
         self._window = (batch, time.perf_counter())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Moves the bar by a window."""
+        """Advances the bar by a window."""
         steps, seconds = batch + 1 - self._window[0], time.perf_counter() - self._window[1]
         loss = (logs or {}).get("loss")
         self._progress.update(

@@ -1,4 +1,4 @@
-"""One call of `train`, from the built model to the saved one."""
+"""One call to `train`, from building the model to saving it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfaccel.training.workers.chief import only_chief_writes
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session leaves for the result."""
+    """The outcome of a session."""
 
     history: dict[str, list[float | None]]
     final: dict[str, float]
@@ -69,10 +69,10 @@ class TrainSession:
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
         self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
         self._first_step: int = position["step_in_epoch"]
-        self._num_steps: int | None = position.get("num_steps")  # as the run began, whatever epochs come now
+        self._num_steps: int | None = position.get("num_steps")  # of the original run, even if `epochs` has changed
 
     def _begin_with_chief(self, replicas: Replicas) -> None:
-        """All go on from the checkpoint that the chief has read: the others need no disk in common with it."""
+        """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
         found = b"" if self._restored is None else to_bytes(*self._restored)
         content = replicas.bytes_of_chief(found)
         self._begin_from(from_bytes(content) if content else None)
@@ -86,7 +86,7 @@ class TrainSession:
         hardware: Hardware,
         verbose: int,
     ) -> Outcome:
-        """Trains under a strategy with the workload's callbacks and others, evaluates and saves."""
+        """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
         self._source = WorkloadSource(

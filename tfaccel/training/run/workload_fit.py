@@ -1,4 +1,4 @@
-"""Whether the model of a workload and its batches fit each other, told before anything is traced."""
+"""Checks that a workload's model and batches match, before anything is traced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
     """Builds the model, loss and metrics of a workload for its batches.
 
     Raises:
-        WorkloadError: if the batches are none, or the model, loss or metrics do not take them.
+        WorkloadError: if the data are not batched, or the model, loss or metrics do not accept the batches.
     """
     check_batches(model, batch_spec, f"train_data of workload {workload.name!r}")
     try:
@@ -29,23 +29,23 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
 
 
 def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
-    """Raises WorkloadError for examples that are not in batches, and for inputs of other shapes than the model takes.
+    """Raises WorkloadError for examples that are not batched, or inputs whose shapes the model does not accept.
 
     Args:
-        model: the model; what a subclassed one takes is not known before it is called.
-        batch_spec: of `x`, `(x, y)` or `(x, y, sample_weight)`.
-        of: what returned the batches.
+        model: the model; the inputs of a subclassed model are unknown before it is called.
+        batch_spec: specs of `x`, `(x, y)` or `(x, y, sample_weight)`.
+        of: the source of the batches, for the message.
     """
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch_spec)]
     if any(shape is not None and shape.rank == 0 for shape in shapes):
         raise WorkloadError(
-            f"{of} must return batches, of which each component has a first axis of examples. Received elements of "
+            f"{of} must return batches whose components all have a first axis of examples. Received elements of "
             f"{described(batch_spec)}. Call `.batch(global_batch_size)`."
         )
     given = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch_spec)[0])
     wanted = keras.tree.flatten(getattr(model, "inputs", None) or [])
     if len(given) != len(wanted):
-        return  # Keras tells what is missing
+        return  # Keras reports what is missing
     for spec, tensor in zip(given, wanted, strict=True):
         shape = getattr(spec, "shape", None)
         if shape is None or shape.rank is None or _takes(tensor.shape, tuple(shape)):
@@ -58,7 +58,7 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
 
 
 def _takes(wanted: tuple[int | None, ...], given: tuple[int | None, ...]) -> bool:
-    """Whether an input of a shape may be given another one; Keras adds or drops a last axis of 1."""
+    """Whether an input of shape `wanted` accepts shape `given`; Keras adds or drops a last axis of size 1."""
     wanted, given = wanted[1:], given[1:]
     if len(given) != len(wanted):
         longer, shorter = (given, wanted) if len(given) > len(wanted) else (wanted, given)
@@ -71,7 +71,7 @@ def _sizes_fit(some: tuple[int | None, ...], others: tuple[int | None, ...]) -> 
 
 
 def described(batch_spec: Any) -> str:
-    """Such as "x (None, 8, 8, 1) float32, y (None, 10) float32"."""
+    """Describes a batch, such as "x (None, 8, 8, 1) float32, y (None, 10) float32"."""
     parts = keras.utils.unpack_x_y_sample_weight(batch_spec)
     return ", ".join(
         f"{name} {tuple(spec.shape) if spec.shape.rank is not None else 'of any shape'} {spec.dtype.name}"
@@ -82,10 +82,10 @@ def described(batch_spec: Any) -> str:
 
 
 def callbacks_of_workload(workload: Workload) -> list[keras.callbacks.Callback]:
-    """Fresh callbacks of a workload.
+    """New callbacks of a workload.
 
     Raises:
-        WorkloadError: if they are none.
+        WorkloadError: if they are not Keras callbacks.
     """
     if workload.callbacks is None:
         return []

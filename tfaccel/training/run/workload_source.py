@@ -1,4 +1,4 @@
-"""The training data of a workload, one data set an epoch, to be resumed at any step."""
+"""The training data of a workload: one dataset per epoch, resumable at any step."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ _BYTES_OF_JOINED_EPOCHS = 4 << 20
 
 
 class WorkloadSource(IteratorSource):
-    """Batches of `workload.train_data`; the order of an epoch follows from seed and epoch alone.
+    """Batches of `workload.train_data`; the order of an epoch depends only on seed and epoch.
 
-    Where `train_data` takes `start_step`, an epoch is entered there at once; otherwise its first batches are skipped.
-    Where it takes `shard`, each of several workers reads its own rows only; otherwise it reads all and takes its own.
-    Where the plan augments on the device, batches come without augmentation, and the replicas augment their rows.
+    If `train_data` takes `start_step`, an epoch starts there directly; otherwise its first batches are skipped. If it
+    takes `shard`, each of several workers reads only its own rows; otherwise every worker reads all rows and keeps its
+    own. If it takes `num_epochs`, a single worker requests several consecutive small epochs at once. If the plan
+    augments on the device, batches are read without augmentation, and the replicas augment their rows.
 
-    Where it takes `num_epochs`, one worker asks it for several consecutive small epochs at once.
-
-    While an epoch trains, a thread calls `train_data` for what comes next and fetches its first batch; not where
-    `train_data.prepares_ahead` is False, because an epoch changes what the next one holds.
+    While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch; not if
+    `train_data.prepares_ahead` is False, because an epoch changes the contents of the next one.
 
     Args:
-        workload, plan, seed: what is trained, how, and with which seed.
+        workload, plan, seed: the workload to train, its plan and its seed.
         replicas: the replicas that share each batch.
-        epochs: epochs in all; none beyond them is prepared.
-        start_epoch, start_step: where to begin; the step counts in the first epoch only.
+        epochs: total number of epochs; no more are prepared.
+        start_epoch, start_step: where to start; the step applies to the first epoch only.
     """
 
     _feed: Any  # an IteratorFeed, or JoinedEpochs
@@ -106,7 +105,7 @@ class WorkloadSource(IteratorSource):
         return self._feed
 
     def _feed_from(self, epoch: int) -> tuple[IteratorFeed | JoinedEpochs, int]:
-        """The batches from an epoch on, and of how many epochs they are."""
+        """The batches from an epoch on, and the number of epochs that they cover."""
         joined = min(self._epochs - epoch, self._num_joined_epochs)
         first_step = self._start_step if self._first is not None else 0
         if joined <= 1:
@@ -117,14 +116,14 @@ class WorkloadSource(IteratorSource):
 
     @functools.cached_property
     def _num_joined_epochs(self) -> int:
-        """How many epochs are small enough to be prepared together: to prepare one takes as long as some steps."""
+        """How many epochs are small enough to prepare together, since preparing one takes as long as several steps."""
         if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
             return 1
         num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
         return min(_MAX_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
 
     def close(self) -> None:
-        """Lets go of the iterator and of the thread."""
+        """Releases the iterator and the thread."""
         super().close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -159,7 +158,7 @@ class WorkloadSource(IteratorSource):
         return dataset
 
     def _check_rows(self) -> None:
-        """Raises WorkloadError unless every batch has this worker's rows; the model is built for the global batch."""
+        """Raises WorkloadError unless every batch has this worker's rows; sets `batch_spec` to the global batch's."""
         start, stop = shard_rows(self.batch_size, self._shard)
         rows = {
             spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank else None
@@ -178,7 +177,7 @@ class WorkloadSource(IteratorSource):
 
 
 def _augment_on_device(workload: Workload, plan: Plan) -> Callable[[Any], Any] | None:
-    """What the replicas augment their rows with; None where `train_data` does all."""
+    """The function with which replicas augment their rows; None if `train_data` augments."""
     if plan.augment_on == "host":
         return None
     if workload.augment is None:
@@ -189,16 +188,16 @@ def _augment_on_device(workload: Workload, plan: Plan) -> Callable[[Any], Any] |
 
 
 def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
-    """The specs of augmented batches, from those of batches before augmentation."""
+    """The specs of augmented batches, from the specs before augmentation."""
     outputs = tf.function(augment, autograph=False).get_concrete_function(batch_spec).structured_outputs
     return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
 
 
 def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
-    """A data set with the plan's threads and prefetching.
+    """A dataset with the plan's threads and prefetching.
 
     Raises:
-        WorkloadError: if it is no `tf.data.Dataset`.
+        WorkloadError: if it is not a `tf.data.Dataset`.
     """
     dataset = checked(dataset, name)
     if plan.data_threads is not None:
@@ -209,28 +208,28 @@ def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
 
 
 def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A data set whose next batch lies in a device's memory; nothing may be done with it but to iterate.
+    """A dataset whose next batch is prefetched to a device's memory; it can only be iterated.
 
     Raises:
-        PlanError: if the batches hold anything else than dense numbers, which alone a GPU's memory takes.
+        PlanError: if the batches hold anything but dense numbers, since GPU memory takes nothing else.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     odd = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string]
     if odd:
         raise PlanError(
-            f"The plan prefetches to the device, but batches hold {odd[0]}, which does not fit into a GPU's memory. "
+            f"The plan prefetches to the device, but batches hold {odd[0]}, which cannot be stored in GPU memory. "
             "Set prefetch_to_device=False."
         )
-    options = tf.data.Options()  # those of the data set itself stay with it
+    options = tf.data.Options()  # added to the dataset's own options
     options.autotune.enabled = False
     return dataset.apply(tf.data.experimental.prefetch_to_device(device, 1)).with_options(options)
 
 
 def checked(dataset: Any, name: str) -> tf.data.Dataset:
-    """What a workload's function of that name returned.
+    """The dataset that a workload's function `name` returned.
 
     Raises:
-        WorkloadError: if it is no `tf.data.Dataset`.
+        WorkloadError: if it is not a `tf.data.Dataset`.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
@@ -238,16 +237,16 @@ def checked(dataset: Any, name: str) -> tf.data.Dataset:
 
 
 def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> int | None:
-    """Batches of the whole epoch, of which the data set has those from `start_step` on; None if it is not known."""
+    """Number of batches in the whole epoch, given its dataset from `start_step` on; None if unknown."""
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
         raise WorkloadError(
-            f"train_data of workload {workload.name!r} returned an infinite data set. Return one epoch, without "
+            f"train_data of workload {workload.name!r} returned an infinite dataset. Return one epoch, without "
             "`.repeat()`."
         )
     if length == 0 and not start_step:
         raise WorkloadError(
-            f"train_data of workload {workload.name!r} returned no batch at all. Use a smaller global_batch_size, or "
+            f"train_data of workload {workload.name!r} returned no batches. Use a smaller global_batch_size, or "
             "more data."
         )
     return length + start_step if length >= 0 else None

@@ -1,8 +1,8 @@
-"""Metrics whose state is no sum over the examples: merged by their own `merge_state`, or updated with all rows.
+"""Metrics whose state is not a sum over the examples: merged by their own `merge_state`, or updated with all rows.
 
-Keras's metrics count and add, so the state over N replicas is the sum of the replicas' states. A running maximum is not
-of that kind. A metric that defines `merge_state(metrics)` merges the replicas' states itself. Any other is updated, on
-every replica alike, with the rows of the whole global batch (`GATHERED`).
+The state of most Keras metrics over N replicas is the sum of the replicas' states; a running maximum, for example,
+does not add up. A metric that defines `merge_state(metrics)` merges the replicas' states itself. Any other such metric
+is updated on every replica with the rows of the whole global batch (`GATHERED`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
 
 
 def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
-    """All metrics of a model, those inside the compiled ones included, each once."""
+    """All metrics of a model, including those nested inside compiled ones, each once."""
     found: dict[int, keras.metrics.Metric] = {}
     stack = list(model.metrics)
     while stack:
@@ -42,12 +42,12 @@ def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def merges_itself(metric: keras.metrics.Metric) -> bool:
-    """Whether the metric's class says how the states of several metrics become one."""
+    """Whether the metric's class defines `merge_state`."""
     return callable(getattr(metric, "merge_state", None))
 
 
 def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.metrics.Metric, dict[str, Any]]]:
-    """For each metric in `GATHERED`: attributes that update it with the rows of all replicas."""
+    """Attributes that update each metric in `GATHERED` with the rows of all replicas."""
 
     def update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def _of_all_replicas(value: Any) -> Any:
 
 
 def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list[tuple[Any, dict[str, Any]]]:
-    """For each metric whose state is no sum: attributes with a `result` over all replicas."""
+    """Attributes with a `result` over all replicas, for each metric whose state is not a sum."""
     found = []
     for metric in metrics:
         if metric in GATHERED:
@@ -85,7 +85,7 @@ def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
 
 
 def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
-    """`result` after `merge_state` of the states of all replicas; the metric itself stays as it is."""
+    """`result` after merging the states of all replicas with `merge_state`; the metric itself is unchanged."""
     states = [_states_of_replicas(variable, replicas) for variable in metric.variables]
     twins = [_twin(metric) for _ in range(replicas.num_replicas - 1)]
     mapping = []
@@ -97,14 +97,14 @@ def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
 
 
 def _result(metric: keras.metrics.Metric) -> Any:
-    """The result as it is now: a metric may return a variable, which would be another number later."""
+    """A copy of the current result: a metric may return a variable, whose value changes later."""
     return keras.tree.map_structure(
         lambda value: tf.identity(keras.ops.convert_to_tensor(value)), type(metric).result(metric)
     )
 
 
 def _states_of_replicas(variable: keras.Variable, replicas: Replicas) -> tf.Tensor:
-    """The values that all replicas hold of a variable, stacked."""
+    """The replicas' values of a variable, stacked."""
     strategy = replicas.strategy
     if replicas.num_workers == 1:
         return tf.stack([replicas.components([variable], r)[0].read_value() for r in range(replicas.num_replicas)])
@@ -113,7 +113,7 @@ def _states_of_replicas(variable: keras.Variable, replicas: Replicas) -> tf.Tens
 
 
 def _twin(metric: keras.metrics.Metric) -> keras.metrics.Metric:
-    """A metric of the same settings with variables of its own, which stand for another replica's."""
+    """A copy of a metric with separate variables, which represent another replica's."""
     twin = _shallow_copy(metric)
     copies = {id(v): _shallow_copy(v) for v in metric.variables}
 
@@ -129,19 +129,19 @@ def _twin(metric: keras.metrics.Metric) -> keras.metrics.Metric:
 
 
 def _shallow_copy(value: Any) -> Any:
-    """Another object with the same attributes; `copy.copy` would make Keras's objects from their configuration."""
+    """Another object with the same attributes; `copy.copy` would rebuild a Keras object from its config."""
     made = object.__new__(type(value))
     made.__dict__.update(vars(value))
     return made
 
 
 class NotedResults:
-    """Which results of metrics a step of the user's returns as its logs, under whatever names.
+    """The metric results that a custom step returns as logs, under any name.
 
-    A replica's own running result is no log of the global batch; the metric's result over all replicas is.
+    A replica's running result does not describe the global batch; the metric's result over all replicas does.
 
     Attributes:
-        of_logs: name of a log -> the metric, and the key of the log in its result if that is a dict.
+        of_logs: name of a log -> the metric, and the log's key in the metric's result if that is a dict.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class NotedResults:
 
     @contextlib.contextmanager
     def while_tracing(self, metrics: list[keras.metrics.Metric]) -> Iterator[None]:
-        """Notes what `result` of each metric returns; around the tracing of all replicas."""
+        """Records what each metric's `result` returns while all replicas are traced."""
 
         def noting(metric: keras.metrics.Metric) -> Callable[[], Any]:
             def result() -> Any:
@@ -167,7 +167,7 @@ class NotedResults:
         self._results.clear()
 
     def look_at(self, logs: Any) -> Any:
-        """Finds results of metrics among the logs of a step, and returns the logs."""
+        """Finds metric results among the logs of a step, and returns the logs."""
         for name, value in (logs or {}).items():
             for result, metric in self._results:
                 if value is result:
@@ -176,7 +176,7 @@ class NotedResults:
         return logs
 
     def over_replicas(self, replicas: Replicas) -> dict[str, Any]:
-        """The noted logs, as the metrics' results over all replicas; to be called in the strategy's scope."""
+        """The recorded logs as metric results over all replicas. Call it in the strategy's scope."""
         logs = {}
         for name, (metric, key) in self.of_logs.items():
             attributes = [attributes for _, attributes in own_results([metric], replicas)]
@@ -187,11 +187,11 @@ class NotedResults:
 
 
 def mark_gathered(updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:
-    """Marks metrics whose states do not add up as `GATHERED`.
+    """Adds metrics whose states do not add up to `GATHERED`.
 
     Args:
-        updates: metrics, and the arguments of an `update_state` that each has had.
-        num_rows: rows of the batch that the arguments come from.
+        updates: recorded `update_state` calls, as metric, args and kwargs.
+        num_rows: number of rows in the batch that the arguments come from.
     """
     for metric, args, kwargs in updates:
         if merges_itself(metric) or metric in GATHERED or not metric.variables:
@@ -201,11 +201,11 @@ def mark_gathered(updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows
         if not by_row or len(by_row) < len([v for v in tensors if v.shape.rank]) or _adds_up(metric, args, kwargs):
             continue
         GATHERED.add(metric)
-        logger.info("Metric %s is no sum over the rows: every replica updates it with all rows.", metric.name)
+        logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
 
 
 def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
-    """Whether the result of the sum of two halves' states is the result of the whole."""
+    """Whether summing the states of two half batches gives the result of the whole batch."""
     variables = [private_api.tf_variable(v) for v in metric.variables]
 
     def states(rows: slice, share: Share | None) -> list[Any]:

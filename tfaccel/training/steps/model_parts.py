@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model: its optimizers, its variables, and what XLA cannot take."""
+"""What the engine needs to know about a model: its optimizers, its variables, and what XLA cannot compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfaccel.training.steps.batch_statistics import synchronized_layers
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """The optimizers that a model or its layers hold, by name (a GAN has two); `optimizer` is the compiled one."""
+    """The optimizers of a model and its layers, by name (a GAN has two); `optimizer` is the compiled one."""
     found: dict[str, keras.optimizers.Optimizer] = {}
     compiled = getattr(model, "optimizer", None)
     if isinstance(compiled, keras.optimizers.Optimizer):
@@ -27,7 +27,7 @@ def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
 
 
 def _optimizers_in(value: Any) -> list[tuple[str, keras.optimizers.Optimizer]]:
-    """The optimizers of an attribute, itself or a list or dict of them, each with its place in it."""
+    """The optimizers in an attribute (an optimizer, or a list or dict of them), each with its key."""
     if isinstance(value, keras.optimizers.Optimizer):
         return [("", value)]
     if isinstance(value, list | tuple | dict):
@@ -37,7 +37,7 @@ def _optimizers_in(value: Any) -> list[tuple[str, keras.optimizers.Optimizer]]:
 
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that updates the weights: the one inside a `LossScaleOptimizer`, or itself."""
+    """The optimizer inside a `LossScaleOptimizer`, or the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -48,9 +48,9 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
 
 
 def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """All variables that a step of the model may touch, each once: weights, seeds, metrics, optimizers.
+    """All variables that a step may read or write, each once: weights, seeds, metrics, optimizers.
 
-    Keras's global seed generator is among them, once it is made.
+    They include Keras's global seed generator, if it exists.
     """
     found = [*model.variables, *model.metrics_variables]
     shared = global_seed_state()
@@ -61,17 +61,17 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def has_own_train_step(model: keras.Model) -> bool:
-    """Whether the model's class defines a `train_step` of its own."""
+    """Whether the model's class overrides `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
 def has_own_test_step(model: keras.Model) -> bool:
-    """Whether the model's class defines a `test_step` of its own."""
+    """Whether the model's class overrides `test_step`."""
     return type(model).test_step is not keras.Model.test_step
 
 
 def xla_refusal(model: keras.Model) -> str | None:
-    """Why XLA has to stay off for training with several replicas, or None."""
+    """Why XLA cannot be used to train on several replicas, or None."""
     synchronized = synchronized_layers(model)
     if synchronized:
         names = ", ".join(layer.name for layer in synchronized)
@@ -88,6 +88,6 @@ def xla_refusal(model: keras.Model) -> str | None:
 
 
 def has_own_logs(model: keras.Model, kind: str) -> bool:
-    """Whether a step's logs may differ from the metrics' results: an own `train_step`, `test_step`, …"""
+    """Whether a step's logs may differ from the metric results: the class overrides `train_step`, `test_step`, …"""
     names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)

@@ -1,4 +1,4 @@
-"""The steps of a model with one replica: Keras's own steps, as on one device, whatever strategy made the variables."""
+"""The steps of a model with one replica: Keras's own steps, as on one device, under any strategy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tfaccel.training.steps.replicas import Replicas
 class OneReplica:
     """Train, test and predict steps on one device.
 
-    Under a strategy of one replica Keras code works on the plain variables inside the distributed ones, so a whole
-    step, the optimizer's update included, is one function that XLA can compile.
+    Under a strategy with one replica, Keras code uses the plain variables inside the distributed ones, so a whole step,
+    including the optimizer update, is one function that XLA can compile.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class OneReplica:
         self._test = self._function(model.test_step)
         self._predict = self._function(model.predict_step)
 
-    has_sparse_gradients = False  # nothing travels
+    has_sparse_gradients = False  # there is nothing to reduce
 
     def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
-        with tf.device(self._replicas.devices[0] or None):  # where batches are augmented, if the plan says so
+        with tf.device(self._replicas.devices[0] or None):  # batches are augmented here if the plan says so
             data = batches.rows(batch)
         return self._train(data)
 
@@ -49,7 +49,7 @@ class OneReplica:
         return self._test(batches.rows(batch))
 
     def predict(self, batches: GraphBatches, batch: Any) -> Any:
-        """Predictions of one batch."""
+        """Predictions for one batch."""
         return self._predict(batches.rows(batch))
 
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -82,7 +82,7 @@ class OneReplica:
     def _local_apply(
         self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]
     ) -> Callable[..., None]:
-        """`optimizer.apply` on plain variables; an own step may apply an optimizer that is not built yet."""
+        """`optimizer.apply` on plain variables; a custom step may apply an optimizer that is not built yet."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             trainable = None if trainable_variables is None else list(trainable_variables)

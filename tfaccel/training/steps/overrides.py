@@ -1,4 +1,4 @@
-"""Attributes of one object, set for a while, and functions to set them to."""
+"""Temporary attributes of one object, and a function to set one to."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Sets attributes on one instance for a while, past any `__setattr__` that would track them."""
+    """Temporarily sets attributes on one instance, bypassing any `__setattr__` that would track them."""
     missing = object()
     saved = {name: instance.__dict__.get(name, missing) for name in attributes}
     instance.__dict__.update(attributes)
@@ -24,8 +24,8 @@ def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[N
 
 
 def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that calls another once in each graph in which it is asked, and remembers what that returned."""
-    values: dict[tf.Graph, Any] = {}  # holds the graphs, so that none takes the place of another
+    """Wraps a function so that each graph calls it once and then reuses the result."""
+    values: dict[tf.Graph, Any] = {}  # keeps the graphs alive, so that no id is reused
 
     def value() -> Any:
         graph = tf.compat.v1.get_default_graph()

@@ -1,8 +1,8 @@
-"""Tensors that the code of one replica keeps in layers stay its own while it waits for the other replicas.
+"""Keeps the tensors that a replica stores in layers separate while it waits for the other replicas.
 
-`MirroredStrategy` traces each replica in a thread, and turns to the next one where a replica has to wait for all. The
-layers are the same Python objects in all threads. So without this, what one replica had put into them before it waited,
-the losses that its layers added for instance, would be another replica's afterwards.
+`MirroredStrategy` traces each replica in a thread, and switches to the next one whenever a replica waits for all of
+them. The layers are the same Python objects in all threads, so tensors that a replica stored in them before waiting,
+such as added losses, would otherwise be replaced by another replica's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MISSING = object()
 
 @contextlib.contextmanager
 def own_tensors(model: keras.Model) -> Iterator[None]:
-    """While tracing a step of several replicas: wherever a replica waits, the tensors in the layers are kept for it."""
+    """While tracing several replicas: saves the layers' tensors where a replica waits, and restores them after."""
 
     def wait(merge: Callable[[], Any]) -> Any:
         kept = [(layer, _attributes(layer)) for layer in all_layers(model)]
@@ -36,7 +36,7 @@ def own_tensors(model: keras.Model) -> Iterator[None]:
 
 
 def _attributes(layer: keras.layers.Layer) -> dict[str, tuple[Any, Any]]:
-    """Name -> the attribute, and a copy of it if it is a list or dict, which may be changed in place."""
+    """Name -> the attribute, and a copy if it is a list or dict, which may change in place."""
 
     def copied(value: Any) -> Any:
         return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else None
@@ -45,7 +45,7 @@ def _attributes(layer: keras.layers.Layer) -> dict[str, tuple[Any, Any]]:
 
 
 def _put_back(layer: keras.layers.Layer, attributes: dict[str, tuple[Any, Any]]) -> None:
-    """Puts back what differs from a copy of a layer's attributes, where tensors are or were."""
+    """Restores the attributes of a layer that have changed and that hold or held tensors."""
     for name in {*attributes, *vars(layer)}:
         was, contents = attributes.get(name, (_MISSING, None))
         now = vars(layer).get(name, _MISSING)

@@ -1,4 +1,4 @@
-"""State that may differ between replicas: seeds, which should, and moving statistics, which are averaged before use."""
+"""State that differs between replicas: seeds, intentionally, and moving statistics, which are averaged before use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.replicas import Replicas
 
-SEED_STRIDE = 1_000_003  # a prime: the seeds of replicas do not meet those of other layers
+SEED_STRIDE = 1_000_003  # a prime, so that replicas' seeds do not coincide with those of other layers
 
 _separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()
@@ -26,7 +26,7 @@ _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
     """The states of the model's seed generators (uint32, shape (2,): seed and counter), in the model's order.
 
-    Keras's global seed generator, if there is one, comes last: a step may draw from it.
+    Keras's global seed generator, if it exists, comes last: a step may draw from it.
     """
     shared = global_seed_state()
     own = [v for v in model.variables if v.name == "seed_generator_state" and v is not shared]
@@ -34,9 +34,9 @@ def seed_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def separate_seeds(model: keras.Model, replicas: Replicas) -> None:
-    """Gives each replica dropout masks of its own, the same in every run; done once for a model.
+    """Gives each replica different, reproducible dropout masks; done once per model.
 
-    Keras lets every replica draw the same masks. Replica `r` gets the seed `seed + r * SEED_STRIDE`.
+    In Keras every replica draws the same masks. Here replica `r` gets the seed `seed + r * SEED_STRIDE`.
     """
     if replicas.num_replicas == 1 or model in _separated:
         return
@@ -55,7 +55,7 @@ def write_seeds(model: keras.Model, replicas: Replicas, states: list[np.ndarray]
 
 
 def align_seeds(model: keras.Model, replicas: Replicas) -> None:
-    """Sets every replica's counters to the first replica's: a replica without rows has skipped a step."""
+    """Sets every replica's counters to the first replica's, since a replica without rows skips a step."""
     variables = seed_variables(model)
     if replicas.num_replicas == 1 or not variables:
         return
@@ -68,9 +68,9 @@ def align_seeds(model: keras.Model, replicas: Replicas) -> None:
 
 
 def drifting_variables(model: keras.Model) -> list[keras.Variable]:
-    """Non-trainable weights that each replica updates from its own rows: moving statistics and the like.
+    """Non-trainable weights that each replica updates from its own rows, such as moving statistics.
 
-    Not among them: what is equal on all replicas already (`layers_alike`), frozen weights, and the states of recurrent
+    Excludes weights that are equal on all replicas (`layers_alike`), frozen weights, and the states of recurrent
     layers, which belong to a replica's rows.
     """
     equal = {id(v) for layer in layers_alike(model) for v in layer.non_trainable_weights}
@@ -109,7 +109,7 @@ def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Ca
 
 @contextlib.contextmanager
 def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
-    """While tracing: puts the replica's values of the variables back after the block where the condition holds."""
+    """While tracing: restores the replica's values of the variables after the block if the condition holds."""
     before = [tf.identity(variable) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):

@@ -1,4 +1,4 @@
-"""The replicas of a strategy, seen as plain devices that each hold a component of every distributed variable."""
+"""The replicas of a strategy, as plain devices that each hold a component of every distributed variable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NUMBERS_AT_ONCE = 1 << 24
 
 
 class Replicas:
-    """Where the copies of a model are: how many in all, and which of them this process holds.
+    """The replicas of a model: how many there are in all, and which of them this process holds.
 
     Args:
-        strategy: any `tf.distribute.Strategy`; the default strategy is one replica.
+        strategy: any `tf.distribute.Strategy`; the default strategy has one replica.
 
     Raises:
         PlanError: for strategies that Keras 3 cannot train under.
@@ -50,7 +50,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def local(self, variables: Sequence[keras.Variable], replica: int) -> Iterator[None]:
-        """While tracing: on the replica's device, with Keras variables standing for its components."""
+        """While tracing: uses the replica's device, and makes Keras variables refer to its components."""
         if self.is_default:
             yield
             return
@@ -61,7 +61,7 @@ class Replicas:
             yield
 
     def local_results(self, values: Any) -> list[Any]:
-        """A nest of per-replica values as one nest for each local replica."""
+        """Splits a nest of per-replica values into one nest per local replica."""
         flat = tf.nest.flatten(values, expand_composites=False)
         split = [self.strategy.experimental_local_results(value) for value in flat]
         return [
@@ -74,7 +74,7 @@ class Replicas:
         Must be called in the strategy's cross-replica context. Takes dense tensors and `IndexedSlices`.
         """
         local = [self.strategy.experimental_local_results(value) for value in values]
-        # TensorFlow's collectives take no other number of slices in the next step of the same graph call.
+        # TensorFlow's collectives require the same number of slices in each step of a graph call.
         joined = [self.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
         options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
         pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
@@ -83,7 +83,7 @@ class Replicas:
         return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
 
     def mean_of_weighted(self, logs: Any) -> Any:
-        """The mean over the replicas of logs that `weighted_by_rows` has weighted."""
+        """The mean over the replicas of logs weighted by `weighted_by_rows`."""
 
         def mean(value: Any) -> Any:
             local = self.strategy.experimental_local_results(value)[0]
@@ -92,14 +92,14 @@ class Replicas:
         return keras.tree.map_structure(mean, logs)
 
     def concatenate(self, outputs: list[Any]) -> Any:
-        """Outputs of the local replicas, and of the other workers', as one nest with the rows in order."""
+        """Outputs of the replicas of all workers as one nest, with the rows in order."""
         if self.num_workers > 1:
             with self.strategy.scope():
                 return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
         return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
 
     def differs_between_workers(self, value: int) -> bool:
-        """Whether any worker has another value (below 2**31) than the chief; every worker gets the same answer."""
+        """Whether any worker's value (below 2**31) differs from the chief's; every worker gets the same answer."""
         if self.num_workers == 1:
             return False
         differs = int(value != self.same_on_all_workers(lambda: value))
@@ -107,7 +107,7 @@ class Replicas:
         return int(self.strategy.reduce("SUM", flags, axis=None)) > 0
 
     def bytes_of_chief(self, content: bytes) -> bytes:
-        """What the chief gives, on every worker."""
+        """Broadcasts the chief's bytes to every worker."""
         if self.num_workers == 1:
             return content
         num_bytes = self.same_on_all_workers(lambda: len(content))
@@ -125,11 +125,11 @@ class Replicas:
         return bool(context.replica_id_in_sync_group == 0)
 
     def wait_for_all_workers(self) -> None:
-        """Returns when every worker has come here; a worker that ends early takes the others down."""
+        """Returns when every worker has called this; a worker that ends early makes the others fail."""
         self.same_on_all_workers(lambda: 0)
 
     def same_on_all_workers(self, draw: Callable[[], int]) -> int:
-        """A number below 2**31 that the chief draws, known to every worker."""
+        """A number below 2**31 that the chief draws and broadcasts to every worker."""
         if self.num_workers == 1:
             return draw()
 
@@ -142,7 +142,7 @@ class Replicas:
 
 
 def _joined_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The sum of sparse gradients: the slices of all."""
+    """The sum of sparse gradients, as the concatenation of their slices."""
     values = tf.concat([part.values for part in parts], axis=0)
     return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
 
@@ -160,7 +160,7 @@ def _worker_index(strategy: tf.distribute.Strategy) -> int:
 
 
 def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
-    with tf.Graph().as_default():  # the scopes that the caller is in do not hold there
+    with tf.Graph().as_default():  # leaves the caller's strategy scopes
         return strategy is not tf.distribute.get_strategy()
 
 
@@ -179,16 +179,16 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
 
 
 def current_replica() -> int:
-    """The replica that is being traced in this thread; 0 outside of replicas, and where it is not known yet."""
+    """The replica being traced in this thread; 0 outside of replicas, or if it is not known while tracing."""
     context = tf.distribute.get_replica_context()
     number = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
     return 0 if number is None else int(number)
 
 
 def split_rows(num_rows: Any, replica: Any, num_replicas: int) -> tuple[Any, Any]:
-    """First and last-plus-one row of one replica's contiguous share of a global batch.
+    """Start and stop row of one replica's contiguous share of a global batch.
 
-    Shares differ by one row at most, and when there are fewer rows than replicas the first ones get them.
+    Shares differ by at most one row. If there are fewer rows than replicas, the first replicas get them.
 
     Example:
 

@@ -1,8 +1,8 @@
 """The steps of a model with several replicas.
 
-A model's own `train_step` and `test_step` run as they are. Of Keras's `train_step` only the optimizer's update is taken
-out: forward and backward pass then are one function for each replica, which XLA can compile under any strategy, and the
-summed gradients are applied afterwards (`GradientUpdate`).
+A custom `train_step` or `test_step` runs unchanged. Keras's `train_step` runs without its optimizer update, so that
+forward and backward pass are one function per replica, which XLA can compile under any strategy; the summed gradients
+are applied afterwards (`GradientUpdate`).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Step = Callable[[Any], Any]
 
 
 class SeveralReplicas:
-    """Train, test and predict steps on global batches, each replica on its rows.
+    """Train, test and predict steps on global batches, each replica on its own rows.
 
     Args:
         model: a built and compiled Keras model.
-        replicas: the replicas of the strategy that it was built in.
-        jit_compile: compile forward and backward pass, and the update, with XLA (see `model_parts.xla_refusal`).
+        replicas: the replicas of the strategy that it was built under.
+        jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
         sum_duplicate_indices: see `gradient_update.densify`.
         bytes_per_pack: see `GradientUpdate`.
     """
@@ -97,19 +97,19 @@ class SeveralReplicas:
 
     @property
     def has_sparse_gradients(self) -> bool:
-        """Whether a traced step had `IndexedSlices` among its gradients."""
+        """Whether the gradients of a traced step include `IndexedSlices`."""
         return any(update.saw_sparse_gradients for update in self._updates.values())
 
     def train(self, batches: GraphBatches, batch: Any) -> Any:
-        """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
+        """One training step; returns the averaged logs of a custom `train_step` or `compute_metrics`, if any."""
         return self._with_every_replica(self._train_all, batches, batch)
 
     def test(self, batches: GraphBatches, batch: Any) -> Any:
-        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+        """One evaluation step; returns the averaged logs of a custom `test_step` or `compute_metrics`, if any."""
         return self._with_every_replica(self._test_all, batches, batch)
 
     def _with_every_replica(self, step: Callable[[Any, Any], Any], batches: GraphBatches, batch: Any) -> Any:
-        """Traces a step, and once more where it turns out to gather rows, so that every replica has to take part."""
+        """Traces a step, and again if it turns out to gather rows, which every replica must take part in."""
         metrics = metrics_in(self._model)
         batch = self._rows.checked(batches, batch)
         with contextlib.ExitStack() as stack:
@@ -120,7 +120,7 @@ class SeveralReplicas:
                 return step(batches, batch)
             except NeedsEveryReplica:
                 if self._jit_train:
-                    logger.warning("XLA stays off: the step gathers rows over the replicas, which it cannot compile.")
+                    logger.warning("XLA stays off: it cannot compile a step that gathers rows over the replicas.")
                 self._rows.needs_every_replica, self._jit_train = True, False
                 self._make_functions(jit_compile=False)
                 return step(batches, batch)
@@ -166,7 +166,7 @@ class SeveralReplicas:
             )
 
     def predict(self, batches: GraphBatches, batch: Any) -> list[Any]:
-        """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        """Predictions for one global batch: a nest per local replica, in row order."""
         batch = self._rows.checked(batches, batch)
         with self._replicas.strategy.scope():
             outputs = self._rows.run(batches, batch, self._predict, if_empty="borrow", returns_rows=True)
@@ -199,7 +199,7 @@ class SeveralReplicas:
         return lambda data: weighted_by_rows(self.noted_results.look_at(step(data)))
 
     def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
-        """Keras's train step up to the gradients, how many of them are not finite, and the model's own logs."""
+        """Runs Keras's train step up to the gradients; returns them, the number of non-finite ones, and custom logs."""
         logs = self._model.train_step(data)
         share = current_share()
         gradients = list(share.gradients) if share is not None else []
@@ -210,11 +210,11 @@ class SeveralReplicas:
         return self._own_logs(self._model.test_step(data), "test")
 
     def _own_logs(self, logs: Any, kind: str) -> Any:
-        """Logs as tensors where they may differ from the metrics' results, which are read at the window's end."""
+        """Logs that may differ from the metric results; the latter are read at the end of a window."""
         return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
 
     def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
-        """`optimizer.apply` inside a model's own train step: weighted, summed, then applied on every replica."""
+        """`optimizer.apply` inside a custom train step: weights, sums and applies the gradients on every replica."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             share = current_share()
@@ -236,9 +236,9 @@ class SeveralReplicas:
         return apply
 
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
-        """The global denominators of masked and weighted losses, from a pass that changes nothing.
+        """The global denominators of masked and weighted losses, from a forward pass that changes no state.
 
-        TensorFlow keeps of that pass only what the denominators need: usually the masks alone.
+        TensorFlow prunes everything in that pass that the denominators do not need; usually only masks remain.
         """
         counted_by_first: list[int] = []
 
@@ -261,7 +261,7 @@ class SeveralReplicas:
 
 
 def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
-    """Attributes that let an optimizer weight the loss by the replica's rows and hand out gradients unapplied."""
+    """Attributes that make an optimizer weight the loss by the replica's rows and record gradients unapplied."""
 
     def scale_loss(loss: Any) -> Any:
         share = current_share()

@@ -1,4 +1,4 @@
-"""The traced graphs of one kind of step: what they take, and when another one is needed."""
+"""The traced graphs of one kind of step: their inputs, and when another one is needed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tfaccel.training.steps.whole_step import WholeStep
 
 
 class StepGraphs:
-    """The steps of a kind, and the graphs that were traced of them.
+    """The steps of one kind, and the graphs traced from them.
 
     Args:
-        model, replicas: of the engine.
+        model, replicas: the engine's model and replicas.
         kind: "train", "test" or "predict".
-        steps: what is traced.
-        function_of_keras: the function that Keras made of the model's step; there are others once it makes another one.
+        steps: the steps to trace.
+        function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
         watch_loss: end a window at the first step whose loss is NaN or infinite.
 
     Attributes:
-        functions: the graphs, by what they take.
-        has_one_graph: one graph serves batches of all sizes.
+        functions: the graphs, by their inputs.
+        has_one_graph: whether one graph serves batches of all sizes.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class StepGraphs:
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
-        """The traced graph for batches of this kind, made when first asked for.
+        """The graph for batches of this kind, traced on first use.
 
-        Operations of `tf.random` keep their state in the graph. A step that has one therefore gets one graph for
-        batches of all sizes and windows of all lengths, as with Keras, so that its numbers never come again.
+        `tf.random` operations keep their state in the graph. A step that uses one therefore gets a single graph for all
+        batch sizes and window lengths, as in Keras, so that its random numbers do not repeat.
         """
         if self.has_one_graph:
             loop = self._kind != "predict" and not has_own_logs(self._model, self._kind)
@@ -101,8 +101,8 @@ class StepGraphs:
         steps = self.steps
         step_fn = steps.train if self._kind == "train" else steps.test
         keep_logs = has_own_logs(self._model, self._kind)
-        # One worker alone must not leave the loop; with several the loss is looked at when the window ends.
-        # So too where the loss is on a TPU: reading it would stop the cores at every step.
+        # A single worker must not leave the loop on its own, so several workers check the loss at the window's end.
+        # On a TPU too: reading the loss would stop the cores at every step.
         may_leave = self._replicas.num_workers == 1 and not self._is_on_tpu
         watch_loss = self._watch_loss and may_leave
 
@@ -120,7 +120,7 @@ class StepGraphs:
                 return more & finite if watch_loss else more
 
             variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
-            if keep_logs or not loop:  # the first step tells what the logs look like
+            if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
             done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and not isinstance(steps, OneReplica):
@@ -142,14 +142,14 @@ class StepGraphs:
         return predict
 
     def _loss_is_finite(self) -> tf.Tensor:
-        """Whether this process's share of the mean loss is finite; a NaN stays in it until the epoch ends."""
+        """Whether this process's share of the mean loss is finite; a NaN remains in it until the epoch ends."""
         total = private_api.loss_tracker(self._model).total
         local = self._replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
 
 
 def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tensor]:
-    """Results of all metrics, over all replicas."""
+    """The results of all metrics over all replicas."""
     if replicas.num_replicas == 1 and not isinstance(replicas.strategy, tf.distribute.TPUStrategy):
         with replicas.local(model.metrics_variables, 0):
             return model.get_metrics_result()

@@ -24,11 +24,12 @@ class StepOnRows:
 
     Args:
         model: a built model.
-        replicas: the replicas of the strategy that it was built in.
+        replicas: the replicas of the strategy that it was built under.
 
     Attributes:
-        needs_every_replica: a step reduces or gathers over the replicas, or keeps a state alike: all run it.
-        inside_branch: while tracing: not every replica runs what is being traced.
+        needs_every_replica: whether every replica must run the step, because it reduces or gathers over the replicas,
+            or updates state that is equal on all of them.
+        inside_branch: while tracing: whether some replicas may skip the code being traced.
     """
 
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
@@ -49,9 +50,9 @@ class StepOnRows:
     ) -> Any:
         """Runs `step` on every replica with its rows of the global batch.
 
-        A replica without rows skips the step ("skip"). Where every replica has to take part, because the step reduces
-        over the replicas or returns rows, it runs on a borrowed row of weight 0 and its state is put back ("borrow");
-        TensorFlow's convolutions do not take batches without rows.
+        A replica without rows skips the step ("skip"). If every replica must take part, because the step reduces over
+        the replicas or returns rows, it runs on a borrowed row of weight 0 and its state is restored ("borrow"), since
+        TensorFlow's convolutions reject empty batches.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
         of_first: list[Any] = []
@@ -89,7 +90,7 @@ class StepOnRows:
             self.inside_branch = False
 
     def checked(self, batches: GraphBatches, batch: Any) -> Any:
-        """The batch. One whose rows cannot be split is refused, and a model built for other numbers of rows."""
+        """The batch; refused if its rows cannot be split, or if the model is built for another number of rows."""
         num_replicas = self._replicas.num_replicas
         batch = batches.with_checked_rows(batch, num_replicas)
         num_rows = batches.num_rows(batch)
@@ -106,14 +107,14 @@ class StepOnRows:
         return batch
 
     def num_contributors(self, num_rows: Any, if_empty: str) -> Any:
-        """Replicas whose gradients come from a step, be it on a borrowed row: all, or those with rows."""
+        """Number of replicas that contribute gradients, including those with a borrowed row."""
         num_replicas = self._replicas.num_replicas
         if if_empty == "borrow" or self.needs_every_replica:
             return num_replicas
         return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
 
     def _nothing_like(self, outputs: Any) -> Any:
-        """Outputs of a replica that has no rows: zero gradients and no overflows, of the structure of the others."""
+        """Outputs for a replica without rows: zero gradients and no overflows, in the structure of the others."""
         if not outputs:
             return outputs
         gradients, overflows, _ = outputs
@@ -124,13 +125,13 @@ class StepOnRows:
         return zeros, tf.zeros_like(overflows), {}
 
     def _local_state(self) -> list[Any]:
-        """What a replica's own rows change in its state: metrics and moving statistics."""
+        """The state that a replica's rows change: metrics and moving statistics."""
         alike = {id(v) for metric in metrics_in(self._model) if metric in GATHERED for v in metric.variables}
         changed = [v for v in self._model.metrics_variables if id(v) not in alike]
         return [private_api.tf_variable(v) for v in [*changed, *drifting_variables(self._model)]]
 
 
 def static_value(value: Any) -> Any:
-    """A number as a Python int where it is known while tracing."""
+    """A number as a Python int if it is known while tracing."""
     known = tf.get_static_value(value)
     return value if known is None else int(known)

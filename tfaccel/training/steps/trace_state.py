@@ -1,4 +1,4 @@
-"""What a graph keeps of the moment in which it was traced: which weights are trained, and by which optimizer."""
+"""The state that a graph captures when it is traced: which weights are trainable, and the optimizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 
 class TraceState:
-    """Which layers and weights of a model can be trained at present, and its optimizer.
+    """The current `trainable` flags of a model's layers and weights, and its optimizer.
 
-    As with Keras, a change of them takes effect once the model is compiled again.
+    As in Keras, changing them takes effect once the model is compiled again.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -26,7 +26,7 @@ class TraceState:
 
     @contextlib.contextmanager
     def put_back(self, model: keras.Model) -> Iterator[None]:
-        """The model as it was, for a while."""
+        """Temporarily restores this state of the model."""
         now = TraceState(model)
         others = {} if now._optimizer is self._optimizer else {"optimizer": self._optimizer}
         try:
@@ -38,15 +38,15 @@ class TraceState:
 
     def _set(self) -> None:
         if any(one.trainable != trainable for one, trainable in [*self._layers, *self._variables]):
-            for one, trainable in [*self._layers, *self._variables]:  # a layer sets those inside it, which come later
+            for one, trainable in [*self._layers, *self._variables]:  # outer layers first: they also set inner ones
                 one.trainable = trainable
 
 
 class TraceStates:
-    """The states in which the graphs of one kind ("train", "test" or "predict") were traced first.
+    """The model states in which graphs of one kind ("train", "test" or "predict") were first traced.
 
-    Keras traces once for batches of some specs (`tf.function` decides), and tfaccel several times: what a later graph
-    for such batches does must not depend on what became of the model in between.
+    Keras traces once for batches of given specs (`tf.function` decides), tfaccel several times. A later graph for such
+    batches must not depend on how the model has changed in between.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -55,7 +55,7 @@ class TraceStates:
 
     @contextlib.contextmanager
     def tracing(self, specs: Any) -> Iterator[None]:
-        """While a graph is traced for batches of some specs: lets the model be as when Keras would have traced it."""
+        """While tracing a graph for given specs: restores the model's state from when Keras would have traced it."""
         for known, state in self._states:
             if _is_covered(specs, known):
                 with state.put_back(self._model):
@@ -64,11 +64,11 @@ class TraceStates:
         yield
         for known, _ in self._states:
             specs = _common(specs, known)
-        self._states.append((specs, TraceState(self._model)))  # only now are all layers built
+        self._states.append((specs, TraceState(self._model)))  # tracing has built all layers
 
 
 def _is_covered(specs: Any, known: Any) -> bool:
-    """Whether a graph for batches of known specs takes batches of others."""
+    """Whether a graph for batches with specs `known` accepts batches with `specs`."""
     if _structure(specs) != _structure(known):
         return False
     pairs = zip(tf.nest.flatten(specs), tf.nest.flatten(known), strict=True)
@@ -76,7 +76,7 @@ def _is_covered(specs: Any, known: Any) -> bool:
 
 
 def _common(specs: Any, known: Any) -> Any:
-    """Specs of batches of both kinds, for which `tf.function` traces the second time; without them, those given."""
+    """Specs that cover both, for which `tf.function` would trace the second time; `specs` if there are none."""
     if _structure(specs) != _structure(known):
         return specs
     pairs = zip(tf.nest.flatten(specs), tf.nest.flatten(known), strict=True)
@@ -86,5 +86,5 @@ def _common(specs: Any, known: Any) -> Any:
 
 
 def _structure(specs: Any) -> Any:
-    """The nest with None in place of other specs, and True in place of None."""
+    """The nest with every spec replaced by None, and None by True."""
     return tf.nest.map_structure(lambda spec: True if spec is None else None, specs)

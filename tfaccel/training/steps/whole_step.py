@@ -1,14 +1,14 @@
-"""The steps of a model whose replicas each run the whole step, the optimizer's update included, as a TPU needs.
+"""The steps of a model whose replicas each run the whole step, including the optimizer update, as a TPU requires.
 
-`TPUStrategy` traces one function for all its cores: nothing of a step may run between them on the host. So the
-gradients are summed inside the step (`ReplicaContext.all_reduce`), and then every replica does what one device does, by
-Keras's own optimizer code on the summed gradients. Rows are divided on the host, into shares of a fixed size.
+`TPUStrategy` traces one function for all its cores: no part of a step may run between them on the host. So the
+gradients are summed inside the step (`ReplicaContext.all_reduce`), and every replica then updates as one device does,
+with Keras's own optimizer code on the summed gradients. Rows are divided on the host into shares of a fixed size.
 
-The arithmetic is that of `SeveralReplicas`, whose other parts serve here too. What differs: gradients of embeddings
-are summed densely, since a TPU has no sparse ones; gradients are summed at every batch, also while they accumulate.
+The arithmetic is that of `SeveralReplicas`, with two differences: gradients of embeddings are summed densely, since
+TPUs have no sparse ones, and gradients are summed for every batch, even while they accumulate.
 
-Evaluation and prediction take a last batch that is smaller, too: it has a graph of its own (`fixed_shapes`), and a
-replica that gets no row of it works on a borrowed one, which counts nothing.
+Evaluation and prediction also accept a smaller last batch: it gets a separate graph (`fixed_shapes`), and a replica
+without rows runs on a borrowed row of weight 0.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Step = Callable[[Any], Any]
 
 
 class WholeStep:
-    """Train, test and predict steps on global batches, each replica on its rows and with an update of its own.
+    """Train, test and predict steps on global batches, where each replica runs its rows and its own update.
 
     Args:
         model: a built and compiled Keras model.
-        replicas: the replicas of the strategy that it was built in.
+        replicas: the replicas of the strategy that it was built under.
 
     Raises:
-        PlanError: for a loss scale, whose decision every replica would have to take apart.
+        PlanError: for a `LossScaleOptimizer`, since each replica would have to decide on the loss scale separately.
     """
 
     has_sparse_gradients = False
@@ -70,12 +70,12 @@ class WholeStep:
         for name, optimizer in optimizers_of(model).items():
             if inner_optimizer(optimizer) is not optimizer:
                 raise PlanError(
-                    f"model.{name} is a LossScaleOptimizer. TPUs calculate in bfloat16, which has float32's range and "
+                    f"model.{name} is a LossScaleOptimizer. TPUs compute in bfloat16, which has float32's range and "
                     "needs no loss scale. Compile with the optimizer itself, and use dtype_policy='mixed_bfloat16'."
                 )
 
     def train(self, batches: GraphBatches, batch: Any) -> Any:
-        """One training step; returns the logs of an own `train_step` or `compute_metrics`, averaged, else nothing."""
+        """One training step; returns the averaged logs of a custom `train_step` or `compute_metrics`, if any."""
         own = has_own_train_step(self._model)
         batches, augment = augmented_by_replicas(batches)
         with self._replicas.strategy.scope(), global_losses(self._model), contextlib.ExitStack() as stack:
@@ -93,7 +93,7 @@ class WholeStep:
             )
 
     def test(self, batches: GraphBatches, batch: Any) -> Any:
-        """One evaluation step; returns the logs of an own `test_step` or `compute_metrics`, averaged, else nothing."""
+        """One evaluation step; returns the averaged logs of a custom `test_step` or `compute_metrics`, if any."""
         kind = "test"
         noting = self.noted_results.while_tracing(metrics_in(self._model))
         with self._replicas.strategy.scope(), global_losses(self._model), noting:
@@ -102,7 +102,7 @@ class WholeStep:
             )
 
     def predict(self, batches: GraphBatches, batch: Any) -> list[Any]:
-        """Predictions of one global batch: a nest for each local replica, in the order of the rows."""
+        """Predictions for one global batch: a nest per local replica, in row order."""
         with self._replicas.strategy.scope():
             results = self._replicas.local_results(self._run(batches, batch, self._model.predict_step, borrows=True))
             return [
@@ -112,7 +112,7 @@ class WholeStep:
             ]
 
     def _shares(self, batches: GraphBatches, batch: Any) -> list[tuple[int, int]]:
-        """First and last-plus-one row of each replica."""
+        """Start and stop row of each replica."""
         num_replicas = self._replicas.num_replicas
         return [split_rows(batches.num_rows(batch), replica, num_replicas) for replica in range(num_replicas)]
 
@@ -124,8 +124,8 @@ class WholeStep:
     def _run(self, batches: GraphBatches, batch: Any, step: Step, *, borrows: bool = False) -> Any:
         """Runs `step` on every replica with its rows of the global batch.
 
-        With `borrows` there may be fewer rows than replicas: a replica without rows runs on a borrowed row of weight 0,
-        and its state is put back.
+        With `borrows`, there may be fewer rows than replicas: a replica without rows runs on a borrowed row of weight
+        0, and its state is restored.
         """
         num_rows, num_replicas = batches.num_rows(batch), self._replicas.num_replicas
         _check_rows(num_rows, 1 if borrows else num_replicas)
@@ -156,7 +156,7 @@ class WholeStep:
         return self._replicas.strategy.run(on_replica, args=(weights, of_leaf))
 
     def _summed_apply(self, optimizer: keras.optimizers.Optimizer) -> Callable[..., None]:
-        """`optimizer.apply` inside a replica: the sum over the replicas, then what one device does."""
+        """`optimizer.apply` inside a replica: sums gradients over the replicas, then updates as one device does."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             share, context = current_share(), tf.distribute.get_replica_context()
@@ -173,7 +173,7 @@ class WholeStep:
 
 
 def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], Any]:
-    """`optimizer.scale_loss` that weights the loss by the replica's share of the rows."""
+    """`optimizer.scale_loss`, with the loss weighted by the replica's fraction of the rows."""
 
     def scale_loss(loss: Any) -> Any:
         share = current_share()
@@ -184,7 +184,7 @@ def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any
 
 
 def _check_rows(num_rows: Any, fewest: int) -> None:
-    """Refuses batches whose shares have no fixed size, and those with fewer rows than have to be there."""
+    """Refuses batches without a fixed number of rows, or with too few rows."""
     if not isinstance(num_rows, int):
         raise DataError(
             "On a TPU every batch must have a fixed number of rows, known before it is read; here the last batch may "

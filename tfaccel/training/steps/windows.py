@@ -1,4 +1,4 @@
-"""How many steps one graph call runs: as many as last about half a second, one where a callback must see each batch."""
+"""How many steps one graph call runs: about 0.4 seconds' worth, or one if a callback must see each batch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BATCH_HOOKS = {
 
 
 def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
-    """Whether a callback acts on single batches, so that no window may be longer than one execution.
+    """Whether a callback acts on single batches, so that a window may not be longer than one execution.
 
-    Keras's own callbacks that have batch hooks, but do nothing in them as they are set, do not count. A callback of the
-    user's can say `tfaccel_windows = True`: its batch hooks are then called once a window.
+    Keras callbacks whose batch hooks do nothing with their current settings do not count. A custom callback can set
+    `tfaccel_windows = True` to have its batch hooks called once per window.
     """
     if getattr(callback, "tfaccel_windows", False):
         return False
@@ -39,7 +39,7 @@ def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
 
 
 def _idle_class(callback: keras.callbacks.Callback, kind: str) -> type[keras.callbacks.Callback]:
-    """The class of Keras's whose batch hooks do nothing as the callback is set."""
+    """The Keras class whose batch hooks do nothing with the callback's settings."""
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return keras.callbacks.ProgbarLogger
     for saver in (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore):
@@ -52,14 +52,14 @@ def _idle_class(callback: keras.callbacks.Callback, kind: str) -> type[keras.cal
 
 
 class WindowLength:
-    """Chooses the number of steps of the next graph call of one engine.
+    """Chooses the number of steps for an engine's next graph call.
 
-    A callback with a method `steps_to_boundary(done)` gets a window that ends where it wants one to end.
+    A callback with a method `steps_to_boundary(done)` determines where a window must end.
 
     Args:
-        engine: remembers the step time from call to call.
+        engine: the engine, which keeps the step time between calls.
         kind: "train" or "test".
-        callbacks: the callbacks that listen.
+        callbacks: the callbacks of this call.
     """
 
     def __init__(self, engine: Engine, kind: str, callbacks: list[keras.callbacks.Callback]) -> None:
@@ -77,18 +77,18 @@ class WindowLength:
     def loops(self) -> bool:
         """Whether steps run in a loop in the graph.
 
-        TensorFlow optimizes a graph with a loop and one without differently, so that their results differ in the last
-        bits. Times therefore never decide this, only how many steps go into a call.
+        TensorFlow optimizes graphs with and without a loop differently, so their results differ in the last bits. So
+        measured times never affect this, only the number of steps per call.
         """
         return self._fixed is None or self._fixed > 1
 
     @property
     def is_fixed(self) -> bool:
-        """Whether each window is one execution, of a length that is asked for."""
+        """Whether each window is one execution with a fixed number of steps."""
         return self._fixed is not None
 
     def next(self, done: int, limit: int | None) -> int:
-        """Steps of the next call, after `done` steps of an epoch of at most `limit`."""
+        """Number of steps for the next call, after `done` steps of an epoch with at most `limit` steps."""
         length = self._fixed
         if length is None:
             known = self._engine.step_seconds.get(self._kind)
@@ -99,18 +99,18 @@ class WindowLength:
         return min([length, *(end for end in ends if end)])
 
     def ran(self, num_steps: int, seconds: float, *, traced: bool) -> None:
-        """Learns from a call: what it ran, how long that took; a call that traced its graph first does not count."""
+        """Updates the step time after a call; a call that also traced its graph does not count."""
         self._last = num_steps
         if traced or num_steps == 0:
             return
         step_seconds = seconds / num_steps
         times = self._engine.step_seconds
-        if self._engine.replicas.num_workers > 1:  # all workers must choose alike
+        if self._engine.replicas.num_workers > 1:  # all workers must choose the same length
             if self._kind not in times:
                 micros = self._engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
                 times[self._kind] = micros * 1e-6
         else:
-            # A call may have compiled for a new shape: one slow call must not change the length of windows much.
+            # A call may have compiled for a new shape: one slow call must not shorten windows much.
             times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
 
 
@@ -120,10 +120,10 @@ def epoch_windows(
     """Runs one epoch window by window; yields the number of steps run so far and the window's result.
 
     Args:
-        engine, kind: what to run.
+        engine, kind: the engine to run, and the kind of step.
         feed: the batches of the epoch.
-        length: decides how long windows are.
-        limit: steps of the epoch, None for all batches of the feed.
+        length: chooses the length of windows.
+        limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
     """
     done = 0
@@ -138,6 +138,6 @@ def epoch_windows(
             result = engine.run(kind, feed, num_steps, loop=length.loops)
             length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
             done += result.num_steps
-            # An execution that was asked for may take several graph calls: a smaller last batch has a graph of its own.
+            # A fixed-length execution may take several graph calls: a smaller last batch has a separate graph.
             whole = not length.is_fixed or done >= end or feed.exhausted or not result.loss_is_finite
         yield done, result

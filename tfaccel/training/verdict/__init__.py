@@ -1,1 +1,1 @@
-"""What a training history and simple baselines say about a trained model."""
+"""Assesses a trained model by its training history and by simple baselines."""

@@ -1,4 +1,4 @@
-"""The noun `BaselineScores`: what a trained model reaches beside predictors that cost less."""
+"""`BaselineScores`: a trained model's score compared with those of cheaper predictors."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any, Self
 
 from tfaccel.errors import WorkloadError
 
-_MIN_EXAMPLES = 10  # with fewer, a score that is no fraction is not compared
-_MIN_SKILL = 0.2  # of the way from the trivial predictor to a perfect one
-_CLOSE = 0.01  # scores that differ by less than this fraction of them are equal
+_MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
+_MIN_SKILL = 0.2  # 0 is the best trivial predictor's score, 1 a perfect score
+_CLOSE = 0.01  # scores that differ by a smaller fraction count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineScores:
-    """What a trained model reaches beside predictors that cost less, on the same examples.
+    """A trained model's score and those of cheaper predictors on the same examples.
 
-    A recipe's `show_result` returns it, and `verdict` takes it.
+    A recipe's `show_result` returns it, and `verdict` accepts it.
 
     Args:
-        metric: what the scores are.
-        score: the trained model's.
-        baselines: name -> score on the same examples, of the strongest simple predictors.
-        trivial: name -> score of what has looked at the targets only: the most frequent class, the mean, the class
+        metric: name of the metric.
+        score: the trained model's score.
+        baselines: name -> score of the strongest simple predictors on the same examples.
+        trivial: name -> score of predictors that use only the targets: the most frequent class, the mean, the class
             frequencies.
         higher_is_better: whether a higher score is better.
-        perfect: the best score that there can be; None where there is no such score.
-        is_fraction: whether the scores are fractions of the examples, such as accuracy; chance is then allowed for.
-        num_examples: examples that the scores are of; None if unknown.
+        perfect: the best possible score; None if there is none.
+        is_fraction: whether scores are fractions of the examples, such as accuracy; comparisons then account for the
+            standard error.
+        num_examples: number of examples scored; None if unknown.
 
     Raises:
-        WorkloadError: if a score is not a finite number, or a fraction is not from 0 to 1.
+        WorkloadError: if a score is not finite, or a fraction is not between 0 and 1.
 
     Example:
         >>> scores = BaselineScores(metric="accuracy", score=0.502, baselines={"gradient boosting": 0.601},
@@ -60,14 +61,14 @@ class BaselineScores:
 
     @property
     def worse_than(self) -> tuple[str, ...]:
-        """Trivial predictors that are not beaten, and baselines that are better by more than chance allows."""
+        """Baselines that are better by more than the standard error, and trivial predictors that are not beaten."""
         trivial = [name for name, value in self.trivial.items() if not self._leads(self.score, value)]
         better = [name for name, value in self.baselines.items() if self._leads(value, self.score, surely=True)]
         return (*better, *trivial)
 
     @property
     def has_too_few_examples(self) -> bool:
-        """Whether trivial predictors are beaten, but one of them by no more than chance allows."""
+        """Whether all trivial predictors are beaten, but one of them by less than the standard error."""
         leads = [
             (self._leads(self.score, value), self._leads(self.score, value, surely=True))
             for value in self.trivial.values()
@@ -76,19 +77,19 @@ class BaselineScores:
 
     @property
     def is_hardly_better_than_trivial(self) -> bool:
-        """Whether less than a fifth of the way to perfect was gone, and no baseline shows that there is no more."""
+        """Whether the skill is below 0.2, although baselines, if any, show that more is possible."""
         if self._skill is None or (self.baselines and not self.worse_than):
             return False
         return self._skill < _MIN_SKILL
 
     @property
     def is_good(self) -> bool:
-        """Whether the model is known to be far better than the trivial predictors, and not worse than baselines."""
+        """Whether the skill is known to be at least 0.5, and no baseline is better."""
         return self._skill is not None and self._skill >= 0.5 and not self.worse_than
 
     @property
     def _skill(self) -> float | None:
-        """The part of the way from the best trivial predictor to perfect; None if it is not known."""
+        """The score rescaled so that the best trivial predictor has 0 and a perfect score is 1; None if unknown."""
         if self.perfect is None or not self.trivial:
             return None
         start = max(self.trivial.values()) if self.higher_is_better else min(self.trivial.values())
@@ -96,38 +97,38 @@ class BaselineScores:
         return (self.score - start) / whole if abs(whole) > 1e-9 else None
 
     def beside(self, *names: str) -> str:
-        """The model's score beside those of the named baselines, or of all.
+        """Compares the model's score with those of the named baselines, or of all.
 
         Example:
             >>> BaselineScores(metric="error", score=0.2, baselines={"ridge": 0.3}, higher_is_better=False).beside()
-            'error 0.2 beside 0.3 (ridge)'
+            'error 0.2 vs. 0.3 (ridge)'
         """
         found = {**self.baselines, **self.trivial}
         found = {name: value for name, value in found.items() if not names or name in names}
-        return f"{self.metric} {self._text(self.score)} beside " + ", ".join(
+        return f"{self.metric} {self._text(self.score)} vs. " + ", ".join(
             f"{self._text(value)} ({name})" for name, value in found.items()
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as JSON-serialisable data."""
+        """The scores as JSON-serializable data."""
         return {**asdict(self), "baselines": dict(self.baselines), "trivial": dict(self.trivial)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The scores that `to_json` wrote."""
+        """Creates scores from `to_json`'s output."""
         return cls(**data)
 
     def _text(self, value: float) -> str:
         return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"
 
     def _leads(self, one: float, other: float, *, surely: bool = False) -> bool:
-        """Whether one score is better than another: by more than nothing, or by more than chance allows."""
+        """Whether one score is better than another by more than 1 %; with `surely`, also beyond the standard error."""
         distance = one - other if self.higher_is_better else other - one
         least = self._error(one, other) if surely else 0.0
         return distance > max(_CLOSE * max(abs(one), abs(other)), least)
 
     def _error(self, one: float, other: float) -> float:
-        """The standard error of a difference of two scores; 0 where it is not known, infinite with too few examples."""
+        """The standard error of the difference of two scores; 0 if unknown, infinite with too few examples."""
         if self.num_examples is None:
             return 0.0
         if not self.is_fraction:

@@ -1,4 +1,4 @@
-"""What loss curves show: jumps, memorised examples, losses that still fall; sentences with figures."""
+"""Findings in loss curves (jumps, memorized examples, losses that still fall), as phrases with figures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 MIN_EPOCHS = 3
 
-# Fractions of what was learnt unless another unit stands here. A loss that was huge before the first updates (a
-# constant offset, moving statistics that lag) would make all of them small, so the first value is doubted.
-_BLOW_UP = 20  # times the second value: the first is then left out
-_JUMP, _MANY_JUMPS = 0.25, 0.2  # the second: of the epochs
+# Fractions of the total decrease of the loss unless noted otherwise. A huge loss before the first updates (a constant
+# offset, lagging moving statistics) would make all these fractions small, so such a first value is ignored.
+_BLOW_UP = 20  # ratio of the first to the second value above which the first is ignored
+_JUMP, _MANY_JUMPS = 0.25, 0.2  # _MANY_JUMPS: fraction of the epochs
 _LOST_AGAIN = 0.5
 _WORSE_THAN_BEST, _EPOCHS_SINCE_BEST = 0.1, 3
-_NOISE = 2.0  # times the spread from epoch to epoch
-_FOLLOWED, _FAR_BELOW = 0.8, 0.5  # how far validation followed training; the training loss over the validation loss
+_NOISE = 2.0  # multiple of the noise between epochs
+_FOLLOWED, _FAR_BELOW = 0.8, 0.5  # ratio of the validation to the training decrease; of training to validation loss
 _HARDLY_FOLLOWED, _BELOW = 0.4, 0.85
-_PLATEAU, _MEMORISED = 0.1, 0.2  # validation's progress over training's, of logarithms; the losses' quotient
+_PLATEAU, _MEMORISED = 0.1, 0.2  # ratio of the decreases of log loss, validation to training; ratio of the losses
 _STILL_FALLING = 0.03
-_FALL_OF_LEVEL, _MIN_FALL = 0.1, 0.005  # of the loss itself
-_HARDLY_LEARNT = 0.1  # of the first loss
+_FALL_OF_LEVEL, _MIN_FALL = 0.1, 0.005  # fractions of the loss itself
+_HARDLY_LEARNT = 0.1  # fraction of the first loss
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LossCurves:
 
     Args:
         train: at least three values.
-        validation: as many, or none.
+        validation: as many values, or none.
     """
 
     train: tuple[float, ...]
@@ -38,12 +38,12 @@ class LossCurves:
 
     @property
     def start(self) -> float:
-        """The training loss that learning began with: the first value, unless it was huge and gone at once."""
+        """The initial training loss: the first value, or the second if the first is more than 20 times as large."""
         first, second = self.train[:2]
         return second if second > 0 and first > _BLOW_UP * second else first
 
     def instabilities(self) -> list[str]:
-        """Losses that jump up in many epochs, or that end far above where they were."""
+        """Losses that jump up in many epochs, or end far above their minimum."""
         train, lowest = self.train, min(self.train)
         learnt = max(self.start - lowest, 0.0)
         if train[-1] - self.start > 0.1 * abs(self.start) and min(train[1:]) >= train[0]:
@@ -57,7 +57,7 @@ class LossCurves:
         return found
 
     def over_fitting(self) -> list[str]:
-        """A validation loss that rises while the training loss falls, or that stays far above it."""
+        """A validation loss that rises while the training loss falls, or stays far above it."""
         if not self.validation:
             return []
         train, values = self.train, self.validation
@@ -74,7 +74,7 @@ class LossCurves:
         return found + self._gap()
 
     def hardly_learnt(self) -> list[str]:
-        """Losses that hardly fell at all."""
+        """Losses that hardly fell."""
         values, name = (self.validation, "validation") if self.validation else (self.train, "training")
         fallen = [one for one in (values, self.train) if one[0] - min(one) >= _HARDLY_LEARNT * abs(one[0])]
         nothing_left = max(map(abs, values)) == 0
@@ -83,7 +83,7 @@ class LossCurves:
         return [f"the {name} loss hardly fell, from {values[0]:.4g} to {min(values):.4g}"]
 
     def still_falling(self) -> list[str]:
-        """Losses that still fall at the end."""
+        """Losses that are still falling at the end."""
         values, name = (self.validation, "validation") if self.validation else (self.train, "training")
         num_last = max(1, len(values) // 5)
         before = min(values[:-num_last])
@@ -100,7 +100,7 @@ class LossCurves:
         return []
 
     def _gap(self) -> list[str]:
-        """A training loss far below the validation loss; not for losses below zero, which have no quotient."""
+        """A training loss far below the validation loss; skipped for negative losses, whose ratio means nothing."""
         train, values = self.train, self.validation
         if train[-1] < 0 or values[-1] <= 0 or train[-1] >= _BELOW * values[-1]:
             return []
@@ -117,19 +117,19 @@ class LossCurves:
         learnt = math.log(max(values[second], floor) / values[-1])
         if quotient < _MEMORISED and learnt < _PLATEAU * memorised:
             return [
-                f"since epoch {second + 1} the training loss fell from {train[second]:.4g} to {train[-1]:.4g}, the "
-                f"validation loss from {values[second]:.4g} to {values[-1]:.4g} only"
+                f"since epoch {second + 1} the training loss fell from {train[second]:.4g} to {train[-1]:.4g}, but the "
+                f"validation loss only from {values[second]:.4g} to {values[-1]:.4g}"
             ]
         return []
 
     def _learnt_on_validation(self) -> float:
-        """How far the validation loss fell below the start of learning; where it never did, a quarter of its lowest."""
+        """Decrease of the validation loss from the initial loss; at least a quarter of its minimum."""
         lowest = min(self.validation)
         return max(min(self.start, self.validation[0]) - lowest, 0.25 * abs(lowest), 1e-12)
 
 
 def _noise(values: tuple[float, ...]) -> float:
-    """The spread of a curve from epoch to epoch, apart from its trend: the median of second differences."""
+    """The noise of a curve between epochs, without its trend, from the median absolute second difference."""
     if len(values) < 2 * MIN_EPOCHS:
         return 0.0
     steps = [after - before for before, after in itertools.pairwise(values)]
@@ -138,7 +138,7 @@ def _noise(values: tuple[float, ...]) -> float:
 
 
 def _jumps(name: str, values: tuple[float, ...], least: float, *, and_back: bool = False) -> list[str]:
-    """Whether a loss jumps up in many epochs; with `and_back`, those that fall again are counted alone."""
+    """A finding if a loss jumps up in many epochs; with `and_back`, counts only jumps from which it falls again."""
     jumps = [epoch for epoch, (before, after) in enumerate(itertools.pairwise(values), 2) if after - before > least]
     if and_back:
         jumps = [epoch for epoch in jumps if values[epoch - 1] - min(values[epoch - 1 :]) > least]

@@ -1,4 +1,4 @@
-"""What a training history says of the fit: over-fitting, under-fitting, unstable or sound, and what to try."""
+"""Diagnoses a training history: over-fitting, under-fitting, unstable or sound, with advice on what to try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADVICE = {
         "stop early (--early_stopping)",
         "more dropout, weight decay or augmentation",
         "more data, or a smaller model",
-        "check that validation inputs are scaled as the training inputs are",
+        "check that validation inputs are scaled like the training inputs",
     ),
     UNDER_FITTING: (
         "train for more epochs",
@@ -40,13 +40,13 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class FitVerdict:
-    """What a training history says of the fit.
+    """The diagnosis of a training history.
 
     Args:
-        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" where there is
-            too little to tell.
-        evidence: what says so, with figures.
-        advice: what to try, the most likely first; empty for a sound fit.
+        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" if there is
+            too little evidence.
+        evidence: findings with figures.
+        advice: what to try, most promising first; empty for a sound fit.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class FitVerdict:
     advice: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON-serialisable data."""
+        """The verdict as JSON-serializable data."""
         return asdict(self)
 
     def text(self) -> str:
@@ -67,7 +67,7 @@ class FitVerdict:
         advice = f" Try: {'; '.join(self.advice)}." if self.advice else ""
         opening = f"There is {self.kind}" if self.kind in (OVER_FITTING, UNDER_FITTING) else f"The fit is {self.kind}"
         if self.kind == UNKNOWN:
-            opening = "Whether the fit is sound cannot be told"
+            opening = "It is unknown whether the fit is sound"
         return f"{opening}: {'; '.join(self.evidence)}.{advice}"
 
 
@@ -77,24 +77,24 @@ def verdict(
     baselines: BaselineScores | None = None,
     final_loss: float | None = None,
 ) -> FitVerdict:
-    """What a training history, and baselines where there are some, say of the fit.
+    """Diagnoses the fit from a training history and, if given, baselines.
 
-    It looks at `loss` and, where there is one, `val_loss`. Differences are fractions of what was learnt, so that the
-    scale of the loss does not matter; a huge first value is left out of that.
+    It uses `loss` and, if present, `val_loss`. Differences are relative to the total decrease of the loss, so that its
+    scale does not matter; a huge first value is ignored.
 
-    * Unstable: losses that are not finite, jump up in many epochs, or end far above their lowest.
-    * Over-fitting: the validation loss has risen since its lowest, or stays far above the training loss.
-    * Under-fitting: losses still fall at the end, or hardly fell at all, or the score is hardly better than what knows
-      the targets' frequencies or mean only.
-    * Worse than a baseline: none of these, but a baseline's score is better by more than chance allows.
-    * Unknown: too few epochs, no validation loss, or too few examples to tell the score from the trivial one.
+    * Unstable: losses are not finite, jump up in many epochs, or end far above their minimum.
+    * Over-fitting: the validation loss has risen since its minimum, or stays far above the training loss.
+    * Under-fitting: losses are still falling at the end, or hardly fell at all, or the score is hardly better than that
+      of a trivial predictor, such as the most frequent class or the mean.
+    * Worse than a baseline: none of these, but a baseline's score is better by more than the standard error.
+    * Unknown: too few epochs, no validation loss, or too few examples to distinguish the score from the trivial one.
 
     Args:
-        history: metric -> one value an epoch, as in `TrainResult.history` or Keras's `History.history`; None or NaN
-            where a value was not finite.
-        baselines: what the model and simple predictors reach on the same examples; None: only the curves are judged.
-        final_loss: the validation loss of the model as it was saved. Where that is the lowest of an earlier epoch (best
-            weights restored), what came after is left out.
+        history: metric -> one value per epoch, as in `TrainResult.history` or Keras's `History.history`; None or NaN
+            if a value was not finite.
+        baselines: scores of the model and of simple predictors on the same examples; None to use only the curves.
+        final_loss: the validation loss of the saved model. If it is the minimum, from an earlier epoch (best weights
+            restored), later epochs are ignored.
 
     Example:
         >>> verdict({"loss": [1.0, 0.5, 0.2, 0.1, 0.05, 0.02], "val_loss": [1.0, 0.6, 0.5, 0.6, 0.7, 0.8]}).kind
@@ -103,7 +103,7 @@ def verdict(
         ...                         is_fraction=True)
         >>> history = {"loss": [1.0, 0.5, 0.3, 0.25, 0.25], "val_loss": [1.0, 0.55, 0.35, 0.3, 0.3]}
         >>> verdict(history, baselines=scores).text()
-        'The fit is worse than a baseline: accuracy 50.2 % beside 60.1 % (gradient boosting). Try: search for better settings (tfaccel tune); use the baseline.'
+        'The fit is worse than a baseline: accuracy 50.2 % vs. 60.1 % (gradient boosting). Try: search for better settings (tfaccel tune); use the baseline.'
     """  # noqa: E501
     losses, val_losses = (_values(history.get(name, ())) for name in ("loss", "val_loss"))
     for name, values in (("training", losses), ("validation", val_losses)):
@@ -115,7 +115,7 @@ def verdict(
     found: dict[str, list[str]] = {}
     if not missing:
         curves = LossCurves(tuple(losses), tuple(val_losses))
-        # What was good from the first epoch on, such as a pretrained model, has no more to learn.
+        # A model that was good from the first epoch, such as a pretrained one, has little left to learn.
         hardly_learnt = [] if baselines is not None and baselines.is_good else curves.hardly_learnt()
         found = {
             UNSTABLE: curves.instabilities(),
@@ -128,7 +128,7 @@ def verdict(
 
 
 def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, missing: str) -> FitVerdict | None:
-    """The verdict on what was found in the curves and beside baselines; None if nothing is wrong."""
+    """Combines the findings of the curves and the baselines into a verdict; None if nothing is wrong."""
     beside: list[str] = []
     if baselines is not None and baselines.worse_than:
         beside = [baselines.beside(*baselines.worse_than)]
@@ -139,7 +139,7 @@ def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, miss
     if UNSTABLE in kinds:
         return _found(UNSTABLE, [*found[UNSTABLE], *beside])
     if kinds:
-        # A validation loss that is far above and still falls wants more epochs first.
+        # If the validation loss is far above the training loss but still falling, train longer first.
         both = [text for kind in kinds for text in found[kind]]
         is_unfinished = UNDER_FITTING in kinds and "still falls" in found[UNDER_FITTING][0]
         return _found(UNDER_FITTING if is_unfinished else kinds[0], list(dict.fromkeys([*both, *beside])))
@@ -148,7 +148,7 @@ def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, miss
     if missing:
         return _found(UNKNOWN, [missing])
     if baselines is not None and baselines.has_too_few_examples:
-        few = f"{baselines.num_examples} examples are too few to tell {baselines.beside(*baselines.trivial)}"
+        few = f"{baselines.num_examples} examples are too few to distinguish {baselines.beside(*baselines.trivial)}"
         return FitVerdict(UNKNOWN, (few,), ("more validation data",))
     return None
 
@@ -168,9 +168,9 @@ def _values(values: Sequence[float | None]) -> list[float]:
 
 
 def _missing(losses: list[float], val_losses: list[float], history: Mapping[str, Any]) -> str:
-    """What is missing to judge the curves, or nothing."""
+    """What is missing for a diagnosis of the curves; "" if nothing is."""
     if history and "loss" not in history:
-        return f"there is no `loss` in the history, which has {', '.join(map(repr, history))}"
+        return f"the history has no `loss`, only {', '.join(map(repr, history))}"
     with_validation = " with a validation loss" if val_losses else ""
     epochs = f"{len(losses)} epoch{'' if len(losses) == 1 else 's'}"
     return f"the history has {epochs}{with_validation}" if len(losses) < MIN_EPOCHS else ""
@@ -179,7 +179,7 @@ def _missing(losses: list[float], val_losses: list[float], history: Mapping[str,
 def _as_saved(
     losses: list[float], val_losses: list[float], final_loss: float | None
 ) -> tuple[list[float], list[float], bool]:
-    """Both curves where there is a validation loss, up to the saved weights, and whether later epochs were worse."""
+    """Both curves at the epochs with validation, up to the saved weights, and whether there were later epochs."""
     if val_losses and len(val_losses) < len(losses):  # validation every few epochs
         every = len(losses) / len(val_losses)
         losses = [losses[math.ceil(every * (number + 1)) - 1] for number in range(len(val_losses))]

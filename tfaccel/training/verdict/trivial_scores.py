@@ -1,4 +1,4 @@
-"""What knowing the validation targets alone would reach: the most frequent class, the mean, the median."""
+"""Scores of trivial predictors on the validation targets: the most frequent class, the mean, the median."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _ROOT = ("root_mean_squared_error", "rmse", "RMSE")
 
 
 def trivial_scores(batches: Iterable[Any], final: Mapping[str, float]) -> BaselineScores | None:
-    """The first metric of a finished model whose trivial predictor is known, beside that predictor.
+    """Compares a finished model with a trivial predictor, for the first metric that has one.
 
-    Accuracy stands beside the most frequent class; the mean absolute error beside the median, squared errors beside the
-    mean. None for other metrics, several outputs, and targets of another form than one class or number for each
+    Accuracy is compared with the most frequent class, mean absolute error with the median, and squared errors with the
+    mean. None for other metrics, for several outputs, and for targets other than one class or a vector of numbers per
     example.
 
     Args:
-        batches: validation batches, as a model is evaluated on: (inputs, targets) or (inputs, targets, weights).
-        final: the model's metrics on them.
+        batches: validation batches: (inputs, targets) or (inputs, targets, weights).
+        final: the model's metrics on these batches.
 
     Example:
         >>> batches = [(None, np.array([0, 2])), (None, np.array([2, 1]))]
         >>> trivial_scores(batches, {"loss": 1.1, "accuracy": 0.75}).beside()
-        'accuracy 75.0 % beside 50.0 % (most frequent class)'
+        'accuracy 75.0 % vs. 50.0 % (most frequent class)'
     """
     known = [name for name in final if name in (*_ACCURACIES, *_ABSOLUTE, *_SQUARED, *_ROOT)]
     if not known or not np.isfinite(final[known[0]]):
@@ -70,7 +70,7 @@ def _targets(batches: Iterable[Any]) -> np.ndarray | None:
 
 
 def _classes(targets: np.ndarray) -> np.ndarray | None:
-    """The class of each example, from class numbers or one-hot rows; None for targets of another kind."""
+    """The class of each example, from integer or one-hot labels; None for other targets."""
     if targets.ndim == 1 or targets.shape[1] == 1:
         flat = targets.reshape(-1)
         return flat if np.array_equal(flat, np.round(flat)) else None

@@ -1,1 +1,1 @@
-"""How the devices and processes of a plan come together, and what to say when one is lost."""
+"""Strategies and clusters: connects a plan's devices and workers, and reports a lost worker."""

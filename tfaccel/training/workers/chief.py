@@ -1,4 +1,4 @@
-"""With several workers, only the chief writes files; the others run the same callbacks without a trace on disk."""
+"""With several workers, only the chief writes files; the others run the same callbacks without keeping their files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keras
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
-# Attributes of Keras's callbacks that name what they write.
+# Attributes of Keras's callbacks that hold output paths.
 _PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
 
 
@@ -21,9 +21,9 @@ _PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "l
 def only_chief_writes(
     model: keras.Model, callbacks: list[keras.callbacks.Callback], replicas: Replicas
 ) -> Iterator[None]:
-    """On a worker that is not the chief: `model.save` and `save_weights` do nothing, and logs go to a scratch folder.
+    """On all workers but the chief, makes `model.save` and `save_weights` no-ops and sends logs to a temporary folder.
 
-    All workers still make the same decisions (which epoch is best, when to stop), because metrics are equal on all.
+    All workers still make the same decisions (which epoch is best, when to stop), because their metrics are equal.
     """
     if replicas.is_chief:
         yield

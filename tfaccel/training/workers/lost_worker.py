@@ -1,4 +1,4 @@
-"""What to say when another worker of the cluster is gone, in place of what TensorFlow's collectives say."""
+"""Replaces the errors of TensorFlow's collectives by one that names the lost worker."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GO_ON_WITH_FIT = (
-    'Start all workers again. To go on where training stopped, train with `tfaccel.train(..., resume="auto")`, or let '
-    "`keras.callbacks.BackupAndRestore` keep checkpoints."
+    'Start all workers again. To continue where training stopped, use `tfaccel.train(..., resume="auto")` or '
+    "`keras.callbacks.BackupAndRestore`."
 )
 
 
 @contextlib.contextmanager
 def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH_FIT) -> Iterator[None]:
-    """Within the block, errors of communication with a worker that is gone become a `ClusterError` that names it.
+    """Within the block, communication errors caused by a lost worker become a `ClusterError` that names it.
 
     Args:
-        strategy: under which the block trains.
-        go_on: what to do, for the end of the message.
+        strategy: the strategy that the block trains under.
+        go_on: last part of the message: how to continue.
 
     Raises:
         ClusterError: in place of TensorFlow's error.
@@ -61,7 +61,7 @@ def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH
 
 
 def names_lost_workers(function: Callable[Concatenate[keras.Model, P], R]) -> Callable[Concatenate[keras.Model, P], R]:
-    """A function of a model, whose communication with a worker that is gone ends in a `ClusterError` that names it."""
+    """Decorates a function of a model so that a lost worker raises a `ClusterError` that names it."""
 
     @functools.wraps(function)
     def named(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -74,9 +74,9 @@ def names_lost_workers(function: Callable[Concatenate[keras.Model, P], R]) -> Ca
 
 
 def _who(place: Place | None, message: str) -> str:
-    """Which workers are gone: those that do not answer, else those that TensorFlow names."""
+    """Names the lost workers: those that do not answer, else those in TensorFlow's message."""
     if place is None:
-        return "A worker is gone: this one cannot reach it any more."
+        return "A worker is lost: this worker can no longer reach it."
     others = [index for index in range(len(place.addresses)) if index != place.index]
     gone = [index for index in others if not _answers(place.addresses[index])]
     if not gone:
@@ -84,17 +84,17 @@ def _who(place: Place | None, message: str) -> str:
         named = {int(index) + (first_worker if job == "worker" else 0) for job, index in _TASK.findall(message)}
         gone = sorted(named & set(others))
     if not gone:
-        return f"This worker ({place.index}) has lost the connection to another one."
+        return f"This worker ({place.index}) has lost the connection to another worker."
     verb = "is" if len(gone) == 1 else "are"
     names = workers_text(place, gone)
     return (
-        f"{names[0].upper()}{names[1:]} {verb} gone: worker {place.index} cannot go on without. See what it said last, "
-        "or whether it was killed."
+        f"{names[0].upper()}{names[1:]} {verb} lost: worker {place.index} cannot continue. Check the last output "
+        "there, and whether the process was killed."
     )
 
 
 def _answers(address: str) -> bool:
-    """Whether anything listens at a worker's address: the kernel ends that with the process."""
+    """Whether anything listens at a worker's address; the kernel closes the socket when the process ends."""
     try:
         socket.create_connection(host_and_port(address), timeout=_ANSWER_SECONDS).close()
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def _answers(address: str) -> bool:
 
 
 def place_of(resolver: Any) -> Place | None:
-    """A worker's place, as TensorFlow's resolver of the cluster tells it; None for what is no worker of several."""
+    """A worker's place according to TensorFlow's cluster resolver; None if it is not one of several workers."""
     tasks = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = (list(tasks.get(job, [])) for job in ("chief", "worker"))
     index = resolver.task_id if resolver is not None else None

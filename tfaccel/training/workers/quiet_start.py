@@ -1,6 +1,6 @@
-"""TensorFlow's notes on standard error while it starts, left out where they mean nothing.
+"""Filters out TensorFlow's meaningless startup messages on standard error.
 
-Some are written before TensorFlow reads `TF_CPP_MIN_LOG_LEVEL`, so that no setting keeps them back.
+Some are written before TensorFlow reads `TF_CPP_MIN_LOG_LEVEL`, so no setting suppresses them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _NOTES = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     "Could not find cuda drivers on your machine, GPU will not be used.",
 )
-_NO_GPU = "failed call to cuInit"  # an error where GPUs are wanted
+_NO_GPU = "failed call to cuInit"  # an error if GPUs are wanted
 _SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def without_notes(*, wants_gpus: bool) -> Iterator[None]:
-    """Within the block, lines on standard error that only say that there is no CUDA are left out.
+    """Within the block, removes lines on standard error that only report that CUDA is missing.
 
-    All others pass through another process at once, and are there even if TensorFlow ends this one. Nothing happens
-    where TensorFlow is imported already.
+    A child process passes all other lines through immediately, so they appear even if TensorFlow aborts this process.
+    Does nothing if TensorFlow is already imported.
 
     Args:
-        wants_gpus: whether a GPU is to be used: that none can be started is then an error to be seen.
+        wants_gpus: whether a GPU will be used; errors about starting it are then shown.
     """
     grep = shutil.which("grep")
     if grep is None or "tensorflow" in sys.modules:
@@ -55,12 +55,12 @@ def without_notes(*, wants_gpus: bool) -> Iterator[None]:
 
 
 def _finish(child: subprocess.Popen[bytes], kept: int) -> None:
-    """Puts standard error back, once all that was written has passed."""
+    """Restores standard error after all output has passed through."""
     _flush()
     os.dup2(kept, 2)
     if child.stdin is not None:
         child.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # A process that began meanwhile may hold the other end.
+    with contextlib.suppress(subprocess.TimeoutExpired):  # A process started in the block may hold the other end.
         child.wait(_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""Where the workers of a cluster meet before TensorFlow starts, which waits for a missing one in silence and for ever.
+"""Waits for all workers of a cluster before TensorFlow starts, which would wait for a missing one silently and forever.
 
-Worker 0 listens on its own port of the cluster. Each other worker says there who it is and what it is about to train,
-and waits for the word to go on. Then the port is free again, and TensorFlow takes it.
+Worker 0 listens on its own port. Each other worker connects to it, sends its index and what it will train, and waits
+for a reply to continue. Then the port is released, and TensorFlow uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("tfaccel")
 
 WAIT_VARIABLE = "TFACCEL_WORKER_WAIT_SECONDS"
 DEFAULT_WAIT_SECONDS = 600.0
-_QUIET_SECONDS = 1.0  # before the first word on who is waited for
+_QUIET_SECONDS = 1.0  # before the first message about missing workers
 _REPEAT_SECONDS = 60.0
 _TURN_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 1 << 16
@@ -35,8 +35,8 @@ class Place:
     """A worker's place in a cluster.
 
     Attributes:
-        addresses: of all workers, the chief first, as host:port.
-        index: of this worker among them.
+        addresses: addresses of all workers as host:port, the chief first.
+        index: this worker's index.
     """
 
     addresses: tuple[str, ...]
@@ -47,7 +47,7 @@ def wait_seconds(environ: Mapping[str, str] | None = None) -> float:
     """How long workers wait for each other: the value of `TFACCEL_WORKER_WAIT_SECONDS`, or 600 seconds.
 
     Raises:
-        ClusterError: if the variable holds no number above 0.
+        ClusterError: if the variable is not a number above 0.
 
     Example:
         >>> wait_seconds({}), wait_seconds({"TFACCEL_WORKER_WAIT_SECONDS": "30"})
@@ -64,22 +64,22 @@ def wait_seconds(environ: Mapping[str, str] | None = None) -> float:
 
 
 def meet(place: Place, same: Mapping[str, Any], *, seconds: float) -> None:
-    """Returns when all workers of the cluster are here; says after a second which one is waited for.
+    """Returns when all workers of the cluster have connected; after a second, logs which ones are missing.
 
     Args:
-        place: of this worker.
-        same: name -> JSON value of what must be the same on all workers.
+        place: this worker's place in the cluster.
+        same: name -> JSON value that must be the same on all workers.
         seconds: how long to wait.
 
     Raises:
-        ClusterError: if a worker has not come by then, another program has this worker's port, another worker claims
-            the same place, or trains something else.
+        ClusterError: if a worker does not connect in time, another program uses this worker's port, or another worker
+            has the same index or trains something else.
     """
     _Chief(place, same, seconds).meet() if place.index == 0 else _Member(place, same, seconds).meet()
 
 
 class _Patience:
-    """The time that is left, and what is said meanwhile."""
+    """The time left to wait, and the messages while waiting."""
 
     def __init__(self, place: Place, seconds: float) -> None:
         self._place = place
@@ -88,13 +88,13 @@ class _Patience:
         self._says = time.monotonic() + _QUIET_SECONDS
 
     def wait(self, missing: Sequence[int], cause: str = "") -> None:
-        """Says who is waited for, now and then; raises ClusterError when the time is up."""
+        """Logs the missing workers now and then; raises ClusterError when the time is up."""
         names = workers_text(self._place, missing)
         if time.monotonic() >= self._ends:
             how = f"within {self._seconds:g} seconds{f' ({cause})' if cause else ''}"
             raise ClusterError(
-                f"{names[:1].upper()}{names[1:]} did not come {how}. Start each worker with the same cluster in "
-                "TF_CONFIG and its own task index, and look at what the missing one said. Set "
+                f"{names[:1].upper()}{names[1:]} did not connect {how}. Start each worker with the same cluster in "
+                "TF_CONFIG and its own task index, and check the output of the missing one. Set "
                 f"{WAIT_VARIABLE} to wait longer."
             )
         if time.monotonic() >= self._says:
@@ -105,7 +105,7 @@ class _Patience:
 
 @dataclass
 class _Peer:
-    """A connection to worker 0, of a worker that has not said yet which one it is, or of one that has."""
+    """A connection to worker 0; `index` is None until the worker has identified itself."""
 
     socket: socket.socket
     index: int | None = None
@@ -113,7 +113,7 @@ class _Peer:
 
 
 class _Chief:
-    """Worker 0, which knows who is there."""
+    """Worker 0, to which all others connect."""
 
     def __init__(self, place: Place, same: Mapping[str, Any], seconds: float) -> None:
         self._place = place
@@ -122,7 +122,7 @@ class _Chief:
         self._peers: list[_Peer] = []
 
     def meet(self) -> None:
-        """Waits for all others, then lets all go."""
+        """Waits for all others, then tells them to continue."""
         with _listening(self._place) as listener:
             try:
                 while missing := self._missing():
@@ -153,7 +153,7 @@ class _Chief:
                 _send(peer.socket, {"missing": self._missing()})
 
     def _read(self, peer: _Peer) -> bool:
-        """Takes in what a peer sent; False if it is gone, or no worker of this cluster."""
+        """Reads what a peer sent; False if it is gone, or is not a worker of this cluster."""
         try:
             data = peer.socket.recv(_MAX_MESSAGE_BYTES)
         except BlockingIOError:
@@ -171,7 +171,7 @@ class _Chief:
             hello = dict(json.loads(line))
             index, same = hello["tfaccel_worker"], dict(hello["same"])
         except (ValueError, KeyError, TypeError):
-            return False  # another program, a worker of plain TensorFlow for one
+            return False  # another program, such as a worker of plain TensorFlow
         if index in {other.index for other in self._peers} or index not in range(1, len(self._place.addresses)):
             _send(peer.socket, {"error": f"Another process is worker {index} of this cluster already. Give each worker "
                                          "its own task index in TF_CONFIG."})  # fmt: skip
@@ -189,7 +189,7 @@ class _Chief:
 
 
 class _Member:
-    """A worker that is not worker 0."""
+    """A worker other than worker 0."""
 
     def __init__(self, place: Place, same: Mapping[str, Any], seconds: float) -> None:
         self._place = place
@@ -198,14 +198,14 @@ class _Member:
         self._cause = ""
 
     def meet(self) -> None:
-        """Tells worker 0 who this is until it says to go on."""
+        """Connects to worker 0 until it replies to continue."""
         with _listening(self._place):
             while not self._visit():
                 self._patience.wait([0], self._cause)
                 time.sleep(_TURN_SECONDS)
 
     def _visit(self) -> bool:
-        """One connection to worker 0; True when all have come."""
+        """One connection to worker 0; True if all workers have connected."""
         try:
             with socket.create_connection(host_and_port(self._place.addresses[0]), timeout=2.0) as connection:
                 _send(connection, self._hello)
@@ -217,19 +217,19 @@ class _Member:
     def _listen(self, connection: socket.socket) -> bool:
         for message in _messages(connection):
             if message is None:
-                self._patience.wait([0], "it is there, but says nothing")
+                self._patience.wait([0], "it accepts connections, but does not reply")
             elif "error" in message:
                 raise ClusterError(str(message["error"]))
             elif "go" in message:
                 return True
             else:
                 self._patience.wait([index for index in message.get("missing", []) if type(index) is int] or [0])
-        self._cause = "it was there, and ended"
+        self._cause = "it closed the connection"
         return False
 
 
 def _messages(connection: socket.socket) -> Iterator[dict[str, Any] | None]:
-    """What worker 0 says until it ends; None where it says nothing for a while."""
+    """The messages of worker 0 until it closes the connection; None after each timeout."""
     received = bytearray()
     while True:
         try:
@@ -246,12 +246,12 @@ def _messages(connection: socket.socket) -> Iterator[dict[str, Any] | None]:
             try:
                 yield dict(json.loads(line))
             except (ValueError, TypeError):
-                return  # no worker of tfaccel
+                return  # not a tfaccel worker
 
 
 @contextlib.contextmanager
 def _listening(place: Place) -> Iterator[socket.socket]:
-    """This worker's port, taken until all have met, so that nothing else takes it."""
+    """Reserves this worker's port until all workers have connected."""
     address = place.addresses[place.index]
     _, port = host_and_port(address)
     with socket.socket() as listener:
@@ -264,19 +264,19 @@ def _listening(place: Place) -> Iterator[socket.socket]:
             taken = error.errno == errno.EADDRINUSE
             raise ClusterError(
                 f"Worker {place.index} cannot listen on its port {port} ({address}): {error.strerror}. "
-                + ("Another worker with this task index, or another program, has it. End that, or name another port in "
-                   "TF_CONFIG." if taken else "Name another port in TF_CONFIG.")
+                + ("Another worker with this task index, or another program, uses it. Stop it, or set another port in "
+                   "TF_CONFIG." if taken else "Set another port in TF_CONFIG.")
             ) from error  # fmt: skip
         yield listener
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # One that is gone is noticed when it is read from.
+    with contextlib.suppress(OSError):  # Reading from a closed connection reports it.
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of host:port.
+    """Splits host:port.
 
     Example:
         >>> host_and_port("[::1]:2222")
@@ -287,7 +287,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def workers_text(place: Place, indices: Sequence[int]) -> str:
-    """Such as "worker 1 (host1:2222) and worker 2 (host2:2222)".
+    """Names of workers, such as "worker 1 (host1:2222) and worker 2 (host2:2222)".
 
     Example:
         >>> workers_text(Place(("a:1", "b:1"), 0), [1])

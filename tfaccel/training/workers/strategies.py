@@ -24,7 +24,7 @@ _IMPLEMENTATIONS = {
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
-# What each worker may have of its own; the rest of the plan must be the same on all.
+# Fields that may differ between workers; the rest of the plan must be the same on all.
 _OWN_FIELDS = {
     "devices",
     "num_logical_cpus",
@@ -37,14 +37,14 @@ _OWN_FIELDS = {
     "prefetch_batches",
     "cache_data",
 }
-_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; one at most
+_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; at most one
 
 
 def make_strategy(plan: Plan) -> tf.distribute.Strategy:
-    """Makes the strategy that a plan names.
+    """Creates the strategy that a plan names.
 
     Raises:
-        PlanError: if a device is not there, or TensorFlow has started in a way that the strategy cannot be made.
+        PlanError: if a device is missing, or TensorFlow has already started in a way that rules the strategy out.
     """
     if plan.strategy == "none":
         return tf.distribute.get_strategy()
@@ -60,7 +60,7 @@ def make_strategy(plan: Plan) -> tf.distribute.Strategy:
 
 
 def _logical_devices(plan: Plan) -> list[str]:
-    """The plan's devices as TensorFlow numbers them: only the plan's GPUs are visible, in the order of the plan."""
+    """The plan's devices under TensorFlow's names; only the plan's GPUs are visible, in the plan's order."""
     kind = plan.devices[0].split(":")[0]
     there = tf.config.list_logical_devices(kind)
     if kind == "GPU":
@@ -75,10 +75,10 @@ def _logical_devices(plan: Plan) -> list[str]:
 
 
 def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
-    """The one strategy over several workers of this process, made when it is first wanted.
+    """This process's only multi-worker strategy, created on first use.
 
-    A second one would start TensorFlow's collectives anew: a worker that is ahead then sends to a peer which is about
-    to drop what it received ("Delete called on non-empty BufRendezvous").
+    A second one would restart TensorFlow's collectives, and a worker that is ahead could then send to a peer that is
+    about to discard what it received ("Delete called on non-empty BufRendezvous").
     """
     wanted = (os.environ.get("TF_CONFIG"), plan.communication)
     if not _multi_worker:
@@ -86,7 +86,7 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     (((config, communication), strategy),) = _multi_worker.items()
     if wanted != (config, communication):
         raise PlanError(
-            "This process has trained over several workers already, and TensorFlow cannot change its cluster or "
+            "This process has already trained with several workers, and TensorFlow cannot change its cluster or "
             f"collectives afterwards. Received: TF_CONFIG={wanted[0]!r}, communication={wanted[1]!r}; the first had "
             f"communication={communication!r}. Start new workers."
         )
@@ -102,25 +102,25 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
 def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
     place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    if place is not None and len(place.addresses) == plan.num_workers > 1:  # else the count is refused once it is made
+    if place is not None and len(place.addresses) == plan.num_workers > 1:  # otherwise refused when counted
         meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
     try:
         with _signals_kept():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise PlanError(
-            "MultiWorkerMirroredStrategy has to be made before TensorFlow runs anything. Enter `Runtime(plan)` at the "
+            "MultiWorkerMirroredStrategy must be created before TensorFlow runs anything. Enter `Runtime(plan)` at the "
             f"start of the program, in a new process. TensorFlow says: {error}"
         ) from error
     except tf.errors.OpError as error:
         raise ClusterError(
             f"TensorFlow cannot connect the workers of the cluster: {' '.join(str(error.message).split()):.300}. Start "
-            "all of them again; a port that is taken, or a worker that ended meanwhile, is the usual cause."
+            "all of them again; the usual cause is a port in use, or a worker that has since ended."
         ) from error
 
 
 def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
-    """What workers must agree on: the cluster, what calculates, and the plan but for what is a worker's own."""
+    """What workers must agree on: the cluster, the versions, and the plan except for `_OWN_FIELDS`."""
     fields = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _OWN_FIELDS}
     return {
         "the cluster": list(addresses),
@@ -133,7 +133,7 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Gives SIGTERM back what it did: TensorFlow's collectives take it for themselves, and then nothing ends them."""
+    """Restores the SIGTERM handler: TensorFlow's collectives replace it with one that does not end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,7 @@
 """Starts a TPU: first in a child process with a time limit, then in this one.
 
-A TPU library that does not fit ends its process ("aborts"), and an address that nobody answers at hangs: both happen
-below Python, where nothing can be caught. So a child goes first; it has ended before this process starts the TPU, which
-one process at a time can use.
+An incompatible TPU library aborts its process, and an unreachable address hangs; Python code can catch neither. So a
+child process tries first. It has exited before this process starts the TPU, which only one process can use at a time.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ from tfaccel.planning.plan import Plan
 
 logger = logging.getLogger("tfaccel")
 
-# Cloud TPUs that were just created answer after a minute or two.
+# A newly created Cloud TPU takes a minute or two to respond.
 TIME_LIMIT_SECONDS = 300.0
 
 
 class TpuLibrary:
-    """What TensorFlow does with a TPU; tests put another one in its place.
+    """TensorFlow's TPU operations, which tests replace.
 
-    "local" is passed to the resolver as it is: without a name it would look for one in the environment, and with the
-    variable TPU_NAME=local it would first ask Google Cloud's metadata server. Anything else is a name or an address
+    "local" is passed to the resolver as is: without a name it would look for one in the environment, and with
+    TPU_NAME=local it would first query Google Cloud's metadata server. Anything else is the name or address
     (grpc://10.0.0.2:8470) of a Cloud TPU or of a whole slice.
 
     Args:
-        machine: the machine, whose packages and interpreter are used; None for this one.
+        machine: the machine whose packages and interpreter are used; None for this one.
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
         self.machine = machine or Machine.here()
 
     def try_start(self, tpu: str) -> ProbeResult:
-        """Initialises the TPU in a child process."""
+        """Initializes the TPU in a child process."""
         with ProbeProcess(self.machine) as process:
             return process.run(["tpu", tpu], time_limit_seconds=TIME_LIMIT_SECONDS)
 
     def start(self, tpu: str) -> tf.distribute.Strategy:
-        """Initialises the TPU in this process: before any variable or tensor is made, which would be lost."""
+        """Initializes the TPU in this process, before any variable or tensor exists, since they would be lost."""
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
         tf.config.experimental_connect_to_cluster(resolver)
-        if not tf.config.list_logical_devices("TPU"):  # A second time would lose every variable.
+        if not tf.config.list_logical_devices("TPU"):  # Initializing again would lose every variable.
             tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
 
@@ -56,12 +55,12 @@ def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute
     """The `TPUStrategy` of a plan.
 
     Args:
-        plan: one whose strategy is "tpu"; `plan.tpu` names the TPU.
-        library: what starts it.
+        plan: a plan with the strategy "tpu"; `plan.tpu` names the TPU.
+        library: starts the TPU; None for TensorFlow's.
 
     Raises:
-        PlanError: if TensorFlow's TPU build is not installed, the TPU does not start, or has another number of cores
-            than the plan.
+        PlanError: if TensorFlow's TPU build is not installed, the TPU does not start, or its number of cores differs
+            from the plan's.
     """
     library = library or TpuLibrary()
     if tpu_wheel_version(library.machine) is None:
@@ -85,7 +84,7 @@ def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute
             f"cores. Set --devices=TPU:0,... with {strategy.num_replicas_in_sync} devices, and a global batch size "
             "that they divide."
         )
-    logger.warning("TPU steps are proven on replicas of the CPU; on a TPU itself they have not been tried yet.")
+    logger.warning("TPU steps are tested on CPU replicas only; they have not been run on a TPU yet.")
     return strategy
 
 
