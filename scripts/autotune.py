@@ -6,8 +6,9 @@
     tfaccel train --recipe=image_classification --plan=plan.json
 
 Each plan trains for some steps in a process of its own, in turn with the best one so far. A plan whose loss departs by
-more than 5 % from that of float32 without XLA is rejected, whatever its speed. Plan fields that are set by flags stay as
-they are. Run nothing else meanwhile. Exit status 1 if Ctrl-C ended it before the first plan was measured.
+more than 5 % from that of float32 without XLA is rejected, whatever its speed. Plan fields that are set by flags stay
+as they are. The result is kept in TFACCEL_CACHE or ~/.cache/tfaccel, and `tfaccel train` uses it from then on. Run
+nothing else meanwhile: other programs disturb the measurements.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ _FLAGS: dict[str, Flag] = {
     "seed": (0, "determines weights and data"),
     "write": (str, "write the fastest plan to this JSON file, for --plan of `tfaccel train`"),
     "report": (str, "write everything that was measured to this JSON file"),
+    "again": (False, "measure again, even if the result of an earlier call is kept"),
     "quiet": (False, "show no progress"),
     "json": (False, "print JSON"),
 }
@@ -65,6 +67,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             max_candidates=values.max_candidates,
             limit_seconds=values.limit_seconds,
             seed=values.seed,
+            use_cache=not values.again,
             on_candidate=_show_nothing if values.quiet else _show,
             **parameters.chosen(),
             **fixed_fields(values),

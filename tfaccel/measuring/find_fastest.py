@@ -24,6 +24,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.moves import AXES, Move, moves
 from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan_cache import cached_plan, keep_plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.fork_server import ForkServer
@@ -53,6 +54,7 @@ def find_fastest(
     limit_seconds: float = 120.0,
     hardware: Hardware | None = None,
     seed: int = 0,
+    use_cache: bool = True,
     on_candidate: OnCandidate = lambda candidate: None,
     **options: Any,
 ) -> Report:
@@ -72,6 +74,9 @@ def find_fastest(
         limit_seconds: time limit for one plan to build its model, or to run one window.
         hardware: the machine; None to detect it.
         seed: determines weights and data.
+        use_cache: return the report of an earlier call for the same workload, machine, versions and fixed fields, if
+            there is one. False measures again. The result is kept in any case, in `TFACCEL_CACHE` or ~/.cache/tfaccel,
+            where `tfaccel.train` finds it.
         on_candidate: called with each measured plan.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
             `workload`, `x` and `y`.
@@ -95,6 +100,8 @@ def find_fastest(
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
     made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
     hardware = hardware or detect_hardware()
+    if use_cache and (known := cached_plan(hardware, made, fixed)) is not None:
+        return replace(Report.from_json(known.report), from_cache=True)
     given = made if x is not None or not options else workload
     search = _Search(made, hardware, fixed, seed=seed, limit_seconds=limit_seconds, on_candidate=on_candidate)
     started = time.monotonic()
@@ -106,7 +113,9 @@ def find_fastest(
     finally:
         server.close()
         shutil.rmtree(folder, ignore_errors=True)
-    return search.report(time.monotonic() - started)
+    report = search.report(time.monotonic() - started)
+    keep_plan(hardware, made, fixed, report.plan, speedup=report.speedup, report=report.to_json())
+    return report
 
 
 def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:

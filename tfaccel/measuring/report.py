@@ -46,6 +46,13 @@ class Report:
         """The fastest correct plan."""
         return self.candidates[self.chosen].plan
 
+    @property
+    def speedup(self) -> float:
+        """The speed of the chosen plan divided by that of the rules' first plan; 1 if one of them is unknown."""
+        first = next((one for one in self.candidates if one.axis == "first plan"), None)
+        rates = [one.examples_per_second if one else None for one in (self.candidates[self.chosen], first)]
+        return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
+
     def rows(self) -> list[list[str]]:
         """A table with a row for each candidate; `HEADINGS` are its columns."""
         return [self._row(number, candidate) for number, candidate in enumerate(self.candidates)]
