@@ -59,15 +59,18 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     from tfaccel.measuring.find_fastest import find_fastest
+    from tfaccel.measuring.plan_search import MeasureOptions
 
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         report = find_fastest(
             reference_of_workload(values),
-            budget_seconds=values.budget_seconds,
-            max_candidates=values.max_candidates,
-            limit_seconds=values.limit_seconds,
-            seed=values.seed,
-            use_cache=not values.again,
+            measure=MeasureOptions(
+                budget_seconds=values.budget_seconds,
+                max_candidates=values.max_candidates,
+                limit_seconds=values.limit_seconds,
+                seed=values.seed,
+                use_cache=not values.again,
+            ),
             on_candidate=_show_nothing if values.quiet else _show,
             **parameters.chosen(),
             **fixed_fields(values),

@@ -12,6 +12,7 @@ from typing import Any, Self
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.planning.plan import Plan
 
+FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
 
 
@@ -29,6 +30,7 @@ class Report:
         versions: package -> version.
         from_cache: whether the measurements are from an earlier call.
         stopped_because: why nothing more was measured.
+        complete: whether the search ended by itself; False if it was interrupted and can be continued.
     """
 
     workload: str
@@ -40,6 +42,7 @@ class Report:
     versions: Mapping[str, str]
     from_cache: bool = False
     stopped_because: str = ""
+    complete: bool = True
 
     @property
     def plan(self) -> Plan:
@@ -49,7 +52,7 @@ class Report:
     @property
     def speedup(self) -> float:
         """The speed of the chosen plan divided by that of the rules' first plan; 1 if one of them is unknown."""
-        first = next((one for one in self.candidates if one.axis == "first plan"), None)
+        first = next((one for one in self.candidates if one.axis == FIRST_PLAN), None)
         rates = [one.examples_per_second if one else None for one in (self.candidates[self.chosen], first)]
         return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
 
@@ -83,6 +86,7 @@ class Report:
             "versions": dict(self.versions),
             "from_cache": self.from_cache,
             "stopped_because": self.stopped_because,
+            "complete": self.complete,
         }
 
     @classmethod

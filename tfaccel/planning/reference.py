@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import pickle
 import runpy
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -129,11 +130,7 @@ class Origin:
 
         The latter holds for what is defined in a notebook or at a prompt, which another process cannot run again.
         """
-        in_main = any(
-            "__main__" in (getattr(thing, "__module__", None), type(thing).__module__)
-            for thing in things
-            if not isinstance(thing, str)
-        )
+        in_main = any("__main__" in _modules(thing) for thing in things)
         main_file = getattr(sys.modules["__main__"], "__file__", None) if in_main else None
         found = cls(folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file))
         return found, in_main and main_file is None
@@ -147,6 +144,20 @@ class Origin:
             module = types.ModuleType(_MAIN_IN_CHILD)
             module.__dict__.update(content)
             sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
+
+
+def _modules(thing: Any) -> set[str | None]:
+    """The modules that define an object, or the functions of a workload and what they are bound to."""
+    if isinstance(thing, str):
+        return set()
+    found = {getattr(thing, "__module__", None), type(thing).__module__}
+    if isinstance(thing, Workload):
+        return found.union(*(_modules(value) for value in vars(thing).values() if not isinstance(value, Mapping)))
+    if isinstance(thing, functools.partial):
+        found |= _modules(thing.func)
+    if getattr(thing, "__self__", None) is not None:
+        found.add(type(thing.__self__).__module__)
+    return found
 
 
 def _pickle(thing: Any, *, by_value: bool) -> bytes:
