@@ -14,12 +14,14 @@ nothing else meanwhile: other programs disturb the measurements.
 import contextlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.report import HEADINGS, Report
 from tfaccel.scripts.command import run_command, table_console
@@ -61,6 +63,8 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     from tfaccel.measuring.find_fastest import find_fastest
     from tfaccel.measuring.plan_search import MeasureOptions
 
+    for name in ("write", "report"):
+        _check_writable(name, values[name].value)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         report = find_fastest(
             reference_of_workload(values),
@@ -86,6 +90,12 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
+def _check_writable(flag: str, path: str | None) -> None:
+    """Refuses an output file that cannot be written, before anything is measured."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
+
+
 def _show(candidate: Candidate) -> None:
     said = candidate.failure or candidate.rejection or "measured"
     print(f"{candidate.axis}: {said}", file=sys.stderr)
@@ -106,3 +116,4 @@ def _print(report: Report) -> None:
     for axis, gain in report.gains.items():
         console.print(Text(f"{axis}: {gain:.2f} times as fast"))
     console.print(Text(report.stopped_because))
+    console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))

@@ -83,15 +83,22 @@ def find_fastest(
     search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     server = ForkServer(_PRELOADED, folder=folder, environment={"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"})
+
+    def kept() -> Report:
+        report = search.report()
+        keep_plan(hardware, made, fixed, report.plan, speedup=report.speedup, report=report.to_json())
+        return report
+
     try:
         search.run(server, task)
-    finally:
+        return kept()
+    except BaseException:
         if search.has_result:
-            report = search.report()
-            keep_plan(hardware, made, fixed, report.plan, speedup=report.speedup, report=report.to_json())
+            kept()
+        raise
+    finally:
         server.close()
         shutil.rmtree(folder, ignore_errors=True)
-    return search.report()
 
 
 def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:

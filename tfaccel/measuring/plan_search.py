@@ -17,6 +17,7 @@ from tfaccel.measuring.measurement import relative_spread
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES, Move, moves
+from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.fork_server import ForkServer
@@ -48,6 +49,7 @@ class MeasureOptions:
 
     Raises:
         PlanError: if a limit is not positive.
+        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
     """
 
     budget_seconds: float = 60.0
@@ -60,6 +62,7 @@ class MeasureOptions:
         for name in ("budget_seconds", "max_candidates", "limit_seconds"):
             if not (value := getattr(self, name)) > 0:
                 raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
+        check_seed(self.seed)
 
 
 class PlanSearch:
