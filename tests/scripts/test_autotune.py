@@ -32,4 +32,6 @@ def test_measured_plan_is_written_kept_and_used(run_python, tmp_path):
     trained = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=run", "--json")
     assert json.loads(trained.stdout)["plan"]["jit_compile"] == report.plan.jit_compile
     assert Plan.load(tmp_path / "run" / "plan.json") == report.plan
-    assert "Using the plan measured by `tfaccel autotune`: " in trained.stderr
+    assert "(measured by `tfaccel autotune`, " in trained.stderr
+    other = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=other", "--json", "--num_threads=1")
+    assert "(by rules; `tfaccel autotune` measures)" in other.stderr

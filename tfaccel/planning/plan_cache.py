@@ -95,7 +95,7 @@ def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]
     except FileNotFoundError:
         return None
     except OSError as error:
-        _warn(file, error)
+        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
         return None
     try:
         entry = json.loads(text)
@@ -104,7 +104,7 @@ def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
     except (TfaccelError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _warn(file, error)
+        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
         return None
 
 
@@ -157,8 +157,9 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     return default_plan(hardware, workload, **fixed)
 
 
-def _warn(file: Path, error: Exception) -> None:
-    logger.warning(f"The measured plan in {file} is ignored: {type(error).__name__}: {' '.join(str(error).split())}")
+@functools.cache
+def _warn_once(file: Path, reason: str) -> None:
+    logger.warning(f"The measured plan in {file} is ignored: {reason}")
 
 
 def _version(package: str) -> str:
