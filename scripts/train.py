@@ -24,7 +24,6 @@ from absl import flags
 from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
-from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
@@ -69,9 +68,9 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     directory = run_dir(values)
     checked_place(directory, values.resume)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
-        workload, plan = _what_to_train(values, parameters)
+        workload, plan, origin = _what_to_train(values, parameters, directory)
         if not values.quiet:
-            _print_plan(workload, plan)
+            _print_plan(workload, plan, origin)
         try:
             result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
@@ -84,18 +83,35 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _what_to_train(values: flags.FlagValues, parameters: WorkloadParameters) -> tuple[Workload, Plan]:
+def _what_to_train(
+    values: flags.FlagValues, parameters: WorkloadParameters, directory: str
+) -> tuple[Workload, Plan, str]:
+    """The workload, the plan, and where the plan comes from."""
     fixed = fixed_fields(values)
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
     run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
+    origin = f"from {values.plan}"
     if plan is None:
-        from tfaccel.hardware.detect import detect_hardware
-
-        plan = default_plan(detect_hardware(), workload, **fixed)
+        plan, origin = _chosen_plan(workload, fixed, directory, values)
     if values.recipe is not None:
         check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
-    return with_teacher(workload, values), plan
+    return with_teacher(workload, values), plan, origin
+
+
+def _chosen_plan(
+    workload: Workload, fixed: dict[str, Any], directory: str, values: flags.FlagValues
+) -> tuple[Plan, str]:
+    from tfaccel.hardware.detect import detect_hardware
+    from tfaccel.planning.plan_cache import cached_plan
+    from tfaccel.training.run.plan_of_run import plan_of_run
+
+    hardware = detect_hardware()
+    plan = plan_of_run(hardware, workload, directory, resume=values.resume, **fixed)
+    known = cached_plan(hardware, workload, fixed)
+    if known is not None and known.plan == plan:
+        return plan, f"measured by `tfaccel autotune`, {known.file}"
+    return plan, "by rules; `tfaccel autotune` measures"
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
@@ -122,8 +138,8 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
     return show_on_chief(workload, result)
 
 
-def _print_plan(workload: Workload, plan: Plan) -> None:
-    print(f"Plan for {workload.name}: each choice as its flag, with the reason. `tfaccel plan` shows alternatives.")
+def _print_plan(workload: Workload, plan: Plan, origin: str) -> None:
+    print(f"Plan for {workload.name} ({origin}): each choice as its flag, with the reason.")
     for explanation in explain(plan):
         if explanation.field in _SHOWN or explanation.reason == SET_BY_YOU:
             print(f"  {_as_flag(explanation)}  {explanation.reason}")

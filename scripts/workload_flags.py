@@ -44,8 +44,26 @@ def chosen_workload(values: flags.FlagValues, **kwargs: Any) -> Workload:
         if is_import_path(import_path):
             check_function(import_path, import_named(import_path, error_type=WorkloadError))
         return load_workload(import_path, **kwargs)
+    raise _not_one(values)
+
+
+def reference_of_workload(values: flags.FlagValues) -> str:
+    """The name of the recipe, or the import path, that --recipe or --workload gives.
+
+    Raises:
+        WorkloadError: if none or both are given.
+    """
+    given = [text for text in (values.recipe, values.workload) if text is not None]
+    if len(given) != 1:
+        raise _not_one(values)
+    if values.workload is not None and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return str(given[0])
+
+
+def _not_one(values: flags.FlagValues) -> WorkloadError:
     names = ", ".join(entry.name for entry in list_recipes()) or "none"
-    raise WorkloadError(
+    return WorkloadError(
         "Give --recipe=NAME or --workload=package.module:function. "
-        f"Received: {'neither' if recipe is None else 'both'}. Recipes: {names}."
+        f"Received: {'neither' if values.recipe is None else 'both'}. Recipes: {names}."
     )

@@ -82,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     keras_home = tempfile.TemporaryDirectory(prefix="tfaccel-tests-")  # The user's keras.json must not matter.
     config.add_cleanup(keras_home.cleanup)
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", KERAS_HOME=keras_home.name)
+    os.environ["TFACCEL_CACHE"] = str(Path(keras_home.name, "no_measured_plans"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tfaccel import Workload
 from tfaccel.errors import SearchError, WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.reference import Reference
 from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
-from tfaccel.tuning.source import Reference, SearchSource
+from tfaccel.tuning.source import SearchSource
 
 
 def made_up(*, width: int = 8):
@@ -109,11 +110,11 @@ def test_what_cannot_be_loaded_is_said():
     with pytest.raises(WorkloadError, match=r"must return a tfaccel.Workload, or \(model, x, y\).*Received: int"):
         SearchSource.of(not_a_workload, None).make_workload({})
     with pytest.raises(SearchError, match=r"There is no module 'no_such_module' \(wanted for no_such"):
-        Reference(kind="import", text="no_such_module:build").load()
+        Reference(kind="import", text="no_such_module:build").load(SearchError)
     with pytest.raises(SearchError, match=r"There is no module 'search_source'.*Write it without \.py\."):
-        Reference(kind="import", text="search_source.py:build").load()
+        Reference(kind="import", text="search_source.py:build").load(SearchError)
     with pytest.raises(SearchError, match=r"has no 'dump_s'. Did you mean 'dumps'"):
-        Reference(kind="import", text="json:dump_s").load()
+        Reference(kind="import", text="json:dump_s").load(SearchError)
 
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])

@@ -14,13 +14,13 @@ from typing import Any
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
@@ -65,7 +65,8 @@ def train(
         x, y: data for the model, as `Workload.of` takes them. With a `Workload`, the second argument may be
             the plan.
         run_dir: a new or empty directory, or with `resume="auto"` one that holds the same run.
-        plan: the plan to train with; None for this machine's `default_plan`.
+        plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
+            this machine, or else the `default_plan`. A run that is resumed keeps its plan.
         epochs: total number of epochs; None for the workload's recommendation.
         seed: determines initial weights, dropout and the order of the data.
         resume: "never", or "auto" to continue from the newest complete checkpoint, to the same weights as without an
@@ -109,7 +110,8 @@ def train(
         check_counts(checkpoint_interval=checkpoint_interval)
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
-    plan = plan or default_plan(hardware, workload, **({"dtype_policy": own.dtype_policy} if own else {}))
+    fixed = {"dtype_policy": own.dtype_policy} if own else {}
+    plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume, **fixed)
     config = {
         "recipe": workload.name,
         "options": dict(workload.options),

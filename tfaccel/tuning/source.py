@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import os
-import pickle
-import runpy
-import sys
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.planning.load_workload import as_workload, check_function, import_named, is_import_path
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.load_workload import as_workload, check_function
+from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
 # Arguments of Keras Tuner's `Tuner` that are objects, not JSON values.
 TRAINING = ("callbacks", "optimizer", "loss", "metrics")
-# What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
-_MAIN_IN_CHILD = "__mp_main__"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A function, class or object that another process can load, by import path or pickle.
-
-    Args:
-        kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
-        text: the name, the import path, or the pickle in base64.
-        name: its name in messages.
-    """
-
-    kind: str
-    text: str = ""
-    name: str = ""
-
-    def load(self) -> Any:
-        """Loads the object; None for "none".
-
-        Raises:
-            SearchError: if it cannot be imported, or does not exist.
-        """
-        if self.kind == "none":
-            return None
-        if self.kind == "pickle":
-            return pickle.loads(base64.b64decode(self.text))
-        return import_named(self.import_path(), error_type=SearchError)
-
-    def import_path(self) -> str:
-        """Its import path, as package.module:name."""
-        return f"{RECIPES_PACKAGE}.{self.text}:workload" if self.kind == "recipe" else self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,33 +58,20 @@ class SearchSource:
                 f"The Workload {workload.name!r} has no arguments to search. Pass a space, build(hp), that returns a "
                 "compiled model; or, instead of the Workload, the function that creates it from arguments."
             )
-        main = sys.modules["__main__"]
-        given = (workload, space, tuner, *_parts(training))
-        in_main = any(
-            "__main__" in (getattr(thing, "__module__", None), type(thing).__module__)
-            for thing in given
-            if not isinstance(thing, str)
-        )
-        main_file = getattr(main, "__file__", None) if in_main else None
-        by_value = in_main and main_file is None  # defined in a notebook or at a prompt
+        origin, by_value = Origin.of((workload, space, tuner, *_parts(training)))
+        how: dict[str, Any] = {"by_value": by_value, "error_type": SearchError}
         return cls(
-            workload=_reference(workload, "workload", plain_name="recipe", by_value=by_value),
-            space=_reference(space, "space", by_value=by_value),
-            folder=os.getcwd(),
-            main_file=None if main_file is None else os.path.abspath(main_file),
-            tuner=_reference(tuner, "tuner", by_value=by_value),
-            training=_pickled(dict(training), "training", by_value=by_value) if training else _NONE,
+            workload=Reference.of(workload, "workload", plain_name="recipe", **how),
+            space=Reference.of(space, "space", **how),
+            folder=origin.folder,
+            main_file=origin.main_file,
+            tuner=Reference.of(tuner, "tuner", **how),
+            training=Reference.by_pickle(dict(training), "training", **how) if training else Reference(kind="none"),
         )
 
     def prepare(self) -> None:
         """Prepares a worker process to load the source."""
-        if self.folder not in sys.path:
-            sys.path.insert(0, self.folder)
-        if self.main_file is not None:
-            content = runpy.run_path(self.main_file, run_name=_MAIN_IN_CHILD)
-            module = types.ModuleType(_MAIN_IN_CHILD)
-            module.__dict__.update(content)
-            sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
+        Origin(folder=self.folder, main_file=self.main_file).prepare()
 
     def make_workload(self, options: Mapping[str, Any]) -> Workload:
         """Creates the workload with these arguments; `global_batch_size` overrides its recommendation.
@@ -136,7 +83,7 @@ class SearchSource:
             return Workload("no_data", object, dict, _no_data, global_batch_size=1)
         arguments = dict(options)
         batch_size = arguments.pop("global_batch_size", None)
-        given = self.workload.load()
+        given = self.workload.load(SearchError)
         if not isinstance(given, Workload):
             check_function(self.workload.name, given)
         is_named = self.workload.kind in ("recipe", "import")
@@ -145,7 +92,7 @@ class SearchSource:
 
     def workload_function(self) -> Callable[..., Any]:
         """The function that creates the workload."""
-        function: Callable[..., Any] = self.workload.load()
+        function: Callable[..., Any] = self.workload.load(SearchError)
         return function
 
     def to_json(self) -> dict[str, Any]:
@@ -159,9 +106,6 @@ class SearchSource:
         return cls(**{**data, **references})
 
 
-_NONE = Reference(kind="none")
-
-
 def _no_data(*args: Any, **kwargs: Any) -> Any:
     raise SearchError("This search has no workload, so it has no data.")
 
@@ -170,47 +114,3 @@ def _parts(training: Mapping[str, Any] | None) -> list[Any]:
     """The objects in the training arguments, as a flat list."""
     values = [list(v) if isinstance(v, list | tuple) else [v] for v in (training or {}).values()]
     return [thing for value in values for thing in value]
-
-
-def _reference(thing: Any, what: str, *, plain_name: str | None = None, by_value: bool) -> Reference:
-    if thing is None:
-        return _NONE
-    if isinstance(thing, str):
-        if ":" in thing or plain_name is None:
-            if not is_import_path(thing):
-                raise SearchError(f"A {what} is written package.module:name. Received: {thing!r}.")
-            return Reference(kind="import", text=thing, name=thing)
-        return Reference(kind=plain_name, text=thing, name=thing)
-    if not callable(thing) and not hasattr(thing, "build") and not isinstance(thing, Workload):
-        raise SearchError(f"A {what} must be a function or its import path. Received: {thing!r:.200}.")
-    return _pickled(thing, what, by_value=by_value)
-
-
-def _pickled(thing: Any, what: str, *, by_value: bool) -> Reference:
-    """A reference to an object that another process unpickles.
-
-    Args:
-        thing: pickled by import path if possible, otherwise by value, such as a lambda or notebook code.
-        what: its kind, for messages.
-        by_value: whether to pickle definitions of `__main__` by value.
-    """
-    label = thing.name if isinstance(thing, Workload) else getattr(thing, "__qualname__", type(thing).__qualname__)
-    try:
-        pickled = _pickle(thing, by_value=by_value)
-    except Exception as error:  # whatever the object's own code raises
-        remedy = "Pass a function that creates it, defined" if isinstance(thing, Workload) else "Define it"
-        raise SearchError(
-            f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a module."
-        ) from error
-    name = label if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{label}"
-    return Reference(kind="pickle", text=base64.b64encode(pickled).decode(), name=name)
-
-
-def _pickle(thing: Any, *, by_value: bool) -> bytes:
-    if not by_value:
-        with contextlib.suppress(Exception):
-            return pickle.dumps(thing)
-    import cloudpickle
-
-    pickled: bytes = cloudpickle.dumps(thing)
-    return pickled

@@ -57,7 +57,7 @@ class TrialMaker:
             SearchError: if the space cannot be loaded, or has the wrong type.
             WorkloadError: if neither the options nor the workload gives the number of epochs.
         """
-        given, own_fit, tuner = source.space.load(), None, source.tuner.load()
+        given, own_fit, tuner = source.space.load(SearchError), None, source.tuner.load(SearchError)
         workload = None
         if isinstance(given, type) and issubclass(given, BaseTuner):
             tuner, given = given, None
@@ -151,7 +151,7 @@ class TrialMaker:
 
     def training(self) -> dict[str, Any]:
         """New copies of the callbacks, optimizer, loss and metrics given to the search, if any."""
-        return dict(self.source.training.load() or {})
+        return dict(self.source.training.load(SearchError) or {})
 
     def callbacks(self) -> list[Any]:
         """New copies of the callbacks given to the search."""

@@ -1,0 +1,60 @@
+"""Workloads for `find_fastest` that misbehave under some plans."""
+
+import os
+import signal
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfaccel
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(256, 16)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int32")
+
+
+def build_model() -> keras.Model:
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(2)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def dies_or_hangs() -> keras.Model:
+    """Is killed with one operation at a time, and hangs with one thread for each."""
+    if tf.config.threading.get_inter_op_parallelism_threads() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if tf.config.threading.get_intra_op_parallelism_threads() == 1:
+        time.sleep(600)
+    return build_model()
+
+
+def computes_otherwise() -> keras.Model:
+    """Computes something else with one operation at a time, and NaN with one thread for each."""
+    model = build_model()
+    if tf.config.threading.get_inter_op_parallelism_threads() == 1:
+        model.layers[-1].bias.assign([9.0, -9.0])
+    if tf.config.threading.get_intra_op_parallelism_threads() == 1:
+        model.layers[-1].bias.assign([float("nan"), 0.0])
+    return model
+
+
+def never_builds() -> keras.Model:
+    raise ValueError("no such file: vocabulary.txt")
+
+
+def workload(build=build_model) -> tfaccel.Workload:
+    return tfaccel.Workload.of(build, X, Y, batch_size=32)
+
+
+def dying() -> tfaccel.Workload:
+    return workload(dies_or_hangs)
+
+
+def wrong() -> tfaccel.Workload:
+    return workload(computes_otherwise)
+
+
+def failing() -> tfaccel.Workload:
+    return tfaccel.Workload.of(never_builds, X, Y, batch_size=32, loss="mse", optimizer="sgd")

@@ -1,0 +1,165 @@
+"""`find_fastest` measures plans in processes of their own: failures are results, wrong losses are rejected."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfaccel.errors import PlanError
+from tfaccel.measuring.candidate import Candidate, CandidateWindow
+from tfaccel.measuring.plan_search import MeasureOptions, departure
+from tfaccel.measuring.report import Report
+from tfaccel.planning.plan import Plan
+
+HERE = Path(__file__).parent
+PROGRAM = """
+import json, sys
+from tfaccel import find_fastest
+from tfaccel.errors import TfaccelError
+from tfaccel.measuring.plan_search import MeasureOptions
+
+measure = MeasureOptions(limit_seconds=float(sys.argv[2]), budget_seconds=float(sys.argv[3]))
+seen = []
+try:
+    report = find_fastest(
+        f"fastest_cases:{sys.argv[1]}", measure=measure, on_candidate=lambda one: print(one.axis, flush=True)
+    )
+    print(json.dumps(report.to_json()))
+except TfaccelError as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+@pytest.fixture
+def find(run_python, tmp_path):
+    """A function that searches for the fastest plan of a case: the report, or the error's type and message."""
+
+    def find(case, *, limit_seconds=60, budget_seconds=300):
+        child = run_python(
+            PROGRAM, case, limit_seconds, budget_seconds, cwd=HERE, env={"TFACCEL_CACHE": str(tmp_path)}, fresh=True
+        )
+        found = json.loads(child.stdout.splitlines()[-1])
+        return Report.from_json(found) if isinstance(found, dict) else found
+
+    return find
+
+
+def by_threads(report):
+    """Candidates by the number of parallel operations in their plan."""
+    return {candidate.plan.inter_op_threads: candidate for candidate in report.candidates}
+
+
+@pytest.mark.slow
+def test_a_plan_is_chosen_with_evidence_and_found_again(find):
+    report = find("workload")
+    first = report.candidates[0]
+    assert first.axis == "first plan"
+    assert {one.axis for one in report.candidates} >= {"XLA", "threads"}
+    for one in report.candidates:
+        assert not one.failure
+        assert one.examples_per_second > 0
+        assert min(one.build_seconds, one.first_step_seconds, one.peak_bytes) > 0
+        assert len(one.windows) >= 2
+    losers = [one for one in report.candidates if one.speedup is not None and one.rejection]
+    assert all(one.rejection.startswith(("Slower: ", "No measurable difference: ")) for one in losers)
+    assert report.complete
+    assert report.stopped_because == "No further move is left."
+    again = find("workload")
+    assert again.from_cache
+    assert again.plan == report.plan
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no moves of threads")
+def test_a_crash_and_a_hang_are_results(find):
+    report = find("dying", limit_seconds=20)
+    found = by_threads(report)
+    assert "was killed by SIGKILL" in found[1].failure
+    assert found[max(found, key=lambda number: number or 0)].failure == (
+        "The process was ended: it took longer than 20 seconds to build the model."
+    )
+    assert not report.candidates[report.chosen].failure
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no moves of threads")
+def test_other_losses_are_rejected(find):
+    report = find("wrong")
+    found = by_threads(report)
+    assert "where that of float32 is" in found[1].rejection
+    assert found[max(found, key=lambda number: number or 0)].rejection == "Its loss is not finite."
+    assert report.plan.inter_op_threads is None
+
+
+@pytest.mark.slow
+def test_bad_input_says_why(find):
+    kind, message = find("failing")
+    assert kind == "PlanError"
+    assert message.startswith(
+        "No plan could be measured. first plan: build_model of workload 'fastest_cases' raised ValueError: no such file"
+    )
+    kind, message = find("workload", budget_seconds=0.5)
+    assert kind == "PlanError"
+    assert message.startswith("budget_seconds=0.5 is too small to compare plans: to start and warm up the first")
+    kind, message = find("no_such_function")
+    assert kind == "WorkloadError"
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on(find, tmp_path):
+    command = [sys.executable, "-c", PROGRAM, "workload", "60", "300"]
+    environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE, env=environment) as child:
+        assert child.stdout.readline() == "XLA\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) != 0
+    (file,) = tmp_path.rglob("*.json")
+    kept = json.loads(file.read_text())["report"]
+    assert not kept["complete"]
+    assert kept["stopped_because"] == "It was interrupted."
+    started = time.monotonic()
+    report = find("workload")
+    assert time.monotonic() - started > 1
+    assert report.complete
+    assert not report.from_cache
+    axes = [one.axis for one in report.candidates]
+    assert axes.count("XLA") == 1
+
+
+PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+WINDOW = CandidateWindow(seconds=0.5, num_steps=10, loss=1.0)
+
+
+def test_report_survives_json():
+    candidates = (
+        Candidate(plan=PLAN, axis="first plan", windows=(WINDOW,), peak_bytes=2**20),
+        Candidate(plan=PLAN, axis="XLA", failure="The process was killed by SIGKILL."),
+    )
+    report = Report(workload="w", candidates=candidates, chosen=0, seconds=1.0, hardware={}, versions={})
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert report.rows()[1][-1] == "The process was killed by SIGKILL."
+    assert report.speedup == 1.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ((1.0, 0.9), ""),
+        ((1.04, 0.93), ""),
+        ((1.06, 0.9), "Its loss is 1.06 where that of float32 is 1: more than 5 % apart."),
+        ((1.0, float("inf")), "Its loss is not finite."),
+    ],
+)
+def test_losses_are_compared_with_those_of_float32(losses, reason):
+    assert departure(losses, (1.0, 0.9)) == reason
+
+
+@pytest.mark.parametrize("name", ["budget_seconds", "max_candidates", "limit_seconds"])
+def test_limits_are_positive(name):
+    with pytest.raises(PlanError, match=f"{name} must be positive. Received: {name}=0"):
+        MeasureOptions(**{name: 0})

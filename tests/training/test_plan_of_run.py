@@ -1,0 +1,59 @@
+"""A run's plan, where none is given: its own when it is resumed, a measured one, that of the rules."""
+
+import dataclasses
+
+import pytest
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Cluster, Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.plan_cache import keep_plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.run.plan_of_run import plan_of_run
+
+MACHINE = Hardware(num_usable_cores=2)
+WORKLOAD = Workload("mine", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+RULES = default_plan(MACHINE, WORKLOAD)
+MEASURED = dataclasses.replace(RULES, jit_compile=True)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path / "cache"))
+
+
+def measured(**fixed):
+    keep_plan(MACHINE, WORKLOAD, fixed, MEASURED, speedup=2.0, report={})
+
+
+def test_measured_plan_before_that_of_the_rules(tmp_path):
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == RULES
+    measured()
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never") == MEASURED
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never", jit_compile=False) == RULES
+
+
+def test_resumed_run_keeps_its_plan(tmp_path):
+    own = dataclasses.replace(RULES, intra_op_threads=1)
+    own.save(tmp_path / "plan.json")
+    measured()
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == own
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto", intra_op_threads=2).intra_op_threads == 2
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never") == MEASURED
+    dataclasses.replace(RULES, strategy="one_device").save(tmp_path / "plan.json")
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == RULES
+    (tmp_path / "plan.json").write_text("{")
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
+
+
+def test_several_workers_follow_the_rules(tmp_path):
+    measured()
+    cluster = Cluster(source="slurm", num_workers=2, task_index=0)
+    machine = dataclasses.replace(MACHINE, cluster=cluster)
+    assert plan_of_run(machine, WORKLOAD, tmp_path, resume="never") == default_plan(machine, WORKLOAD)
+
+
+def test_a_field_that_cannot_run_is_refused(tmp_path):
+    with pytest.raises(PlanError, match="GPU"):
+        plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never", devices=("GPU:0",))

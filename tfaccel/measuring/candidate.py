@@ -1,0 +1,82 @@
+"""The noun `Candidate`: a plan, and what was measured of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tfaccel.measuring.measurement import relative_spread
+from tfaccel.planning.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateWindow:
+    """Some training steps in a row, timed.
+
+    Args:
+        seconds: wall time of all of them, the wait for their batches included.
+        num_steps: how many.
+        loss: their mean training loss.
+    """
+
+    seconds: float
+    num_steps: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan, and what was measured of it.
+
+    Args:
+        plan: the plan.
+        axis: how it differs from the plan that it was compared with, such as "precision"; "first plan" for the rules'
+            choice; "reference" for float32 without XLA.
+        build_seconds: time to start a process and build the model; None if that failed.
+        first_step_seconds: time of the first steps, which trace and compile.
+        windows: the timed windows, in the order in which they ran. Warm-up is not among them.
+        speedup: its speed divided by that of the best plan so far, as the median of pairs of windows that ran in turn;
+            None if it was not compared.
+        peak_bytes: peak memory of its process, or of its GPUs; None if unknown.
+        failure: why it could not be measured; empty if it could.
+        rejection: why it was not chosen though it could be measured; empty for a plan that was.
+
+    Example:
+        >>> window = CandidateWindow(seconds=0.5, num_steps=10, loss=1.0)
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> Candidate(plan=plan, axis="first plan", windows=(window,)).examples_per_second
+        640.0
+    """
+
+    plan: Plan
+    axis: str
+    build_seconds: float | None = None
+    first_step_seconds: float | None = None
+    windows: tuple[CandidateWindow, ...] = ()
+    speedup: float | None = None
+    peak_bytes: int | None = None
+    failure: str = ""
+    rejection: str = ""
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """The median over the windows; None without windows."""
+        rates = [window.num_steps * self.plan.global_batch_size / window.seconds for window in self.windows]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range of the windows' times per step, divided by their median."""
+        return relative_spread([window.seconds / window.num_steps for window in self.windows])
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "plan": self.plan.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The candidate from its `to_json` data."""
+        windows = tuple(CandidateWindow(**window) for window in data["windows"])
+        return cls(**{**data, "plan": Plan.from_json(data["plan"]), "windows": windows})

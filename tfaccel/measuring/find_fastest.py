@@ -1,0 +1,113 @@
+"""`find_fastest`: the fastest plan that computes what float32 computes, found by measuring on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.plan_search import MeasureOptions, OnCandidate, PlanSearch
+from tfaccel.measuring.report import Report
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.plan import plan_field_names
+from tfaccel.planning.plan_cache import cached_plan, keep_plan
+from tfaccel.planning.reference import Origin, Reference
+from tfaccel.planning.workload import Workload
+from tfaccel.processes.fork_server import ForkServer
+
+_PRELOADED = ("tfaccel.measuring.candidate_program", "tfaccel.training.run.timed_steps", "tfaccel.training.runtime")
+
+
+def find_fastest(
+    workload: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    measure: MeasureOptions | None = None,
+    hardware: Hardware | None = None,
+    on_candidate: OnCandidate = lambda candidate: None,
+    **options: Any,
+) -> Report:
+    """Measures plans on this machine, and returns the fastest one that computes what float32 computes.
+
+    The search begins with the plan of the rules (`tfaccel.default_plan`) and moves along one axis at a time: precision,
+    XLA, devices, threads, input. Each plan trains in a process of its own, so that running out of memory, a crash or a
+    hang is a recorded result. A challenger and the best plan so far run in turn, window by window, so that a temporary
+    slowdown of the machine affects both. A plan is rejected if its loss is not finite, or departs from that of float32
+    without XLA on the same batches by more than 5 %. Nothing that is passed in is trained or changed.
+
+    The result is kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel, where `tfaccel.train` finds it. A search that was
+    interrupted (Ctrl-C) continues when it is called again.
+
+    Args:
+        workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
+        x, y: data, if `workload` is a model or a function that builds one.
+        measure: how to measure; None for at most 60 seconds and 12 plans.
+        hardware: the machine; None to detect it.
+        on_candidate: called with each plan once it has been measured.
+        **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
+            `workload`, `x` and `y`.
+
+    Returns:
+        A `Report`; its `plan` can be passed to `tfaccel.train` and `tfaccel.fit`.
+
+    Raises:
+        PlanError: if a fixed field cannot run here, no plan could be measured (the message lists the causes), or the
+            budget is too small to compare two.
+        WorkloadError: if the workload cannot be made, or cannot be sent to another process.
+
+    Example:
+        >>> import keras, numpy as np, tfaccel
+        >>> def build_model():
+        ...     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> x = np.ones((64, 4))
+        >>> report = find_fastest(build_model, x, x[:, :1], loss="mse", measure=MeasureOptions(max_candidates=1))
+        >>> report.plan.dtype_policy
+        'float32'
+    """
+    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    hardware = hardware or detect_hardware()
+    measure = measure or MeasureOptions()
+    known = cached_plan(hardware, made, fixed) if measure.use_cache else None
+    earlier = None if known is None else Report.from_json(known.report)
+    if earlier is not None and earlier.complete:
+        return replace(earlier, from_cache=True)
+    by_name = isinstance(workload, str)
+    task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
+    search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, earlier=earlier)
+    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
+    server = ForkServer(_PRELOADED, folder=folder, environment={"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"})
+
+    def kept() -> Report:
+        report = search.report()
+        keep_plan(hardware, made, fixed, report.plan, speedup=report.speedup, report=report.to_json())
+        return report
+
+    try:
+        search.run(server, task)
+        return kept()
+    except BaseException:
+        if search.has_result:
+            kept()
+        raise
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """What `candidate_program` needs to know to make the workload."""
+    origin, by_value = Origin.of([given])
+    reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
+    return {
+        "origin": {"folder": origin.folder, "main_file": origin.main_file},
+        "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},
+        "options": dict(options),
+        "seed": seed,
+    }

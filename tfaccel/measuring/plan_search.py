@@ -1,0 +1,301 @@
+"""The search behind `find_fastest`: moves from plan to plan, each measured in turn with the best one so far."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.candidate import Candidate, CandidateWindow
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.measurement import relative_spread
+from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.moves import AXES, Move, moves
+from tfaccel.planning.option_checks import check_seed
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.processes.fork_server import ForkServer
+from tfaccel.training.run.result import installed_versions
+
+LOSS_TOLERANCE = 0.05  # relative to the reference's loss
+CHECKED_STEPS = 4  # in each of the two windows whose losses are compared with the reference's
+WINDOW_SECONDS = 0.3
+MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 7
+_CLEARLY_SLOWER = 0.9
+_COUPLED = ("precision", "XLA")  # the gain of one depends on the other
+_INTERRUPTED = "It was interrupted."
+
+OnCandidate = Callable[[Candidate], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """How `find_fastest` measures.
+
+    Args:
+        budget_seconds: start no further plan that would not end within this time.
+        max_candidates: number of plans to measure at most.
+        limit_seconds: time limit for one plan to build its model, or to run one window.
+        seed: determines weights and data.
+        use_cache: return the report of an earlier call for the same workload, machine, versions and fixed fields, if
+            there is one, or continue it if it was interrupted. False measures again.
+
+    Raises:
+        PlanError: if a limit is not positive.
+        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
+    """
+
+    budget_seconds: float = 60.0
+    max_candidates: int = 12
+    limit_seconds: float = 120.0
+    seed: int = 0
+    use_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("budget_seconds", "max_candidates", "limit_seconds"):
+            if not (value := getattr(self, name)) > 0:
+                raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
+        check_seed(self.seed)
+
+
+class PlanSearch:
+    """A search for the fastest plan of a workload on this machine.
+
+    Args:
+        workload, hardware: what the plan is for.
+        fixed: plan fields that stay as they are.
+        options: how it measures.
+        on_candidate: called with each plan once it has been measured.
+        earlier: the report of an interrupted search, to continue.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: Hardware,
+        fixed: Mapping[str, Any],
+        options: MeasureOptions,
+        *,
+        on_candidate: OnCandidate,
+        earlier: Report | None = None,
+    ) -> None:
+        self._workload, self._hardware, self._fixed, self._options = workload, hardware, fixed, options
+        self._on_candidate = on_candidate
+        self._earlier = earlier
+        self._candidates: dict[Plan, Candidate] = {}
+        self._chosen: Plan | None = None
+        self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
+        self._stopped_because = _INTERRUPTED
+        self._reference_losses: tuple[float, float] | None = None
+        self._longest_seconds = 0.0
+        self._began = time.monotonic()
+
+    def run(self, server: ForkServer, task: dict[str, Any]) -> None:
+        """Measures the reference, the rules' plan, and the moves from there.
+
+        Raises:
+            PlanError: if no plan could be measured, or the budget ended before a second one could be.
+        """
+        self._server, self._task = server, task
+        first = default_plan(self._hardware, self._workload, **self._fixed)
+        reference = replace(first, dtype_policy="float32", jit_compile=False)
+        best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
+        if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
+            best.end()
+            self._note(replace(best.candidate, rejection="It lacks what you fixed; its loss is the reference."))
+            best = None
+        if best is not None:
+            self._choose(best)
+        if reference != first:
+            best = self._better(best, self._started(first, FIRST_PLAN))
+        if self._earlier is not None:
+            best = self._continued(best, self._earlier)
+        if best is None:
+            causes = "; ".join(f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values())
+            raise PlanError(f"No plan could be measured. {causes}")
+        self._move_from(best)
+
+    def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
+        """Takes over what an interrupted search has measured; returns the best plan, running."""
+        known = {one.plan: one for one in earlier.candidates if one.speedup is not None or one.failure}
+        self._candidates = {**known, **self._candidates}
+        if earlier.plan in (None if best is None else best.candidate.plan, *self._failed()):
+            return best
+        return self._better(best, self._started(earlier.plan, earlier.candidates[earlier.chosen].axis))
+
+    def _failed(self) -> list[Plan]:
+        return [plan for plan, candidate in self._candidates.items() if candidate.failure]
+
+    def _move_from(self, best: CandidateChild) -> None:
+        """Tries one move after the other, and goes on from the better plan."""
+        waiting = moves(self._hardware, self._workload, self._fixed)
+        lost: list[Move] = []
+        while waiting:
+            move = waiting.pop(0)
+            plan = move.applied_to(best.candidate.plan)
+            if plan is None or plan in self._candidates:
+                continue
+            if self._is_over():
+                break
+            before = best
+            best = self._better(best, self._started(plan, move.axis)) or best
+            if best is before:
+                lost.append(move)
+            elif move.axis in _COUPLED:  # what lost before may win now
+                waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
+        else:
+            self._stopped_because = "No further move is left."
+        best.end()
+
+    def _is_over(self) -> bool:
+        """Whether a limit allows no further plan; notes which."""
+        options = self._options
+        seconds = time.monotonic() - self._began
+        if len(self._candidates) >= options.max_candidates:
+            self._stopped_because = f"{options.max_candidates} plans were measured (max_candidates)."
+            return True
+        if seconds + self._longest_seconds > options.budget_seconds:
+            if len(self._candidates) == 1:
+                longest = self._longest_seconds
+                raise PlanError(
+                    f"budget_seconds={options.budget_seconds:g} is too small to compare plans: to start and warm up "
+                    f"the first one took {longest:.1f} seconds. Use at least {math.ceil(4 * longest)}."
+                )
+            self._stopped_because = f"The time was spent (budget_seconds={options.budget_seconds:g})."
+            return True
+        return False
+
+    def _started(self, plan: Plan, axis: str) -> CandidateChild | None:
+        """A process for a plan, built, checked and warm; None if it failed or was rejected."""
+        began = time.monotonic()
+        child = CandidateChild(self._server, self._task, plan, axis, limit_seconds=self._options.limit_seconds)
+        self._candidates[plan] = child.candidate
+        try:
+            losses = (child.build(CHECKED_STEPS).loss, child.warm_up(CHECKED_STEPS).loss)
+        except CandidateFailed as error:
+            self._note(child.fail(str(error)))
+            return None
+        self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
+        if self._reference_losses is None:
+            self._reference_losses = losses
+        wrong = departure(losses, self._reference_losses)
+        if wrong:
+            child.end()
+            self._note(replace(child.candidate, rejection=wrong))
+            return None
+        self._candidates[plan] = child.candidate
+        return child
+
+    def _better(self, best: CandidateChild | None, challenger: CandidateChild | None) -> CandidateChild | None:
+        """Runs both in turn; the loser's process ends."""
+        if challenger is None:
+            return best
+        if best is None:
+            return self._choose(challenger)
+        try:
+            ratios = self._duel(best, challenger)
+        except CandidateFailed as error:
+            self._note(challenger.fail(str(error)))
+            return best
+        speedup = statistics.median(ratios)
+        noise = max(MIN_GAIN, relative_spread(ratios) / 2)
+        challenger.candidate = replace(challenger.candidate, speedup=speedup)
+        self._candidates[best.candidate.plan] = best.candidate
+        if speedup > 1 + noise:
+            best.end()
+            axis = challenger.candidate.axis
+            self._gains[axis] = self._gains.get(axis, 1.0) * speedup
+            self._note(challenger.candidate)
+            return self._choose(challenger)
+        challenger.end()
+        text = "No measurable difference" if speedup > 1 - noise else "Slower"
+        self._note(replace(challenger.candidate, rejection=f"{text}: {speedup:.2f} times the speed (± {noise:.2f})."))
+        return best
+
+    def _choose(self, child: CandidateChild) -> CandidateChild:
+        self._chosen = child.candidate.plan
+        return child
+
+    def _duel(self, best: CandidateChild, challenger: CandidateChild) -> list[float]:
+        """The challenger's speed relative to the best plan's, round by round."""
+        ratios: list[float] = []
+        num_steps = [steps_of_window(one) for one in (best, challenger)]
+        for turn in range(_MAX_ROUNDS):
+            pair = [(best, num_steps[0]), (challenger, num_steps[1])]
+            found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
+            rates = [rate_of(found[id(one)], one.candidate.plan) for one in (best, challenger)]
+            ratios.append(rates[1] / rates[0])
+            if turn >= 1 and max(ratios) < _CLEARLY_SLOWER:
+                break
+            if turn + 1 >= _MIN_ROUNDS and (min(ratios) > 1 + MIN_GAIN or max(ratios) < 1):
+                break
+            if turn + 1 >= _MIN_ROUNDS and time.monotonic() - self._began > self._options.budget_seconds:
+                break
+        return ratios
+
+    def _note(self, candidate: Candidate) -> None:
+        self._candidates[candidate.plan] = candidate
+        self._on_candidate(candidate)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a plan has been chosen so far."""
+        return self._chosen is not None
+
+    def report(self) -> Report:
+        """What was found so far."""
+        if self._chosen is None:
+            raise PlanError("No plan could be measured.")
+        reasons = dict(self._chosen.reasons)
+        for axis, gain in self._gains.items():
+            for name in AXES.get(axis, ()):
+                reasons[name] = f"Measured on this machine: {axis}, {gain:.2f} times the speed."
+        chosen = self._candidates[self._chosen]
+        self._candidates[self._chosen] = replace(chosen, plan=replace(chosen.plan, reasons=tuple(reasons.items())))
+        earlier = 0.0 if self._earlier is None else self._earlier.seconds
+        return Report(
+            workload=self._workload.name,
+            candidates=tuple(self._candidates.values()),
+            chosen=list(self._candidates).index(self._chosen),
+            gains=self._gains,
+            seconds=earlier + time.monotonic() - self._began,
+            hardware=self._hardware.to_json(),
+            versions=installed_versions(),
+            stopped_because=self._stopped_because,
+            complete=self._stopped_because != _INTERRUPTED,
+        )
+
+
+def steps_of_window(child: CandidateChild) -> int:
+    """The number of steps of about `WINDOW_SECONDS`, estimated by an untimed window."""
+    if child.candidate.windows:
+        return child.candidate.windows[0].num_steps
+    probe = child.warm_up(CHECKED_STEPS)
+    return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+
+
+def rate_of(window: CandidateWindow, plan: Plan) -> float:
+    """Examples per second."""
+    return window.num_steps * plan.global_batch_size / window.seconds
+
+
+def departure(losses: tuple[float, float], reference: tuple[float, float]) -> str:
+    """Why losses are not those of the reference; empty if they are.
+
+    Example:
+        >>> departure((1.0, 0.91), (1.0, 0.9)), departure((1.0, 1.2), (1.0, 0.9))
+        ('', 'Its loss is 1.2 where that of float32 is 0.9: more than 5 % apart.')
+    """
+    for loss, wanted in zip(losses, reference, strict=True):
+        if not math.isfinite(loss):
+            return "Its loss is not finite."
+        if abs(loss - wanted) > LOSS_TOLERANCE * max(abs(wanted), 1e-3):
+            return f"Its loss is {loss:.4g} where that of float32 is {wanted:.4g}: more than 5 % apart."
+    return ""

@@ -1,0 +1,215 @@
+"""Measured plans on disk: `find_fastest` keeps them, `train` uses them for the same workload on the same machine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import TfaccelError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+
+logger = logging.getLogger("tfaccel")
+
+CACHE_VARIABLE = "TFACCEL_CACHE"
+_FORMAT = 1
+_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
+_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
+_PARTS = ("build_model", "compile_args", "train_data", "augment")
+
+
+@dataclass(frozen=True)
+class CachedPlan:
+    """A plan that `find_fastest` chose in an earlier call.
+
+    Args:
+        plan: the plan.
+        file: the file that holds it, with all that was measured.
+        speedup: its speed divided by that of the rules' plan.
+        report: the report of the call, as JSON.
+    """
+
+    plan: Plan
+    file: Path
+    speedup: float
+    report: Mapping[str, Any]
+
+
+def cache_dir() -> Path:
+    """The directory of measured plans: `TFACCEL_CACHE`, or else ~/.cache/tfaccel."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel") / "plans"
+
+
+def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:
+    """A digest of all that a measured plan depends on.
+
+    That is: the workload's name, options, batch size and length; the source of the modules that define its functions;
+    the machine; the versions of the libraries; and the plan fields that the user fixed.
+
+    Example:
+        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
+        >>> plan_key(Hardware(), digits, {}) == plan_key(Hardware(), digits, {})
+        True
+        >>> plan_key(Hardware(), digits, {}) == plan_key(Hardware(num_usable_cores=8), digits, {})
+        False
+    """
+    machine = {name: value for name, value in hardware.to_json().items() if name not in _VOLATILE}
+    cluster = hardware.cluster
+    parts = {
+        "format": _FORMAT,
+        "name": workload.name,
+        "options": dict(workload.options),
+        "global_batch_size": workload.global_batch_size,
+        "num_train_examples": workload.num_train_examples,
+        "sources": sorted(digest for name in _PARTS for digest in _sources(getattr(workload, name))),
+        "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},
+        "versions": {"python": sys.version, **{name: _version(name) for name in _PACKAGES}},
+        "fixed": {name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> CachedPlan | None:
+    """The plan that was measured for this workload on this machine; None if there is none.
+
+    A file that cannot be read is ignored, with one warning.
+    """
+    file = cache_dir() / f"{plan_key(hardware, workload, fixed)}.json"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return None
+    try:
+        entry = json.loads(text)
+        plan = Plan.from_json(entry["plan"])
+        if entry["format"] != _FORMAT or any(getattr(plan, name) != value for name, value in fixed.items()):
+            raise ValueError("it is an entry for something else")
+        return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
+    except (TfaccelError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return None
+
+
+def keep_plan(
+    hardware: Hardware,
+    workload: Workload,
+    fixed: Mapping[str, Any],
+    plan: Plan,
+    *,
+    speedup: float,
+    report: Mapping[str, Any],
+) -> Path | None:
+    """Saves a measured plan; returns its file, or None with one warning if it cannot be written."""
+    file = cache_dir() / f"{plan_key(hardware, workload, fixed)}.json"
+    entry = {
+        "format": _FORMAT,
+        "measured": time.strftime("%Y-%m-%d"),
+        "workload": workload.name,
+        "plan": plan.to_json(),
+        "speedup": speedup,
+        "report": dict(report),
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as part:
+            json.dump(entry, part, indent=2)
+        os.replace(part.name, file)
+    except OSError as error:
+        logger.warning(f"The measured plan was not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
+        return None
+    return file
+
+
+def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
+    """The measured plan if `find_fastest` has kept one for these fixed fields; otherwise that of the rules.
+
+    Logs which one it is.
+
+    Args:
+        hardware, workload: what the plan is for.
+        **fixed: plan fields, whose values stay fixed.
+
+    Raises:
+        PlanError: if a fixed field cannot run here.
+    """
+    found = cached_plan(hardware, workload, fixed)
+    if found is not None:
+        logger.info(f"Using the plan measured by `tfaccel autotune`: {found.file}")
+        return found.plan
+    return default_plan(hardware, workload, **fixed)
+
+
+@functools.cache
+def _warn_once(file: Path, reason: str) -> None:
+    logger.warning(f"The measured plan in {file} is ignored: {reason}")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _sources(function: Any) -> Iterator[str]:
+    """Digests of the source of a function and of the functions it wraps or encloses, except for tfaccel's own."""
+    waiting, seen = [function], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or one is None:
+            continue
+        seen.add(id(one))
+        if isinstance(one, functools.partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.MethodType):
+            waiting += [one.__func__, type(one.__self__)]
+        elif isinstance(one, types.FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if callable(_contents(cell))]
+            yield from _digest_of_module(one.__module__, _code(one.__code__))
+        elif inspect.isclass(one):
+            yield from _digest_of_module(one.__module__, one.__qualname__.encode())
+        elif callable(one):
+            waiting.append(type(one))
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+
+
+def _digest_of_module(module: str, otherwise: bytes) -> Iterator[str]:
+    """The digest of a module's file; without one (a notebook, a prompt), that of `otherwise`."""
+    if module.partition(".")[0] in ("builtins", "keras", "tensorflow", "tfaccel") and "recipes" not in module:
+        return
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        content = Path(file).read_bytes() if file else otherwise
+    except OSError:
+        content = otherwise
+    yield hashlib.sha256(content).hexdigest()
+
+
+def _code(code: types.CodeType) -> bytes:
+    """Bytecode and constants, without line numbers."""
+    constants = [_code(one) if isinstance(one, types.CodeType) else repr(one).encode() for one in code.co_consts]
+    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])

@@ -1,0 +1,170 @@
+"""References to objects that another process can load: by import path, or by pickle."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.planning.load_workload import import_named, is_import_path
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.workload import Workload
+
+# What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
+_MAIN_IN_CHILD = "__mp_main__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A function, class or object that another process can load, by import path or pickle.
+
+    Args:
+        kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
+        text: the name, the import path, or the pickle in base64.
+        name: its name in messages.
+
+    Example:
+        >>> import json
+        >>> Reference.of(json.dumps, "function").load() is json.dumps
+        True
+    """
+
+    kind: str
+    text: str = ""
+    name: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        thing: Any,
+        what: str,
+        *,
+        plain_name: str | None = None,
+        by_value: bool = False,
+        error_type: type[TfaccelError] = WorkloadError,
+    ) -> Self:
+        """The reference to an object.
+
+        Args:
+            thing: the object; its import path as text; or None.
+            what: its kind, for messages.
+            plain_name: the kind of a text that is not an import path, such as "recipe"; None to refuse it.
+            by_value: whether to pickle definitions of `__main__` by value; see `Origin`.
+            error_type: the error to raise.
+
+        Raises:
+            TfaccelError: of type `error_type`, for something that cannot be sent to another process.
+        """
+        if thing is None:
+            return cls(kind="none")
+        if isinstance(thing, str):
+            if ":" in thing or plain_name is None:
+                if not is_import_path(thing):
+                    raise error_type(f"A {what} is written package.module:name. Received: {thing!r}.")
+                return cls(kind="import", text=thing, name=thing)
+            return cls(kind=plain_name, text=thing, name=thing)
+        if not callable(thing) and not hasattr(thing, "build") and not isinstance(thing, Workload):
+            raise error_type(f"A {what} must be a function or its import path. Received: {thing!r:.200}.")
+        return cls.by_pickle(thing, what, by_value=by_value, error_type=error_type)
+
+    @classmethod
+    def by_pickle(cls, thing: Any, what: str, *, by_value: bool, error_type: type[TfaccelError]) -> Self:
+        """A reference to an object that another process unpickles.
+
+        It is pickled by import path if possible, otherwise by value, such as a lambda or notebook code. The arguments
+        and errors are those of `of`.
+        """
+        label = thing.name if isinstance(thing, Workload) else getattr(thing, "__qualname__", type(thing).__qualname__)
+        try:
+            pickled = _pickle(thing, by_value=by_value)
+        except Exception as error:  # whatever the object's own code raises
+            remedy = "Pass a function that creates it, defined" if isinstance(thing, Workload) else "Define it"
+            raise error_type(
+                f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a "
+                "module."
+            ) from error
+        name = label if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{label}"
+        return cls(kind="pickle", text=base64.b64encode(pickled).decode(), name=name)
+
+    def load(self, error_type: type[TfaccelError] = WorkloadError) -> Any:
+        """Loads the object; None for "none".
+
+        Raises:
+            TfaccelError: of type `error_type`, if it cannot be imported, or does not exist.
+        """
+        if self.kind == "none":
+            return None
+        if self.kind == "pickle":
+            return pickle.loads(base64.b64decode(self.text))
+        return import_named(self.import_path(), error_type=error_type)
+
+    def import_path(self) -> str:
+        """Its import path, as package.module:name."""
+        return f"{RECIPES_PACKAGE}.{self.text}:workload" if self.kind == "recipe" else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a process loads references that another one has made.
+
+    Args:
+        folder: directory to import modules from, in addition to installed packages.
+        main_file: the running script, if it defines something that is pickled; else None.
+    """
+
+    folder: str
+    main_file: str | None = None
+
+    @classmethod
+    def of(cls, things: Iterable[Any]) -> tuple[Self, bool]:
+        """The origin of objects in this process, and whether they must be pickled by value.
+
+        The latter holds for what is defined in a notebook or at a prompt, which another process cannot run again.
+        """
+        in_main = any("__main__" in _modules(thing) for thing in things)
+        main_file = getattr(sys.modules["__main__"], "__file__", None) if in_main else None
+        found = cls(folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file))
+        return found, in_main and main_file is None
+
+    def prepare(self) -> None:
+        """Prepares this process to load the references."""
+        if self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        if self.main_file is not None:
+            content = runpy.run_path(self.main_file, run_name=_MAIN_IN_CHILD)
+            module = types.ModuleType(_MAIN_IN_CHILD)
+            module.__dict__.update(content)
+            sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module
+
+
+def _modules(thing: Any) -> set[str | None]:
+    """The modules that define an object, or the functions of a workload and what they are bound to."""
+    if isinstance(thing, str):
+        return set()
+    found = {getattr(thing, "__module__", None), type(thing).__module__}
+    if isinstance(thing, Workload):
+        return found.union(*(_modules(value) for value in vars(thing).values() if not isinstance(value, Mapping)))
+    if isinstance(thing, functools.partial):
+        found |= _modules(thing.func)
+    if getattr(thing, "__self__", None) is not None:
+        found.add(type(thing.__self__).__module__)
+    return found
+
+
+def _pickle(thing: Any, *, by_value: bool) -> bytes:
+    if not by_value:
+        with contextlib.suppress(Exception):
+            return pickle.dumps(thing)
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(thing)
+    return pickled

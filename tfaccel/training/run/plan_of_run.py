@@ -1,0 +1,52 @@
+"""The plan of a run if none is given: its own if it is resumed, else a measured one, else that of the rules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import TfaccelError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.workload import Workload
+
+
+def plan_of_run(
+    hardware: Hardware, workload: Workload, run_dir: str | os.PathLike[str], *, resume: str, **fixed: Any
+) -> Plan:
+    """Chooses the plan of a run.
+
+    A run that is resumed on the same devices keeps its plan, so that it ends with the same weights as without an
+    interruption, whatever has been measured in between. With several workers, which must all have the same plan and may
+    not see each other's files, it is always that of the rules.
+
+    Args:
+        hardware, workload: what the plan is for.
+        run_dir: the run directory, which need not exist.
+        resume: "never" or "auto", as for `tfaccel.train`.
+        **fixed: plan fields, whose values stay fixed.
+
+    Raises:
+        PlanError: if a fixed field cannot run here.
+    """
+    if hardware.cluster is not None and hardware.cluster.num_workers > 1:
+        return default_plan(hardware, workload, **fixed)
+    if resume == "auto":
+        rules = default_plan(hardware, workload, **fixed)
+        saved = _saved_plan(Path(run_dir) / "plan.json")
+        if saved is not None:
+            places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]
+            fits = all(getattr(saved, name) == value for name, value in fixed.items())
+            return saved if fits and places[0] == places[1] else rules
+    return chosen_plan(hardware, workload, **fixed)
+
+
+def _saved_plan(file: Path) -> Plan | None:
+    """The plan in a run directory; None if there is none, or none that can be read."""
+    try:
+        return Plan.load(file)
+    except (OSError, TfaccelError):
+        return None
