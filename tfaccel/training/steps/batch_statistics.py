@@ -1,7 +1,7 @@
-"""Batch normalization over several replicas: whose rows its statistics are taken over, and saying so.
+"""Batch normalization on several replicas: which rows its statistics are computed over, and a note if not all.
 
-One device takes mean and variance of the whole batch. A replica that sees its own rows only gives other numbers, so
-that `train` lets the replicas sum what they have (`synchronize_batch_norm`), and `fit` says which layers do not.
+One device computes mean and variance over the whole batch. A replica that sees only its own rows gets other values. So
+`train` synchronizes the statistics over the replicas (`synchronize_batch_norm`); `fit` names layers that do not.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
-    """Lets every `BatchNormalization` of a model, at any depth, take its statistics over all replicas in training.
+    """Makes every `BatchNormalization` of a model, at any depth, compute its statistics over all replicas in training.
 
-    Nothing of the layers is changed, so that the model is saved as it was made. Frozen layers take no statistics.
+    The layers are not changed, so the model is saved as it was built. Frozen layers compute no statistics.
     """
     _synchronized.add(model)
 
@@ -40,9 +40,9 @@ def synchronized_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def layers_alike(model: keras.Model) -> list[keras.layers.Layer]:
-    """Layers whose state is the same on all replicas as long as each of them runs every step.
+    """Layers whose state is the same on all replicas, as long as each replica runs every step.
 
-    Besides synchronized layers these are spectral normalizations, whose state follows from the weights.
+    These are synchronized layers, and spectral normalization, whose state depends only on the weights.
     """
     kind = keras.layers.SpectralNormalization
     return _layers_to_synchronize(model) + [one for one in private_api.all_layers(model) if isinstance(one, kind)]
@@ -59,7 +59,7 @@ def _layers_to_synchronize(model: keras.Model) -> list[keras.layers.Layer]:
 
 @contextlib.contextmanager
 def replica_statistics(model: keras.Model, num_replicas: int) -> Iterator[None]:
-    """While tracing a training step: synchronized layers sum over the replicas; of others the user is told, once."""
+    """While tracing a training step: synchronized layers sum over the replicas; others are logged once."""
     synchronized = {id(layer) for layer in synchronized_layers(model)}
     alone: dict[str, None] = {}  # names, in order
     with contextlib.ExitStack() as stack:
@@ -95,7 +95,7 @@ def _say_alone(names: list[str], num_replicas: int, *, everywhere: bool) -> None
 
 
 def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
-    """Logs that batch normalization sees one micro-batch at a time, where gradients are accumulated."""
+    """Logs that batch normalization sees one micro-batch at a time, if gradients are accumulated."""
     kind = keras.layers.BatchNormalization
     names = [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
     if accumulation_steps > 1 and names:
@@ -108,7 +108,7 @@ def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
 
 
 def _sum_over_replicas(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Sums values over the replicas. The gradient is that of the sum of the replicas' losses, by their shares."""
+    """Sums values over the replicas; its gradient is that of the sum of the replicas' losses, weighted by rows."""
 
     def all_reduce(values: tf.Tensor) -> tf.Tensor:
         try:

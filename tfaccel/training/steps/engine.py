@@ -1,7 +1,7 @@
-"""The graph calls of a model: many steps in one call, metrics read at its end.
+"""Runs a model's steps: many steps per graph call, with the metrics read at the end of the call.
 
-The inner loop (`Engine.run`) runs a *window* of steps inside the graph; the outer loops (`fit`,
-`evaluate`, `predict`) call it, talk to callbacks and decide how long the next window is.
+The inner loop (`Engine.run`) runs a *window* of steps inside the graph. The outer loops (`fit`, `evaluate`, `predict`)
+call it, call the callbacks, and choose the length of the next window.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ _ENGINE = "_tfaccel_engine"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What the engine can do besides what the compiled model says.
+    """Settings of the engine that are not part of the compiled model.
 
     Attributes:
-        sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them, which plain
-            Keras does not do.
-        bytes_per_pack: bytes of one pack of gradients that travels between replicas; 0 leaves it to TensorFlow.
+        sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
+            does not.
+        bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
-        whole_step: run the whole step on each replica, the optimizer's update included. On TPUs this is so in any case.
-        single_steps: run each optimizer step by a graph call of its own, unless the model's `steps_per_execution` is
-            above 1.
-        batches_per_step: batches in one optimizer step; callbacks that act on single batches are called once for them.
+        whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
+        single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
+        batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
     """
 
     sum_duplicate_indices: bool = False
@@ -56,7 +55,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What one graph call did: steps run, logs at its end, whether the last loss was finite, and whether it traced."""
+    """Result of one graph call: number of steps, final logs, whether the last loss was finite, whether it traced."""
 
     num_steps: int
     logs: dict[str, Any]
@@ -65,7 +64,7 @@ class WindowResult:
 
 
 class Engine:
-    """The traced steps of one compiled model; made once and kept until the model is compiled again."""
+    """The traced steps of a compiled model; kept until the model is compiled again."""
 
     def __init__(self, model: keras.Model, options: EngineOptions) -> None:
         private_api.check_versions()
@@ -79,10 +78,10 @@ class Engine:
         self.step_seconds: dict[str, float] = {}
 
     def _kind(self, kind: str) -> StepGraphs:
-        """What was made for steps of a kind.
+        """The graphs for one kind of step.
 
-        Keras makes a function for each kind (`Model.train_function`, ...) when it is first asked for after `compile`,
-        or by `make_train_function(force=True)`. What the model says at that moment stays with it.
+        Keras creates a function for each kind (`Model.train_function`, ...) on first use after `compile`, or in
+        `make_train_function(force=True)`. It keeps the model's settings of that moment, and so do these graphs.
         """
         getattr(self.model, f"make_{kind}_function")()
         function = getattr(self.model, f"{kind}_function")
@@ -96,7 +95,7 @@ class Engine:
         return known
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
-        """The steps whose methods `train`, `test` and `predict` are traced for a kind."""
+        """The steps that are traced for one kind."""
         return self._kind(kind).steps
 
     def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
@@ -121,9 +120,9 @@ class Engine:
 
         Args:
             kind: "train" or "test".
-            feed: has at least one batch left.
-            num_steps: the most steps to run.
-            loop: False: run one step, by a graph without a loop.
+            feed: the batches; at least one must be left.
+            num_steps: maximum number of steps.
+            loop: False runs one step, in a graph without a loop.
         """
         self._check_same_data(feed)
         made = self._kind(kind)
@@ -142,7 +141,7 @@ class Engine:
 
     @contextlib.contextmanager
     def looking_at_rows(self, looks: bool) -> Iterator[None]:
-        """Whether, in this block, first batches are looked at for what couples their rows."""
+        """Within the block, turns the check for coupled rows on or off."""
         before, self.looks_at_rows = self.looks_at_rows, looks
         try:
             yield
@@ -150,7 +149,7 @@ class Engine:
             self.looks_at_rows = before
 
     def check_rows(self, kind: str, feed: Feed) -> None:
-        """Looks at the first batch of a kind, once, for what several replicas cannot give as one device does."""
+        """Checks once per kind, on the first batch, that several replicas can give the results of one device."""
         if not self.looks_at_rows or self.replicas.num_replicas == 1 or self._on_tpu:
             return
         if kind not in self._rows_checked and not feed.exhausted:
@@ -170,7 +169,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Says what an error has to do with replicas, where it may have to do with them."""
+        """Adds a note on replicas to errors that may be caused by them."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -178,33 +177,34 @@ class Engine:
             raise
         except Exception as error:
             if self.replicas.num_replicas > 1:
-                error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees its own rows of a batch only.")
+                error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees only its own rows of a batch.")
             raise
 
     def longest_window(self, kind: str, feed: Feed) -> int | None:
-        """The most steps that one graph call may run; None: any number.
+        """Maximum number of steps in one graph call; None for no limit.
 
-        Across workers `IndexedSlices` travel by a gather that keeps the shape of its first step for a whole call.
+        Between workers, `IndexedSlices` are reduced by a gather that keeps the shape of its first step for the whole
+        call.
         """
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
         return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
 
     def _check_same_data(self, feed: Feed) -> None:
-        """Every worker reads the whole data set and takes its rows, so all must see the same batches."""
+        """Raises DataError if the workers read different batches: each reads the whole dataset and takes its rows."""
         fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
         if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):
             raise DataError(
-                "The workers read different first batches. Each of them must make the same data set of global batches, "
-                "of which it takes its rows: give `shuffle` a seed (`dataset.shuffle(n, seed=0)`), or call "
-                "`keras.utils.set_random_seed` with one number on all workers, and do not shard the data set."
+                "The workers read different first batches. Each worker must create the same dataset of global batches, "
+                "and takes its rows from them: give `shuffle` a seed (`dataset.shuffle(n, seed=0)`), or call "
+                "`keras.utils.set_random_seed` with the same seed on all workers, and do not shard the dataset."
             )
 
     def _logs(self, own: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-        """Logs of a model's own step. As in Keras, they are the metrics' results where the names are the same.
+        """Logs of a custom step. As in Keras, these are the metrics' results if the names are the same.
 
-        With several replicas, a log that bears the name of a metric is its result over all of them; the compiled loss
-        tracker does not count, since an own step need not use it.
+        With several replicas, a log with the name of a metric is that metric's result over all replicas, except for the
+        compiled loss tracker, which a custom step need not use.
         """
         if set(own) == set(results):
             return results
@@ -220,7 +220,7 @@ class Engine:
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with the dicts inside them (the results of several metrics) merged in, as Keras reports them."""
+    """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(_flat(value) if isinstance(value, dict) else {name: value})
@@ -228,11 +228,11 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
-    """The engine of a compiled model: a new one after `compile`, and for other options; None: any."""
+    """The engine of a compiled model; recreated after `compile` and for different options (None: any)."""
     tracker = private_api.loss_tracker(model)
     known = vars(model).get(_ENGINE)
     if known is None or known[0] is not tracker or options not in (None, known[1].options):
         known = (tracker, Engine(model, options or EngineOptions()))
-        vars(model)[_ENGINE] = known  # with the model, so that both are let go together; past Keras's tracking
+        vars(model)[_ENGINE] = known  # freed together with the model; bypasses Keras's attribute tracking
     engine: Engine = known[1]
     return engine

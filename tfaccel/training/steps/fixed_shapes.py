@@ -1,7 +1,7 @@
-"""Graph calls whose batches all have one shape, for evaluation and prediction on TPUs.
+"""Graph calls with batches of one shape, for evaluation and prediction on TPUs.
 
-A TPU runs programs that were compiled for fixed shapes, while the last batch of a data set is often smaller than the
-others. Here a call ends before a batch of another shape, and each shape has a graph of its own: usually there are two.
+A TPU runs programs compiled for fixed shapes, but the last batch of a dataset is often smaller than the others. So a
+call ends before a batch of another shape, and each shape has its own graph: usually there are two.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_op
 
 
 def with_fixed_shapes(feed: CallFeed) -> CallFeed:
-    """The feed of an epoch, so that all shapes of a graph call are known before it.
+    """The feed of an epoch, with all shapes of a graph call known in advance.
 
     Args:
-        feed: has at least one batch left. Batches of ragged or sparse tensors have no shape; such a feed comes back as
-            it is.
+        feed: the feed; at least one batch must be left. It is returned unchanged if its tensors are ragged or sparse.
     """
     if isinstance(feed.batches, ArrayBatches):
         return FixedShapeFeed(feed, ArrayBatches(has_partial_batch=False))
@@ -36,11 +35,11 @@ def with_fixed_shapes(feed: CallFeed) -> CallFeed:
 
 
 class FixedShapeFeed:
-    """A feed seen through batches of one shape, for one graph call.
+    """The batches of a feed up to the next one of another shape, for one graph call.
 
     Args:
-        feed: the feed itself.
-        batches: what the graph call takes them for.
+        feed: the feed.
+        batches: its batches, for the graph call.
     """
 
     def __init__(self, feed: CallFeed, batches: ArrayBatches | FixedShapeBatches) -> None:
@@ -49,11 +48,11 @@ class FixedShapeFeed:
 
     @property
     def spec(self) -> Any:
-        """What its batches are like."""
+        """Specs of its batches."""
         return self._feed.spec
 
     def signature(self, *, any_rows: bool = False) -> Any:
-        """Specs of the arguments: of arrays with the rows of the next batch; None for an iterator."""
+        """Specs of the arguments: for arrays, with the rows of the next batch; None for an iterator."""
         specs = self._feed.signature()
         if specs is None:
             return None
@@ -62,11 +61,11 @@ class FixedShapeFeed:
         return of_arrays, tf.TensorSpec([None, num_rows], order.dtype), first
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
-        """Arguments of the graph call and how many steps it may run."""
+        """Arguments of the graph call, and its maximum number of steps."""
         return self._feed.arguments(num_steps)
 
     def finished(self, num_steps: int, state: Any) -> None:
-        """Takes note of the steps that the graph call ran, and of the loop state that it ended with."""
+        """Records the number of steps that the graph call ran, and its final loop state."""
         self._feed.finished(num_steps, state)
 
 
@@ -87,7 +86,7 @@ class FixedShapeBatches:
         return self.batches.start(arguments)
 
     def has_next(self, state: Any) -> tf.Tensor:
-        """Whether the iterator had another batch, and of these shapes."""
+        """Whether the iterator had another batch of these shapes."""
 
         def fits() -> tf.Tensor:
             leaves = _tensors(without_optionals(state[0].get_value()))
@@ -108,11 +107,11 @@ class FixedShapeBatches:
         return self.batches.num_rows(batch)
 
     def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
-        """The batch, after checking that its components have equally many rows."""
+        """The batch, after checking that its components have the same number of rows."""
         return self.batches.with_checked_rows(batch, num_replicas)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch; without them all rows."""
+        """Rows `start` to `stop` of the global batch; all rows by default."""
         return self.batches.rows(batch, start, stop)
 
 

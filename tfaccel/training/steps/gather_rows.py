@@ -1,4 +1,4 @@
-"""Rows of all replicas, gathered with the gradient that one device would have."""
+"""Gathers the rows of all replicas, with the gradient of one device."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tfaccel.training.steps.global_batch import (
 def all_gather_rows(rows: Any) -> tf.Tensor:
     """The rows of the global batch, for a loss that compares the examples of a batch with each other.
 
-    Under N replicas each of them sees its rows of the global batch only, so a contrastive loss would compare fewer
-    pairs than on one device. Gathered first, the loss and its gradient are those of one device. On one device, and
-    outside of a training step, the rows come back as they are.
+    With N replicas, each sees only its own rows of the global batch, so a contrastive loss would compare fewer pairs
+    than on one device. With gathered rows, the loss and its gradient are those of one device. On one device, and
+    outside of a training step, the rows are returned unchanged.
 
-    Gather everything that the loss compares, labels included, and return either the loss over all rows or that of the
-    replica's own rows. Rows that need no gradient (labels) may have any dtype. XLA stays off for a step that gathers.
+    Gather everything that the loss compares, including labels, and return the loss of either all rows or the replica's
+    own rows. Rows that need no gradient (labels) may have any dtype. XLA stays off for a step that gathers.
 
     Args:
-        rows: tensor of shape `(own_rows, ...)`: the replica's own rows, or several of them for each example.
+        rows: tensor of shape `(own_rows, ...)`: the replica's own rows, with one or more rows per example.
 
     Returns:
         Tensor of shape `(all_rows, ...)` with the rows of every replica, in the order of the global batch.

@@ -8,7 +8,7 @@ of the mean over the global batch. With `L_r` the loss that Keras code sees on r
 
 For a plain mean `L_r` is the replica's own mean. For a sum it is the replica's sum divided by `a_r`. For a mean over
 masked or weighted examples it is the replica's weighted sum, divided by the denominator over *all* replicas and by
-`a_r`; that denominator comes from a first pass (`counting`), or, outside XLA, from an all-reduce on the spot.
+`a_r`; that denominator comes from an earlier pass (`counting`), or, outside XLA, from an all-reduce.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tfaccel.training.steps.own_tensors import own_tensors
 
 @dataclass
 class Share:
-    """What one replica has of the global batch, while its step is traced.
+    """A replica's share of the global batch, while its step is traced.
 
     Attributes:
-        row_weight: its rows divided by the rows of the global batch, a float or a float32 scalar.
-        num_replicas: replicas in all.
-        denominators: None, or the global denominators of the losses that need one, in the order of the calls.
-        counting: collect the replica's own denominators instead of reducing with global ones.
+        row_weight: the replica's fraction of the rows of the global batch, a float or a float32 scalar.
+        num_replicas: total number of replicas.
+        denominators: the global denominators of the losses that need one, in the order of the calls; or None.
+        counting: collect the replica's own denominators instead of dividing by global ones.
         counted: the denominators collected so far.
-        gradients: what the replica's optimizer was asked to apply, where that is put off.
-        data: the replica's rows, as the step gets them.
-        may_gather: all replicas run this step, outside of XLA, so that it can gather rows over them.
-        weighs_gradients: the gradients, not the loss, are weighted by the rows.
-        gathers: the step gathers rows over the replicas.
-        observe: called with each loss before its reduction, and what kind of loss it is.
+        gradients: the gradients passed to the replica's optimizer, if they are applied later.
+        data: the replica's rows, as passed to the step.
+        may_gather: whether the step can gather rows over the replicas: all of them run it, outside of XLA.
+        weighs_gradients: whether the gradients, instead of the loss, are weighted by the rows.
+        gathers: whether the step gathers rows over the replicas.
+        observe: called with the kind and the values of each loss before its reduction.
     """
 
     row_weight: Any
@@ -61,25 +61,22 @@ class Share:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the replica, where their number is known while tracing."""
+        """Number of rows of the replica, if known while tracing."""
         leaves = [leaf for leaf in keras.tree.flatten(self.data) if leaf is not None and leaf.shape.rank]
         return leaves[0].shape[0] if leaves else None
 
 
 class NeedsEveryReplica(Exception):
-    """While tracing: the step gathers rows over the replicas, but not all of them run it, or XLA compiles it."""
+    """While tracing: the step gathers rows over the replicas, but some do not run it, or XLA compiles it."""
 
 
-# Each replica is traced in a thread of its own, so the share of the replica at work is thread-local.
+# Each replica is traced in a separate thread, so the current share is thread-local.
 _current = threading.local()
 
 
 @contextlib.contextmanager
 def replica_share(share: Share | None) -> Iterator[Share | None]:
-    """While tracing one replica's step: losses are reduced with regard to its share of the global batch.
-
-    With None they are reduced as on one device.
-    """
+    """While tracing a replica's step: losses are reduced over its share of the global batch (None: one device)."""
     previous = getattr(_current, "share", None)
     _current.share = share
     try:
@@ -89,17 +86,17 @@ def replica_share(share: Share | None) -> Iterator[Share | None]:
 
 
 def current_share() -> Share | None:
-    """The share of the replica that is being traced in this thread, or None."""
+    """The share of the replica being traced in this thread, or None."""
     return getattr(_current, "share", None)
 
 
 @contextlib.contextmanager
 def global_losses(model: keras.Model) -> Iterator[None]:
-    """While tracing a step of several replicas: losses and loss trackers follow the global batch.
+    """While tracing a step of several replicas: losses and loss trackers are computed over the global batch.
 
-    Scalar losses that layers add, activity penalties included, are means over the rows in Keras, so the row weight
-    serves them as it is; penalties on weights are equal on all replicas, and the row weights sum to 1. Where a layer
-    adds a loss for each example, Keras takes their sum, and so does `sum_of_added`.
+    Scalar losses added by layers, including activity regularizers, are means over the rows in Keras, so the row weight
+    is right for them. Weight regularizers are equal on all replicas, and the row weights sum to 1. If a layer adds one
+    loss per example, Keras sums them, and so does `sum_of_added`.
     """
     added = private_losses.added_loss_reduction(model, sum_of_added)
     reduction = private_losses.loss_reduction(_reduce, _update_mean, _gradient)
@@ -118,7 +115,7 @@ def _reduce(
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
         total = original(values, sample_weight, mask, reduction, dtype)
-        if share.gathers:  # the values may be those of all rows, and their sum then counts once already
+        if share.gathers:  # the values may be those of all rows; their sum then already counts once
             is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
             return tf.where(is_own, _of_all_rows(total, share), total)
         return _of_all_rows(total, share)
@@ -134,9 +131,9 @@ def _reduce(
 
 
 def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
-    """A loss that a layer added, as a scalar: Keras sums what is no scalar.
+    """A loss added by a layer, as a scalar: Keras sums anything else.
 
-    Where it has one value, or several, for each example, the sum over the global batch is wanted.
+    A loss with one or more values per example is summed over the global batch.
     """
     share, total = current_share(), original(loss)
     if share is not None and share.observe is not None:
@@ -149,17 +146,17 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
 
 
 def _is_by_row(values: Any, share: Share) -> bool:
-    """Whether a tensor has a value, or several, for each row of the replica."""
+    """Whether a tensor has one or more values for each row of the replica."""
     return (values.shape[0] is None or values.shape[0] == share.num_rows) and depends_on(values, share.data)
 
 
 def _gradient(
     original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The gradient of one value for each row is the gradient of their sum, which is wanted over the global batch.
+    """Makes the gradient of per-row values the gradient of their sum over the global batch.
 
-    It will be weighted by the replica's share of the rows, as the gradient of a mean. The gradient by anything but
-    variables (by the inputs, for a penalty) stays as it is.
+    It will be weighted by the replica's fraction of the rows, like the gradient of a mean. Gradients with respect to
+    anything but variables (the inputs, for a gradient penalty) are unchanged.
     """
     gradients, share = original(tape, target, sources, *args, **kwargs), current_share()
     is_sum = isinstance(target, tf.Tensor) and target.shape.rank != 0
@@ -176,12 +173,12 @@ def _gradient(
 
 
 def _of_all_rows(total: Any, share: Share) -> tf.Tensor:
-    """A sum over the replica's rows as a term that, weighted by its share of the rows, counts once; 0 without rows."""
+    """A sum over the replica's rows, divided by its fraction of the rows, which it is later weighted by; 0 if empty."""
     return tf.math.divide_no_nan(total, tf.cast(share.row_weight, total.dtype))
 
 
 def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:
-    """What this replica adds to the denominator: its sum of weights, or its number of valid elements."""
+    """This replica's part of the denominator: its sum of weights, or its number of valid elements."""
     if by_weight:
         merged = private_losses.merge_mask(sample_weight, mask, dtype=dtype, values=values)
         return tf.reduce_sum(tf.cast(merged, dtype))
@@ -200,12 +197,12 @@ def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return own
-    own = tf.where(share.row_weight > 0, own, tf.zeros_like(own))  # a borrowed row counts nothing
+    own = tf.where(share.row_weight > 0, own, tf.zeros_like(own))  # a borrowed row does not count
     return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 
 def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:
-    """A loss tracker that is updated with one scalar a step counts a replica by its share of the rows."""
+    """Weights a replica by its fraction of the rows in a loss tracker that is updated with one scalar per step."""
     share = current_share()
     if share is not None and sample_weight is None and len(tf.convert_to_tensor(values).shape) == 0:
         sample_weight = tf.cast(share.row_weight, tf.float32) * share.num_replicas
@@ -213,7 +210,7 @@ def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, value
 
 
 def rows_that_count(values: tf.Tensor) -> tf.Tensor:
-    """The rows of a replica that other replicas may see: none of a borrowed row."""
+    """The replica's rows; none if its only row is borrowed."""
     share = current_share()
     if share is None:
         return values
@@ -221,16 +218,16 @@ def rows_that_count(values: tf.Tensor) -> tf.Tensor:
 
 
 def gradient_weight() -> Any:
-    """By what this replica's gradients will be multiplied after the backward pass: its share of the rows, or 1."""
+    """The factor applied to this replica's gradients after the backward pass: its fraction of the rows, or 1."""
     share = current_share()
     return share.row_weight if share is not None and share.weighs_gradients else 1.0
 
 
 def gradient_of_exchanged(upstream: tf.Tensor, weight: Any, sum_over_replicas: Callable[[Any], Any]) -> tf.Tensor:
-    """The gradient by what a replica gave to all: the sum of the replicas' gradients, as they will be weighted.
+    """The gradient with respect to a value that a replica sent to all: the sum of their gradients, as weighted later.
 
     Args:
-        upstream: this replica's gradient by what it got.
+        upstream: this replica's gradient with respect to the values it received.
         weight: its `gradient_weight`.
         sum_over_replicas: sums a tensor over the replicas.
     """
@@ -239,9 +236,9 @@ def gradient_of_exchanged(upstream: tf.Tensor, weight: Any, sum_over_replicas: C
 
 
 def weighted_by_rows(logs: Any) -> Any:
-    """Logs of one replica's step, times its share of the rows, so that their sum over the replicas is their mean.
+    """Logs of one replica's step times its fraction of the rows, so that their sum over the replicas is their mean.
 
-    Whole numbers, counters say, stay as they are. What a replica computed on a borrowed row counts nothing.
+    Integers, such as counters, are unchanged. Logs of a borrowed row do not count.
     """
     share = current_share()
     if share is None or not logs:

@@ -1,8 +1,8 @@
-"""The optimizer step of several replicas: gradients are summed first; then every replica does what one device does.
+"""The optimizer step of several replicas: sums the gradients, then updates each replica as one device would.
 
-Keras's optimizer code runs once for each local replica, on that replica's own variables and on the summed gradients, as
-if there were no strategy. Clipping, the finite check of a loss scale, weight decay, EMA and the optimizer's own
-conditions then act on the gradient of the global batch, and all replicas make the same step.
+Keras's optimizer code runs once per local replica, on that replica's variables and the summed gradients, as if there
+were no strategy. Clipping, the finite check of a loss scale, weight decay, EMA and the optimizer's own conditions
+therefore act on the gradient of the global batch, and all replicas make the same update.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class GradientUpdate:
     """Sums gradients over the replicas and applies them on each.
 
     Args:
-        optimizer: a built Keras optimizer; `gradient_accumulation_steps` is honoured with one reduction a step.
-        replicas: the replicas of the strategy that made the variables.
+        optimizer: a built Keras optimizer; with `gradient_accumulation_steps`, gradients are reduced once per update.
+        replicas: the replicas of the strategy that created the variables.
         jit_compile: compile the update of each replica with XLA.
         sum_duplicate_indices: sum the gradients of repeated embedding rows first (see `densify`).
-        bytes_per_pack: size of the packs in which gradients travel; 0 leaves it to TensorFlow.
+        bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class GradientUpdate:
         return self._inner is not self.optimizer
 
     def note_same_rows(self, gradients: list[Any], variables: list[keras.Variable], data: Any) -> None:
-        """Notes, while one replica is traced, whose `IndexedSlices` name the same rows on all of them.
+        """While tracing one replica: records the variables whose `IndexedSlices` have the same indices on all replicas.
 
-        Such is the gradient of an embedding of positions: its indices do not follow from the batch, so one device has
-        one slice for each of them, to which all examples contribute. An embedding of tokens has one for each token.
+        An example is a position embedding: its indices do not depend on the batch, so one device has one slice per
+        position, to which all examples contribute. A token embedding has one slice per token.
         """
         for gradient, variable in zip(gradients, variables, strict=True):
             if isinstance(gradient, tf.IndexedSlices) and is_same_on_all_replicas(gradient.indices, data):
@@ -76,14 +76,14 @@ class GradientUpdate:
         *,
         num_contributors: Any = None,
     ) -> None:
-        """One call of `optimizer.apply` on every replica; called in the strategy's cross-replica context.
+        """Calls `optimizer.apply` on every replica. Call it in the strategy's cross-replica context.
 
         Args:
-            gradients: one per-replica value for each variable (None where there is no gradient); their sum over the
-                replicas is the gradient of the global batch.
+            gradients: one per-replica value for each variable (None if it has no gradient); their sum over the replicas
+                is the gradient of the global batch.
             variables: the trainable variables.
-            overflows: per-replica count of non-finite gradients; needed while accumulating under a loss scale.
-            num_contributors: replicas whose `IndexedSlices` hold slices; None: all.
+            overflows: per-replica count of non-finite gradients; required for accumulation with a loss scale.
+            num_contributors: number of replicas whose `IndexedSlices` have slices; None for all.
         """
         self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -104,7 +104,7 @@ class GradientUpdate:
     def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         summed = self.replicas.sum(gradients, bytes_per_pack=self.bytes_per_pack)
         same = [id(variable) in self._same_rows for variable in variables]
-        if tf.executing_eagerly():  # there is no graph that tells what the indices follow from
+        if tf.executing_eagerly():  # no graph shows what the indices depend on
             same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
         num = self._num_contributors
 
@@ -115,7 +115,7 @@ class GradientUpdate:
         self._on_each_replica(apply, summed, variables)
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
-        """Adds to each replica's own accumulators; nothing travels but the overflow count of a loss scale."""
+        """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
         if not self.checks_finite:
             self._on_each_replica(self._keras_apply, gradients, variables)
             return
@@ -123,7 +123,7 @@ class GradientUpdate:
 
         def apply(values: list[Any], variables: list[keras.Variable]) -> None:
             *gradients, count = values
-            # The loss scale looks at gradients only: a NaN tells every replica of another one's overflow.
+            # A loss scale only checks gradients: a NaN informs each replica of an overflow on another one.
             poison = tf.where(count > 0, float("nan"), 0.0)
             gradients[0] = tf.convert_to_tensor(gradients[0]) + tf.cast(poison, gradients[0].dtype)
             self._keras_apply(gradients, variables)
@@ -131,7 +131,7 @@ class GradientUpdate:
         self._on_each_replica(apply, [*gradients, *total], variables)
 
     def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
-        """The last batch of a group: what all replicas accumulated is summed together with its gradients, once."""
+        """Last batch of an update: sums what the replicas accumulated and its gradients in one reduction."""
 
         def with_accumulated(gradients: list[Any]) -> list[tf.Tensor]:
             scale = self._scale()
@@ -164,7 +164,7 @@ class GradientUpdate:
         return [accumulator for accumulator in found if accumulator is not None]
 
     def _scale(self) -> Any:
-        """By what gradients are multiplied before `apply` divides them again."""
+        """The factor that gradients are multiplied by before `apply` divides by it."""
         if self.checks_finite:
             return self.optimizer.dynamic_scale.value
         return self._inner.loss_scale_factor or 1.0
@@ -197,7 +197,7 @@ class GradientUpdate:
 def build_optimizer(
     optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], strategy: tf.distribute.Strategy
 ) -> None:
-    """Builds an optimizer outside the graph that is being traced, under the strategy of its model."""
+    """Builds an optimizer outside the graph being traced, under the strategy of its model."""
     if not optimizer.built:
         with tf.init_scope(), strategy.scope():
             optimizer.build(variables)

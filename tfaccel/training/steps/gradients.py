@@ -13,16 +13,16 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 
 def densify(gradients: list[Any]) -> list[Any]:
-    """Gradients with the rows of `IndexedSlices` added up into dense tensors.
+    """Gradients with the rows of `IndexedSlices` summed into dense tensors.
 
-    Keras applies the gradient of a repeated embedding row once for each repetition, so that Adam and clipping see
-    `sum(g_i ** 2)` in place of `sum(g_i) ** 2`. Summed first, they see the true gradient.
+    Keras applies the gradient of a repeated embedding row once per repetition, so Adam and clipping see
+    `sum(g_i ** 2)` instead of `sum(g_i) ** 2`. Once summed, they see the true gradient.
     """
     return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
 def count_overflows(gradients: list[Any]) -> tf.Tensor:
-    """How many gradients hold an inf or NaN, float32 scalar."""
+    """Number of gradients that contain an inf or NaN, as a float32 scalar."""
     flags = [
         tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
         for g in gradients
@@ -32,7 +32,7 @@ def count_overflows(gradients: list[Any]) -> tf.Tensor:
 
 
 def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
-    """The gradient of a variable over no rows: zeros, or `IndexedSlices` without a single slice."""
+    """The gradient of a variable for zero rows: zeros, or `IndexedSlices` without slices."""
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.zeros(variable.shape, gradient.dtype)
     shape = [int(size) for size in variable.shape]
@@ -54,7 +54,7 @@ def have_equal_indices(parts: Sequence[Any]) -> bool:
 
 
 def merged_slices(slices: tf.IndexedSlices, num_contributors: Any) -> tf.IndexedSlices:
-    """Slices of several replicas with the same indices in the same order, added up to the slices of one."""
+    """Sums the slices of several replicas, which have the same indices in the same order, into those of one."""
     size = tf.shape(slices.indices)[0] // num_contributors
     values = tf.reshape(slices.values, tf.concat([[num_contributors, size], tf.shape(slices.values)[1:]], axis=0))
     return tf.IndexedSlices(tf.reduce_sum(values, axis=0), slices.indices[:size], slices.dense_shape)
@@ -69,15 +69,15 @@ def scaled(gradient: Any, weight: Any) -> Any:
 
 
 def applying_pairs(apply: Callable[..., Any]) -> Callable[[Any], Any]:
-    """`apply_gradients`, which takes pairs of gradient and variable, for a function that takes two lists."""
+    """An `apply_gradients` that takes pairs of gradient and variable, from a function that takes two lists."""
     return lambda grads_and_vars: apply(*map(list, zip(*grads_and_vars, strict=True)))
 
 
 def apply_as_class(optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: Any) -> None:
-    """The update that an optimizer's class makes, by its `apply_gradients` where it defines one."""
+    """Calls the update of an optimizer's class: its `apply_gradients` if it defines one."""
     kind = type(optimizer)
     if kind.apply_gradients is keras.optimizers.Optimizer.apply_gradients or variables is None:
         kind.apply(optimizer, gradients, variables)
-    else:  # that of a class of the user's calls `apply`, which must be the class's own
+    else:  # a custom `apply_gradients` calls `apply`, which must be the class's own
         with instance_attributes(optimizer, {"apply": partial(kind.apply, optimizer)}):
             kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
