@@ -7,7 +7,17 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["measuring.measurement", "measuring.interleaved", "benchmarks.figure", "benchmarks.report"]
+    "name",
+    [
+        "measuring.measurement",
+        "measuring.interleaved",
+        "measuring.candidate",
+        "measuring.plan_search",
+        "measuring.report",
+        pytest.param("measuring.find_fastest", marks=pytest.mark.slow),
+        "benchmarks.figure",
+        "benchmarks.report",
+    ],
 )
 def test_examples(name):
     outcome = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))

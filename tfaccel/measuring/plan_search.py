@@ -126,12 +126,10 @@ class PlanSearch:
         """Takes over what an interrupted search has measured; returns the best plan, running."""
         known = {one.plan: one for one in earlier.candidates if one.speedup is not None or one.failure}
         self._candidates = {**known, **self._candidates}
-        if earlier.plan in (None if best is None else best.candidate.plan, *self._failed()):
+        runs_already = best is not None and best.candidate.plan == earlier.plan
+        if runs_already or self._candidates.get(earlier.plan, earlier.candidates[earlier.chosen]).failure:
             return best
         return self._better(best, self._started(earlier.plan, earlier.candidates[earlier.chosen].axis))
-
-    def _failed(self) -> list[Plan]:
-        return [plan for plan, candidate in self._candidates.items() if candidate.failure]
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""

@@ -57,7 +57,7 @@ def moves(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> l
 
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
-        >>> [move.axis for move in moves(Hardware(), digits, {})]
+        >>> [move.axis for move in moves(Hardware(num_usable_cores=2), digits, {})]
         ['XLA', 'threads', 'threads']
     """
     plans = candidate_plans(hardware, workload, **fixed)
