@@ -7,6 +7,8 @@ import difflib
 import sys
 from importlib import import_module
 
+from tfaccel.processes.garbage import collect_less_often
+
 COMMANDS = {
     "env": "describe this machine and installation, to paste into a bug report",
     "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
@@ -49,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean `{near[0]}`?" if near else ""
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
+    collect_less_often()
     program = import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
     status: int = program.run([f"tfaccel {name}", *argv[2:]])
     return status

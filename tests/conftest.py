@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 from forked_python import ForkedPython
 
+from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
+
 NUM_LOGICAL_CPUS = 4
-OBJECTS_BETWEEN_COLLECTIONS = 100_000
 THREAD_GRACE_SECONDS = 15.0
 
 # The files that take longest run first, so that pytest's processes end at about the same time.
@@ -77,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    collect_less_often()  # importing and tracing create many objects that stay
     for name in [name for name in os.environ if FOREIGN_NAMES.fullmatch(name)]:
         del os.environ[name]
     keras_home = tempfile.TemporaryDirectory(prefix="tfaccel-tests-")  # The user's keras.json must not matter.
@@ -103,14 +105,8 @@ def place_in_run(item: pytest.Item) -> int:
 def pytest_runtest_setup() -> None:
     if sys.modules.get("tensorflow"):  # A test module imports it: split the CPU before anything starts the runtime.
         split_cpu()
-        collect_less_garbage()
-
-
-def collect_less_garbage() -> None:
-    """Keeps Python from scanning TensorFlow's modules again and again: tracing makes many objects that stay."""
-    if gc.get_threshold()[0] < OBJECTS_BETWEEN_COLLECTIONS:
-        gc.freeze()
-        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+        if not gc.get_freeze_count():
+            keep_loaded_objects()
 
 
 def split_cpu() -> bool:

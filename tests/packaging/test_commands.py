@@ -42,6 +42,29 @@ def test_first_supported_python_is_taken(tmp_path):
     assert run_bash("find_python", PATH=str(tmp_path)).stdout == f"{users_own}\n"
 
 
+def timed_python(folder, name, seconds):
+    """A Python that says it takes so long for a small program."""
+    folder.mkdir(exist_ok=True)
+    path, real = folder / name, shlex.quote(sys.executable)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$2" in *"import subprocess"*) ;; *"import ensurepip"*) echo {seconds}; exit ;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_much_faster_python_is_taken(tmp_path):
+    first, fast = timed_python(tmp_path, "python3", 0.6), timed_python(tmp_path, "python3.13", 0.4)
+    found = run_bash("find_python", PATH=str(tmp_path))
+    assert found.stdout == f"{fast}\n"
+    assert f"Taking {fast}, which is faster than {first} (PYTHON={first} takes that one)" in found.stderr
+    assert run_bash("find_python", PATH=str(tmp_path), PYTHON="python3").stdout == f"{first}\n"
+    timed_python(tmp_path, "python3.13", 0.5)
+    assert run_bash("find_python", PATH=str(tmp_path)).stdout == f"{first}\n"
+
+
 def test_named_python_is_taken(tmp_path):
     fake_python(tmp_path, "python3", "3.13.0")
     named = fake_python(tmp_path / "a name", "mine", "3.12.4")

@@ -1,7 +1,7 @@
-"""Runs the command lines of `wrong_command_lines.txt`: `python wrong_command_lines.py FOLDER COMMAND STEP`.
+"""Runs the command lines of `wrong_command_lines.txt`: `python wrong_command_lines.py FOLDER COMMAND=STEP...`.
 
-The program runs those of one command, or each STEPth of them, in one process and in a folder of broken files, and
-prints a JSON line with what came of each. With the command `files` it makes the files.
+The program makes a folder of broken files and runs each STEPth line of the commands there, in one process. It prints a
+JSON line with what came of each.
 """
 
 import itertools
@@ -130,22 +130,22 @@ def run_line(command: str, arguments: list[str]) -> tuple[int | str, str, str]:
         return status, out.read().decode(errors="replace"), err.read().decode(errors="replace")
 
 
-def main(folder: str, command: str, step: int) -> None:
-    """Runs every `step`-th line of a command; prints a JSON line for each."""
+def main(folder: str, *steps: str) -> None:
+    """Runs every `step`-th line of each command; prints a JSON line for each."""
+    write_files(Path(folder))
     os.chdir(folder)
     before = files_of(Path())
-    for arguments in itertools.islice(lines(command), 0, None, step):
-        started = time.monotonic()
-        status, out, err = run_line(command, arguments)
-        changed = sorted(set(files_of(Path()).items()) ^ set(before.items()))
-        outcome = [arguments, status, out, err, [name for name, _ in changed], time.monotonic() - started]
-        sys.stdout.write(json.dumps(outcome) + "\n")
-        sys.stdout.flush()
-        before = files_of(Path())
+    for command, _, step in (one.partition("=") for one in steps):
+        for arguments in itertools.islice(lines(command), 0, None, int(step)):
+            started = time.monotonic()
+            status, out, err = run_line(command, arguments)
+            changed = sorted(set(files_of(Path()).items()) ^ set(before.items()))
+            seconds = time.monotonic() - started
+            outcome = [command, arguments, status, out, err, [name for name, _ in changed], seconds]
+            sys.stdout.write(json.dumps(outcome) + "\n")
+            sys.stdout.flush()
+            before = files_of(Path())
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "files":
-        write_files(Path(sys.argv[1]))
-    else:
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:])

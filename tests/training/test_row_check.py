@@ -150,6 +150,7 @@ def test_the_check_stays_left_out_whatever_is_called_in_between():
     assert len(history.history["loss"]) == 2
 
 
+@pytest.mark.slow
 def test_the_check_can_be_left_out():
     history, _ = trained(sequential(loss=contrastive, units=5), 2, epochs=1, check_rows=False)
     assert history["loss"]
@@ -178,7 +179,7 @@ EQUAL = {
 }
 
 
-QUICK = ("gathered loss", "metric that merges itself")
+QUICK = ("gathered loss",)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +196,7 @@ def test_rows_are_gathered_where_replicas_have_none():
     assert_equal(trained(make, 4, batches(X, Y, batch_size=3)), trained(make, 0, batches(X, Y, batch_size=3)))
 
 
+@pytest.mark.slow
 def test_dropout_and_noise_do_not_count_as_coupling():
     noisy = sequential(
         lambda: keras.layers.Dense(32), lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization
@@ -217,6 +219,7 @@ def test_random_numbers_are_never_mistaken_for_coupling():
         check_rows(noisy, Replicas(noisy.distribute_strategy), (batch[0], batch[1][:, :1]), "train")
 
 
+@pytest.mark.slow
 def test_only_metrics_that_need_it_are_gathered():
     kept = []
 

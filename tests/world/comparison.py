@@ -10,7 +10,6 @@ workers, as the table says) and "wrong". What one device gives is left in FOLDER
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -31,6 +30,7 @@ from world import MODELS, NUM_EPOCHS, WorldModel
 from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.training_run import TFACCEL, Trainer, Values
+from tfaccel.processes.garbage import keep_loaded_objects
 from tfaccel.training.steps.model_parts import optimizers_of
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the models named, or all of them, in the order of the table."""
     folder, names = Path(arguments[0]), arguments[1:]
     all_models(names)
-    gc.freeze()  # what is loaded stays: there is no need to scan it again and again
+    keep_loaded_objects()
     # Graphs this small take longer to optimise than to run, and the two sides must not be optimised differently.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     is_worker = "TF_CONFIG" in os.environ

@@ -65,7 +65,7 @@ def variational(num_shares: int) -> keras.Model:
     return model
 
 
-@world_model(lambda: batches(pixels(8, 8, 1)), for_reference=variational, evaluates=False, predicts=False, quick=True)
+@world_model(lambda: batches(pixels(8, 8, 1)), for_reference=variational, evaluates=False, predicts=False)
 def vae() -> keras.Model:
     return variational(1)
 

@@ -1,8 +1,7 @@
 """The child process that runs parity cases and writes one JSON line per case.
 
-    python -m tfaccel.parity.child CASES.json FOLDER
-
-References found in FOLDER are not trained again; new ones are saved there.
+`main` takes a file of cases and a folder. References found in the folder are not trained again; new ones are saved
+there.
 
 In a cluster, one process is started per worker, and each writes its rows. The process exits with status 1 after a case
 that raised an error, since collectives keep failing once they have failed; the remaining cases then have no rows. It
@@ -11,7 +10,6 @@ also exits when its standard input is closed, that is, with the process that sta
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -27,6 +25,7 @@ from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, c
 from tfaccel.parity.run_case import run_case
 from tfaccel.parity.shared_references import SharedReferences
 from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.garbage import keep_loaded_objects
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the rows
     cases = [case_from_json(data) for data in json.loads(Path(argv[0]).read_text(encoding="utf-8"))]
     end_with_parent()
-    gc.freeze()  # loaded objects stay: there is no need to scan them again and again
+    keep_loaded_objects()
     placements = {case.placement for case in cases}
     split_cpu(max((p.num_replicas for p in placements if p.strategy == "mirrored"), default=1))
     strategies = {placement: make_strategy(placement) for placement in placements}
@@ -73,7 +72,3 @@ def make_strategy(placement: Placement) -> tf.distribute.Strategy | None:
 def failed_row(case: ParityCase | ParityCheck, note: str, seconds: float = 0.0) -> ParityRow:
     """The row of a case without values to compare."""
     return ParityRow(case.name, str(case.placement), None, 0.0, False, note=note, seconds=round(seconds, 3))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

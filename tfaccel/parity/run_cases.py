@@ -26,6 +26,16 @@ _ENVIRONMENT: dict[str, str | None] = {
     "TF_NUM_INTRAOP_THREADS": "1",
 }
 
+_CHILD = """
+import sys
+from tfaccel.processes.garbage import collect_less_often
+
+collect_less_often()
+from tfaccel.parity.child import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
 START_LIMIT_SECONDS = 120.0
 CASE_LIMIT_SECONDS = 60.0
 MIN_CASES = 6  # a process takes about as long to start as a few cases
@@ -170,8 +180,8 @@ def _run_child(
                 [
                     sys.executable,
                     *interpreter_options,
-                    "-m",
-                    "tfaccel.parity.child",
+                    "-c",
+                    _CHILD,
                     str(path),
                     str(reference_dir or folder),
                 ],

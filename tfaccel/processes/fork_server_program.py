@@ -10,7 +10,6 @@ without starting a thread, so that a fork is safe.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -25,20 +24,19 @@ from typing import Any
 
 from tfaccel.processes.child import end_group
 from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
 
 _MAX_ORDER_BYTES = 2**17
 _POLL_SECONDS = 0.05
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 def main(argv: list[str]) -> int:
     """Forks processes until the owner is gone; returns the exit status."""
     owner = socket.socket(fileno=int(argv[1]))
+    collect_less_often()
     for module in argv[2:]:
         import_module(module)
-    gc.collect()
-    gc.freeze()  # loaded objects stay: no process needs to scan them
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # tracing makes many objects that stay
+    keep_loaded_objects()
     running: dict[int, str] = {}
     try:
         _serve(owner, running)
