@@ -6,7 +6,7 @@
 * After every test, os.environ, Keras's global settings and the running threads must be as they were before it.
 """
 
-import gc
+import functools
 import importlib
 import os
 import re
@@ -105,8 +105,12 @@ def place_in_run(item: pytest.Item) -> int:
 def pytest_runtest_setup() -> None:
     if sys.modules.get("tensorflow"):  # A test module imports it: split the CPU before anything starts the runtime.
         split_cpu()
-        if not gc.get_freeze_count():
-            keep_loaded_objects()
+        keep_modules()
+
+
+@functools.cache
+def keep_modules() -> None:
+    keep_loaded_objects()
 
 
 def split_cpu() -> bool:
