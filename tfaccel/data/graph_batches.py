@@ -181,7 +181,7 @@ def _uneven(counts: list[int], num_replicas: int) -> str:
     return (
         f"{_UNEVEN_ROWS}: {', '.join(map(str, counts))}. Every component is split along its first axis over the "
         f"{num_replicas} replicas, so all must have as many rows as the batch has examples. Train on one replica "
-        "(build the model outside of the strategy), or pass what varies from example to example as ragged tensors."
+        "(build the model outside of the strategy), or pass inputs whose length varies per example as ragged tensors."
     )
 
 
