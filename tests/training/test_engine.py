@@ -12,6 +12,7 @@ from tfaccel.training.steps.replica_state import seed_variables
 
 split = [tf.config.LogicalDeviceConfiguration()] * 3
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # it takes longer than these graphs run
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 Y = X[:, :1]
 found = {}

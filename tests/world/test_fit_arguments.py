@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [14, pytest.param(1, marks=pytest.mark.slow)])
 def test_same_with_any_arguments(every, run_python):
     code = "import sys; from fit_arguments import main; main(int(sys.argv[1]))"
     lines = run_python(code, str(every), cwd=HERE, timeout_seconds=580).stdout.splitlines()

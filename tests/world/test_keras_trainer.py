@@ -18,8 +18,6 @@ QUICK = {
     "trainers/trainer_test.py": "(per_execution_steps_per_epoch or stop or callback or validation or custom) and "
     "(not jit or non_jit) and not eager and not unrolled and not sparse and not unknown",
     "callbacks/early_stopping_test.py": "",
-    "callbacks/lambda_callback_test.py": "",
-    "callbacks/terminate_on_nan_test.py": "",
 }
 GROUPS = ("callbacks", "distillation", "layers", "models", "optimizers", "trainers", "wrappers")
 
@@ -54,8 +52,8 @@ def failed_with_tfaccel_alone(received: dict[str, str], alone: dict[str, str], r
 def test_trainer_and_callbacks_of_keras(run_python):
     received, alone, reasons, calls = outcomes(run_python, QUICK)
     assert failed_with_tfaccel_alone(received, alone, reasons) == {}
-    assert Counter(received.values())["passed"] >= 35
-    assert calls["fit"] > 30
+    assert Counter(received.values())["passed"] >= 20
+    assert calls["fit"] > 20
     assert min(calls["evaluate"], calls["predict"]) > 0
 
 
