@@ -18,7 +18,7 @@ NONE, ONE_DEVICE, ONE_MIRRORED = Placement("none"), Placement("one_device"), Pla
 TWO, THREE, WORKERS = PLACEMENTS
 
 CASES = [
-    ParityCase(THREE, "dense", "sgd", source="py_dataset"),
+    ParityCase(THREE, "dense", "sgd", source="py_dataset", exact_kernels=True),
     ParityCase(WORKERS, "batch_norm", "adamw", "clipnorm", last_batch="empty", weighting="class_weights"),
     ParityCase(TWO, "batch_norm_by_replica", "ema", "global_clipnorm", 4, last_batch="short", source="py_dataset"),
     ParityCase(TWO, "dropout", "sgd", "clipvalue", 1, "mixed_float16", xla=True, weighting="sample_weights"),

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ import numpy as np
 import tensorflow as tf
 from world import MODELS, NUM_EPOCHS, WorldModel
 
+import tfaccel
 from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
-from tfaccel.parity.training_run import TFACCEL, Trainer, Values
+from tfaccel.parity.training_run import Trainer, Values
 from tfaccel.processes.garbage import keep_loaded_objects
 from tfaccel.training.steps.model_parts import optimizers_of
 
@@ -44,6 +46,7 @@ PLAIN_KERAS = Trainer(
     lambda model, **arguments: model.evaluate(**arguments),
     lambda model, **arguments: model.predict(**arguments),
 )
+TFACCEL = Trainer(partial(tfaccel.fit, exact_kernels=True), tfaccel.evaluate, tfaccel.predict)
 # Each replica has seeds of its own, and the states of its own rows; both show in the weights.
 NOT_COMPARED = ("seed_generator_state", "rnn_state")
 

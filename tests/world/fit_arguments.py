@@ -186,7 +186,8 @@ def outcome(case: dict[str, Any], *, by_tfaccel: bool) -> Any:
     recorder = Recorder(case["callback"])
     callbacks = [recorder] if case["callback"] else None
     try:
-        history = side.fit(model, verbose=0, callbacks=callbacks, **arguments)
+        exact = {"exact_kernels": True} if by_tfaccel else {}
+        history = side.fit(model, verbose=0, callbacks=callbacks, **exact, **arguments)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     size = case["batch_size"]

@@ -35,6 +35,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "last_batch": ("even", "short", "empty"),
     "weighting": ("none", "sample_weights", "class_weights", "masks"),
     "source": ("numpy", "tf_data", "py_dataset"),
+    "exact_kernels": (False, True),
 }
 
 # Further properties to check, by the functions of these names in `checks`.

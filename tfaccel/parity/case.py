@@ -63,6 +63,7 @@ class ParityCase:
     last_batch: str = "even"
     weighting: str = "none"
     source: str = "numpy"
+    exact_kernels: bool = False
     computes_in_float32: bool = False
 
     @property
@@ -85,6 +86,7 @@ class ParityCase:
         parts += ["float32-with-loss-scale" if self.computes_in_float32 else self.dtype_policy]
         parts += ["xla" if self.xla else "no-xla", f"last-batch={self.last_batch}"]
         parts += [self.weighting] if self.weighting != "none" else []
+        parts += ["exact-kernels"] if self.exact_kernels else []
         return " ".join([*parts, self.source])
 
     def to_json(self) -> dict[str, Any]:

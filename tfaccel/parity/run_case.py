@@ -52,7 +52,10 @@ def run_case(
         extra: dict[str, Any] = {}
         if trainer is TFACCEL and MODELS[case.model].plan_fields:
             size = global_batch_size(case.placement.num_replicas)
-            extra["plan"] = plan_of_model(model, batch_size=size, **dict(MODELS[case.model].plan_fields))
+            fields = {**dict(MODELS[case.model].plan_fields), "fused_kernels": not (case.exact_kernels or case.xla)}
+            extra["plan"] = plan_of_model(model, batch_size=size, **fields)
+        elif trainer is TFACCEL:
+            extra["exact_kernels"] = case.exact_kernels
         distance, where = largest_difference(training_run(case, trainer, model, **extra), expected)
     return ParityRow(
         case=case.name,

@@ -16,6 +16,7 @@ from tfaccel.planning.workload import Workload
 AXES: Mapping[str, tuple[str, ...]] = {
     "precision": ("dtype_policy",),
     "XLA": ("jit_compile",),
+    "kernels": ("fused_kernels",),
     "devices": ("strategy", "devices", "num_logical_cpus", "communication"),
     "threads": ("intra_op_threads", "inter_op_threads"),
     "input": ("data_threads", "prefetch_batches", "prefetch_to_device", "cache_data", "augment_on"),
@@ -58,11 +59,12 @@ def moves(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> l
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
         >>> [move.axis for move in moves(Hardware(num_usable_cores=2), digits, {})]
-        ['XLA', 'threads', 'threads']
+        ['XLA', 'kernels', 'threads', 'threads']
     """
     plans = candidate_plans(hardware, workload, **fixed)
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
-    found += [move for move in _thread_moves(plans[0], hardware) if not any(name in fixed for name, _ in move.changes)]
+    further = [*_kernel_moves(plans[0]), *_thread_moves(plans[0], hardware)]
+    found += [move for move in further if not any(name in fixed for name, _ in move.changes)]
     order = list(AXES)
     return sorted(dict.fromkeys(found), key=lambda move: order.index(move.axis))
 
@@ -74,6 +76,11 @@ def _between(first: Plan, other: Plan) -> Iterator[Move]:
         if changes and replace(first, **dict(changes)) == other:
             yield Move(axis, changes)
             return
+
+
+def _kernel_moves(first: Plan) -> list[Move]:
+    """Fused kernels in place of XLA."""
+    return [Move("kernels", (("jit_compile", False), ("fused_kernels", True)))] if first.jit_compile else []
 
 
 def _thread_moves(first: Plan, hardware: Hardware) -> list[Move]:

@@ -52,6 +52,8 @@ class Plan:
         cache_data: keep the examples in memory after the first epoch.
         augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (at
             the start of each step, on the replica's device).
+        fused_kernels: train with fused kernels in place of Keras's elementwise operations; the functions are the same,
+            the rounding is not. Not under XLA, which fuses by itself.
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
         reasons: pairs of a field's name and why it has its value.
 
@@ -88,6 +90,7 @@ class Plan:
     prefetch_to_device: bool = False
     cache_data: bool = False
     augment_on: str = "host"
+    fused_kernels: bool = False
     tpu: str | None = None
     reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 

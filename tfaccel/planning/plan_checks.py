@@ -104,6 +104,15 @@ def _check_tpu(plan: "Plan") -> None:
         )
 
 
+def _check_kernels(plan: "Plan") -> None:
+    if plan.fused_kernels and (plan.jit_compile or plan.strategy == "tpu"):
+        raise PlanError(
+            "XLA fuses operations by itself, so `fused_kernels` is for training without XLA. "
+            f"Received: fused_kernels=True, jit_compile={plan.jit_compile}, strategy={plan.strategy!r}. "
+            "Use fused_kernels=False" + (", or jit_compile=False." if plan.jit_compile else ".")
+        )
+
+
 def _check_gpu_memory(plan: "Plan") -> None:
     given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
     if given and kind_of(plan) != "GPU":
@@ -174,6 +183,7 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_single_device,
     _check_logical_cpus,
     _check_batch,
+    _check_kernels,
     _check_gpu_memory,
     _check_communication,
     _check_packs,

@@ -58,6 +58,7 @@ SWITCH_FIELDS = (
     "synchronize_batch_norm",
     "prefetch_to_device",
     "cache_data",
+    "fused_kernels",
 )
 
 

@@ -64,3 +64,13 @@ def jit_compile_rule(case: Case) -> list[Choice]:
         ),
         Choice(True, "XLA fuses operations; faster for dense layers, slower for convolutions on CPUs."),
     ]
+
+
+def fused_kernels_rule(case: Case) -> list[Choice]:
+    """Off; without XLA, on as a further candidate."""
+    if case["jit_compile"] or case.kind == "TPU":
+        return [Choice(False, "XLA fuses operations by itself.")]
+    return [
+        Choice(False, "Keras's own operations, to the last bit: fused kernels are off until measured."),
+        Choice(True, "Fused kernels for normalization, GELU, attention, Adam and momentum; the same functions."),
+    ]

@@ -26,7 +26,7 @@ from tfaccel.training.validation import Validation, validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
-_NOT_OF_KERAS = ("model", "options", "check_rows", "replicas")
+_NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas")
 
 
 @names_lost_workers
@@ -51,6 +51,7 @@ def fit(
     *,
     plan: Plan | None = None,
     check_rows: bool = True,
+    exact_kernels: bool = False,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; all arguments have the same meaning as in `Model.fit`.
 
@@ -60,10 +61,11 @@ def fit(
 
     Several steps run in one graph call. Callbacks with batch hooks are called for each batch, as in Keras; the progress
     bar is updated once per call.
-
-    Without a strategy, histories, logs and weights are those of `Model.fit`, and so are the batches of each epoch:
-    after `keras.utils.set_random_seed`, arrays are shuffled in Keras's order, the same in each epoch; and a
-    `tf.data.Dataset` is iterated as often, which determines the order of `shuffle(seed=...)`. As with Keras,
+    Without a strategy, histories, logs and weights are those of `Model.fit`, to the last bit with `exact_kernels=True`
+    or XLA. By default, batch and layer normalization, GELU, attention, Adam and SGD with momentum run as fused kernels,
+    which compute the same functions with other rounding. Batches are those of `Model.fit`: after `set_random_seed`,
+    arrays are shuffled in Keras's order, the same in each epoch; and a `tf.data.Dataset` is iterated as often, which
+    determines the order of `shuffle(seed=...)`. As with Keras,
 
     * changes made after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
       `model.jit_compile`) take effect at the next `compile` or `make_train_function(force=True)`, since the graph is
@@ -80,10 +82,9 @@ def fit(
 
     Args:
         model: a compiled `keras.Model`.
-        x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
-        sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
-            see https://keras.io/api/models/model_training_apis/#fit-method.
+        x to validation_freq: as in `Model.fit`, https://keras.io/api/models/model_training_apis/#fit-method.
         plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
+        exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
         check_rows: with several replicas, check once, on a few rows before the first step, for losses, layers and
             metrics that couple the rows of a batch, since each replica sees only its own rows. False skips the check
             for this call.
@@ -108,7 +109,7 @@ def fit(
     >>> sorted(history.history)
     ['loss']
     """
-    arguments, options = given_arguments(fit, locals()), EngineOptions()
+    arguments, options = given_arguments(fit, locals()), EngineOptions(fused_kernels=not exact_kernels)
     if plan is not None:
         prepared_model(model, "fit")
         options, size = apply_plan(model, plan, x, batch_size)

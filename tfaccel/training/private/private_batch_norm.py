@@ -25,6 +25,17 @@ def takes_keras_moments(layer: keras.layers.Layer) -> bool:
     return all(private_part(type(layer), name) is private_part(kind, name) for name in ("call", "_moments"))
 
 
+def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether a layer computes its statistics over the rows of its replica; calls what wants to notice that."""
+    moments = vars(layer).get("_moments")
+    if moments is None:
+        return not layer.synchronized
+    if not hasattr(moments, "notice"):
+        return False
+    moments.notice()
+    return True
+
+
 def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum) -> dict[str, Any]:
     """Attributes that make a layer compute mean and variance over the rows of all replicas, as on one device.
 
@@ -64,4 +75,5 @@ def noticed_moments(layer: keras.layers.BatchNormalization, notice: Callable[[],
         notice()
         return moments(inputs, mask)
 
+    noticed.notice = notice  # type: ignore[attr-defined]
     return {"_moments": noticed}

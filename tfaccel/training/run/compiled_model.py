@@ -97,4 +97,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
+        fused_kernels=plan.fused_kernels,
     )

@@ -43,6 +43,7 @@ class EngineOptions:
         whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
+        fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
     """
 
     sum_duplicate_indices: bool = False
@@ -51,6 +52,7 @@ class EngineOptions:
     whole_step: bool = False
     single_steps: bool = False
     batches_per_step: int = 1
+    fused_kernels: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,15 @@ class Engine:
         function = getattr(self.model, f"{kind}_function")
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
-            watch_loss = kind == "train" and self.options.stop_at_non_finite_loss
+            trains = kind == "train"
             known = StepGraphs(
-                self.model, kind, self._make_steps(), self.replicas, function_of_keras=function, watch_loss=watch_loss
+                self.model,
+                kind,
+                self._make_steps(),
+                self.replicas,
+                function_of_keras=function,
+                watch_loss=trains and self.options.stop_at_non_finite_loss,
+                fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
             )
             self._kinds[kind] = known
         return known

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import CallFeed, GraphBatches
+from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
@@ -31,6 +32,7 @@ class StepGraphs:
         steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
         watch_loss: end a window at the first step whose loss is NaN or infinite.
+        fuse: trace with fused kernels.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -46,6 +48,7 @@ class StepGraphs:
         *,
         function_of_keras: Any,
         watch_loss: bool,
+        fuse: bool,
     ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
@@ -58,6 +61,7 @@ class StepGraphs:
         self._kind = kind
         self._replicas = replicas
         self._watch_loss = watch_loss
+        self._fuse = fuse
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
@@ -88,7 +92,8 @@ class StepGraphs:
             return graph
 
         def traced(*arguments: Any) -> Any:
-            with self.states.tracing(self.batch_specs):
+            fused = fused_kernels(self._model) if self._fuse else contextlib.nullcontext()
+            with self.states.tracing(self.batch_specs), fused:
                 return graph(*arguments)
 
         function: Any = tf.function(traced, autograph=False, reduce_retracing=True)

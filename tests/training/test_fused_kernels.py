@@ -1,0 +1,189 @@
+"""Fused kernels compute what Keras's operations compute: each as close to float64 as Keras's, or equal in training."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfaccel
+from tfaccel.errors import PlanError
+from tfaccel.planning.plan import Plan
+from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.kernels.optimizer_updates import fused_update
+from tfaccel.training.steps.overrides import instance_attributes
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+RNG = np.random.default_rng(0)
+IMAGES = (RNG.normal(2.0, 3.0, size=(16, 6, 6, 8)), lambda: layers.BatchNormalization(momentum=0.8))
+TOKENS = RNG.normal(1.0, 2.0, size=(4, 6, 8))
+LAYERS = {
+    "batch normalization": IMAGES,
+    "batch normalization without scale": (IMAGES[0], lambda: layers.BatchNormalization(scale=False, center=False)),
+    "layer normalization": (TOKENS, layers.LayerNormalization),
+    "layer normalization without scale": (TOKENS, lambda: layers.LayerNormalization(scale=False, center=False)),
+    "GELU": (TOKENS, lambda: layers.Dense(5, activation="gelu")),
+    "attention": (TOKENS, lambda: SelfAttention(2, 4)),
+}
+OF_THE_SAME_OPERATIONS = {
+    "batch normalization of vectors": (TOKENS[0], layers.BatchNormalization),
+    "a tiny epsilon": (IMAGES[0], lambda: layers.BatchNormalization(epsilon=1e-6)),
+    "renormalization": (IMAGES[0], lambda: layers.BatchNormalization(renorm=True)),
+    "another axis": (IMAGES[0], lambda: layers.LayerNormalization(axis=1)),
+    "approximate GELU": (TOKENS, lambda: layers.Dense(5, activation=lambda x: keras.ops.gelu(x, approximate=True))),
+    "attention with dropout": (TOKENS, lambda: SelfAttention(2, 4, dropout=0.5, seed=3)),
+    "causal attention": (TOKENS, lambda: SelfAttention(2, 4, is_causal=True)),
+    "a subclass": (IMAGES[0], lambda: Doubled()),
+}
+
+
+class SelfAttention(layers.Layer):
+    def __init__(self, *arguments, is_causal=False, **options):
+        super().__init__()
+        self.attention, self.is_causal = layers.MultiHeadAttention(*arguments, **options), is_causal
+
+    def call(self, x, training=False):
+        return self.attention(x, x, use_causal_mask=self.is_causal, training=training)
+
+
+class Doubled(layers.BatchNormalization):
+    def call(self, inputs, training=None, mask=None):
+        return 2.0 * super().call(inputs, training=training, mask=mask)
+
+
+def results(name, dtype, *, fused, cases=None):
+    """Outputs and gradients of five training steps on other inputs, the state after them, and the traced operations."""
+    values, make = (cases or LAYERS)[name]
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(dtype)
+    try:
+        layer = make()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model = keras.Sequential([keras.Input(values.shape[1:], dtype=layer.compute_dtype), layer])
+    for weight in model.trainable_variables:
+        weight.assign(weight + 0.3 * np.random.default_rng(2).normal(size=weight.shape))
+    batches = [tf.cast(np.random.default_rng(seed).permuted(values), layer.compute_dtype) for seed in range(5)]
+
+    @tf.function(autograph=False)
+    def step(inputs):
+        if fused:
+            with fused_kernels(model):
+                return run(inputs)
+        return run(inputs)
+
+    def run(inputs):
+        weights = [weight.value for weight in model.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = model(inputs, training=True)
+            loss = tf.reduce_sum(tf.cast(outputs, tf.float64) * np.random.default_rng(3).normal(size=outputs.shape))
+        return outputs, *tape.gradient(loss, [inputs, *weights])
+
+    steps = zip(*(step(inputs) for inputs in batches), strict=True)
+    found = [np.asarray(tf.cast(tf.stack(values), tf.float64)) for values in steps]
+    found += [np.asarray(weight, np.float64) for weight in model.non_trainable_variables]
+    operations = [node.type for node in step.get_concrete_function(batches[0]).graph.get_operations()]
+    return found, sorted(operations)
+
+
+def distances(found, reference):
+    """Differences, relative in the Euclidean norm."""
+    norm = np.linalg.norm
+    return [float(norm(a - b) / max(norm(b), 1e-12)) for a, b in zip(found, reference, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
+    with_kernels, operations = results(name, dtype, fused=True)
+    with_keras, operations_of_keras = results(name, dtype, fused=False)
+    assert operations != operations_of_keras
+    if dtype == "float32":
+        assert max(distances(with_kernels, with_keras)) <= 1e-5
+        return
+    exact, _ = results(name, "float32", fused=False)
+    for fused, of_keras in zip(distances(with_kernels, exact), distances(with_keras, exact), strict=True):
+        assert fused <= 1.5 * of_keras + 1e-6
+
+
+@pytest.mark.parametrize("name", OF_THE_SAME_OPERATIONS)
+def test_other_layers_keep_kerass_operations(name):
+    found = [results(name, "float32", fused=fused, cases=OF_THE_SAME_OPERATIONS) for fused in (True, False)]
+    assert found[0][1] == found[1][1]
+    assert max(distances(found[0][0], found[1][0])) == 0.0
+
+
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0),
+    "Adam with EMA": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "Adam that accumulates": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "Nesterov momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 5)),
+}
+
+
+def trained(make, fit, **arguments):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)])
+    model.compile(make(), "mse")
+    x = np.random.default_rng(1).normal(size=(24, 4)).astype("float32")
+    fit(model, x, x[:, :1], batch_size=4, epochs=2, verbose=0, shuffle=False, **arguments)
+    return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_end_where_kerass_do(name):
+    fused, exact = trained(OPTIMIZERS[name], tfaccel.fit), trained(OPTIMIZERS[name], keras.Model.fit)
+    for received, expected in zip(fused, exact, strict=True):
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_exact_kernels_give_kerass_last_bits():
+    exact = trained(OPTIMIZERS["AdamW"], tfaccel.fit, exact_kernels=True)
+    for received, expected in zip(exact, trained(OPTIMIZERS["AdamW"], keras.Model.fit), strict=True):
+        np.testing.assert_array_equal(received, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(amsgrad=True),
+        lambda: keras.optimizers.SGD(),
+        lambda: keras.optimizers.RMSprop(),
+        lambda: type("Mine", (keras.optimizers.Adam,), {"update_step": lambda *_: None})(),
+    ],
+)
+def test_other_optimizers_are_left_alone(make):
+    assert fused_update(make()) == {}
+
+
+def test_sparse_gradients_are_left_to_keras():
+    def outcome(*, fused):
+        optimizer, table = keras.optimizers.Adam(0.1), keras.Variable(np.ones((5, 2), "float32"))
+        optimizer.build([table])
+        gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 3]), tf.constant([5, 2]))
+        with instance_attributes(optimizer, fused_update(optimizer) if fused else {}):
+            optimizer.apply([gradient], [table])
+        return np.asarray(table)
+
+    np.testing.assert_array_equal(outcome(fused=True), outcome(fused=False))
+
+
+def test_a_plan_decides_and_refuses_what_contradicts_it():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile("adam", "mse")
+    plan = plan_of_model(model, batch_size=4)
+    assert not plan.fused_kernels
+    for jit_compile in (True, False):
+        fields = {"strategy": "none", "devices": ("CPU:0",), "global_batch_size": 4, "jit_compile": jit_compile}
+        if jit_compile:
+            with pytest.raises(PlanError, match=r"XLA fuses .* Use fused_kernels=False, or jit_compile=False"):
+                Plan(**fields, fused_kernels=True)
+        else:
+            assert Plan(**fields, fused_kernels=True).fused_kernels

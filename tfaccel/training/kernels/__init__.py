@@ -1,0 +1,1 @@
+"""Fused kernels: faster operations that compute what Keras's layers and optimizers compute."""

@@ -1,0 +1,76 @@
+"""Adam, AdamW and SGD with momentum by TensorFlow's kernels, which update a weight and its slots in one pass.
+
+Keras composes each update of elementwise operations. The kernels are public operations of `tf.raw_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_api, private_slots
+
+
+def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Attributes that make an optimizer use a kernel for dense gradients; {} where there is none.
+
+    The kernels compute what Keras's `Adam`, `AdamW` and `SGD` with momentum compute, also with weight decay, clipping,
+    EMA and accumulation, which are not part of the update. AMSGrad and sparse gradients are left to Keras.
+    """
+    kernel: Callable[..., None] | None = None
+    if _has_step_of(optimizer, keras.optimizers.Adam) and not optimizer.amsgrad:
+        kernel = _adam
+    elif _has_step_of(optimizer, keras.optimizers.SGD) and optimizer.momentum:
+        kernel = _momentum
+    if kernel is None:
+        return {}
+    keras_step = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if isinstance(gradient, tf.IndexedSlices):
+            keras_step(gradient, variable, learning_rate)
+        else:
+            dtype = variable.dtype
+            kernel(optimizer, variable, tf.cast(gradient, dtype), tf.cast(learning_rate, dtype))
+
+    return {"update_step": update_step}
+
+
+def _has_step_of(optimizer: Any, kind: Any) -> bool:
+    return isinstance(optimizer, kind) and type(optimizer).update_step is kind.update_step
+
+
+def _handle(variable: Any) -> Any:
+    return (private_api.tf_variable(variable) if isinstance(variable, keras.Variable) else variable).handle
+
+
+def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
+    momentum, velocity = private_slots.adam_slots(optimizer, variable)
+    step = tf.cast(optimizer.iterations + 1, gradient.dtype)
+    beta_1, beta_2 = (tf.cast(beta, gradient.dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    tf.raw_ops.ResourceApplyAdam(
+        var=_handle(variable),
+        m=_handle(momentum),
+        v=_handle(velocity),
+        beta1_power=tf.pow(beta_1, step),
+        beta2_power=tf.pow(beta_2, step),
+        lr=learning_rate,
+        beta1=beta_1,
+        beta2=beta_2,
+        epsilon=tf.cast(optimizer.epsilon, gradient.dtype),
+        grad=gradient,
+    )
+
+
+def _momentum(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=_handle(variable),
+        accum=_handle(optimizer.momentums[private_api.variable_index(optimizer, variable)]),
+        lr=learning_rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, gradient.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
