@@ -59,8 +59,8 @@ def fit(
     the same global batches: `batch_size` and the batches of a dataset are global and are split over the replicas.
     `compile(jit_compile=True)` enables XLA, also under a strategy.
 
-    Several steps run in one graph call. Callbacks with batch hooks are called for each batch, as in Keras; the progress
-    bar is updated once per call.
+    Several steps run in one graph call: batch hooks are called for each batch, the progress bar is updated per call.
+
     Without a strategy, histories, logs and weights are those of `Model.fit`, to the last bit with `exact_kernels=True`
     or XLA. By default, batch and layer normalization, GELU, attention, Adam and SGD with momentum run as fused kernels,
     which compute the same functions with other rounding. Batches are those of `Model.fit`: after `set_random_seed`,
@@ -74,10 +74,9 @@ def fit(
       data shortens one: `steps_per_epoch=4` with `k=3` runs 6 steps. Batch hooks are called once per execution, with
       the indices of its first and last step, as if it were full.
 
-    There are four differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more, without
-    `on_train_batch_end`, and warns that the data ran out although no number of steps was given; tfaccel does neither. A
-    new `model.steps_per_execution` takes effect at once; Keras's graph keeps the old number, while its epochs count the
-    new one. With several workers, the chief's seed shuffles arrays, so that all workers use one order.
+    There are four differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more and warns
+    that the data ran out; tfaccel does neither. A new `model.steps_per_execution` takes effect at once; Keras's graph
+    keeps the old number. With several workers, the chief's seed shuffles the arrays of all.
     A custom `train_step` is traced up to four times, twice as often as by Keras.
 
     Args:
