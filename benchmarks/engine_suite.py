@@ -86,6 +86,24 @@ def never_slower(task: Task) -> Callable[[str, SuiteOptions], Findings]:
     return measure
 
 
+def fused_kernels(task: Task, at_least: float) -> Callable[[str, SuiteOptions], Findings]:
+    """`tfaccel.fit` with fused kernels and with Keras's own operations."""
+
+    def measure(name: str, options: SuiteOptions) -> Findings:
+        shortened = task.shortened(options.scale)
+        starts = _equal_starts(shortened)
+        programs: list[Program] = [
+            FitProgram("fused kernels", shortened, next(starts), is_tfaccel=True),
+            FitProgram("exact kernels", shortened, next(starts), is_tfaccel=True, exact_kernels=True),
+        ]
+        fused, exact = times = _measure(name, programs, options)
+        return Findings(
+            {name: times}, (throughput_ratio(name, of=fused, to=exact, part="steps alone", at_least=at_least),)
+        )
+
+    return measure
+
+
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
     """The time after the last batch of an epoch, and that of `Model.fit` for comparison."""
     step_seconds = _wide_mlp_step_seconds(options)
@@ -129,6 +147,12 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
     "transformer": never_slower(engine_tasks.transformer(steps_per_epoch=3)),
     "epoch_end": epoch_end,
     "one_replica_xla": one_replica_xla,
+    "kernels_cnn": fused_kernels(engine_tasks.cnn(steps_per_epoch=8), 1.2),
+    "kernels_cnn_bfloat16": fused_kernels(engine_tasks.cnn(steps_per_epoch=8, dtype_policy="mixed_bfloat16"), 1.45),
+    "kernels_transformer_bfloat16": fused_kernels(
+        engine_tasks.transformer(steps_per_epoch=3, dtype_policy="mixed_bfloat16"), 1.15
+    ),
+    "kernels_mlp": fused_kernels(engine_tasks.large_mlp(steps_per_epoch=40, optimizer="adamw"), 1.05),
 }
 
 

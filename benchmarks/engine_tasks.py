@@ -23,7 +23,8 @@ class Task:
         input_shape: of one example.
         num_tokens: size of the vocabulary, for examples of token ids; 0 for examples of float32 values.
         global_batch_size, steps_per_epoch, num_epochs: the length of one window.
-        jit_compile: as in `compile`.
+        jit_compile, optimizer: as in `compile`.
+        dtype_policy: Keras's dtype policy of the model.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Task:
     steps_per_epoch: int
     num_epochs: int = 1
     jit_compile: bool | str = "auto"
+    optimizer: str = "adam"
+    dtype_policy: str = "float32"
 
     @property
     def num_steps(self) -> int:
@@ -46,9 +49,14 @@ class Task:
 
     def compiled_model(self) -> keras.Model:
         """A new model, compiled as most users do: Adam, cross-entropy, accuracy."""
-        model = self.build_model()
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.dtype_policy)
+        try:
+            model = self.build_model()
+        finally:
+            keras.config.set_dtype_policy(before)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"], jit_compile=self.jit_compile)
+        model.compile(self.optimizer, loss, metrics=["accuracy"], jit_compile=self.jit_compile)
         return model
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,6 +105,16 @@ def wide_mlp(**fields: Any) -> Task:
         return keras.Sequential([keras.Input((32,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
 
     return Task(name="wide MLP", build_model=build, input_shape=(32,), **{"global_batch_size": 128, **fields})
+
+
+def large_mlp(**fields: Any) -> Task:
+    """Three layers, 1,024 wide, batch 128: an optimizer update takes a large share of a step."""
+
+    def build() -> keras.Model:
+        hidden = [keras.layers.Dense(1024, activation="relu") for _ in range(3)]
+        return keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
+
+    return Task(name="large MLP", build_model=build, input_shape=(784,), **{"global_batch_size": 128, **fields})
 
 
 def cnn(**fields: Any) -> Task:

@@ -10,18 +10,18 @@
     tfaccel benchmark serve --figures=image_classification,soak
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
-Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`; CPU only, about
-eight minutes on two cores), `recipes` (trains each recipe to its stated result with `tfaccel.train`, with `Model.fit`
-and Keras's defaults, and with `Model.fit` and the recipe's settings; one to ten minutes per recipe), `search`
-(`tfaccel tune` with two workers, and plain Keras Tuner on the same trials; ten minutes per repetition), `samplers` (30
-trials of an MLP with Optuna's own loop and with `tfaccel.search`, TPE and Bayesian; each repetition uses one seed and
-takes three minutes; needs the extra `optuna`), `compress` (the image recipe in int8 and with 80 % sparsity: size,
-accuracy and latency compared with float32, two minutes; and the fraction of int8's accuracy loss on a network with
-uneven channels that QAT recovers, half a minute per repetition), `serve` (throughput with and without batching, latency
-at half of the maximum load, and a one-minute soak with a hot reload; six minutes) and `settings` (each recipe's
-settings and neighboring ones, on held-out training data, never on test data; `--out` is written after each run, and a
-later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is
-missed.
+Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
+compared with Keras's operations; CPU only, about twelve minutes on two cores), `recipes` (trains each recipe to its
+stated result with `tfaccel.train`, with `Model.fit` and Keras's defaults, and with `Model.fit` and the recipe's
+settings; one to ten minutes per recipe), `search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same
+trials; ten minutes per repetition), `samplers` (30 trials of an MLP with Optuna's own loop and with `tfaccel.search`,
+TPE and Bayesian; each repetition uses one seed and takes three minutes; needs the extra `optuna`), `compress` (the
+image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
+fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
+`serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
+reload; six minutes) and `settings` (each recipe's settings and neighboring ones, on held-out training data, never on
+test data; `--out` is written after each run, and a later call continues it; hours for all recipes). Run nothing else
+during measurements. Exit status 1 if a bound is missed.
 """
 
 import json
@@ -48,7 +48,10 @@ from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
 SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
-ENGINE_FIGURE_NAMES = ("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla")
+ENGINE_FIGURE_NAMES = (
+    *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
+    *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
+)
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
 _FLAGS: dict[str, Flag] = {
