@@ -7,7 +7,13 @@ from absl import flags
 from tfaccel.errors import PlanError
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS, override_flag
 from tfaccel.planning.plan import check_field_names
-from tfaccel.planning.plan_fields import COUNT_FIELDS, OPTIONAL_COUNT_FIELDS, SWITCH_FIELDS, check_value
+from tfaccel.planning.plan_fields import (
+    COUNT_FIELDS,
+    OPTIONAL_COUNT_FIELDS,
+    OPTIONAL_SWITCH_FIELDS,
+    SWITCH_FIELDS,
+    check_value,
+)
 
 AUTO = "auto"
 _HELP = {
@@ -61,12 +67,12 @@ def _why_not(field: str) -> str:
 def _value(field: str, text: str, flag: str) -> Any:
     """Converts the text of a flag to the field's value."""
     value: Any = text
-    if field in SWITCH_FIELDS:
+    if text.lower() == "none" and field in (*OPTIONAL_COUNT_FIELDS, *OPTIONAL_SWITCH_FIELDS, "tpu"):
+        value = None
+    elif field in SWITCH_FIELDS or field in OPTIONAL_SWITCH_FIELDS:
         value = _switch(text, flag)
     elif field == "devices":
         value = tuple(part.strip() for part in text.split(","))
-    elif text.lower() == "none" and (field in OPTIONAL_COUNT_FIELDS or field == "tpu"):
-        value = None
     elif field in COUNT_FIELDS or field in OPTIONAL_COUNT_FIELDS:
         value = _count(text, flag)
     check_value(field, value)

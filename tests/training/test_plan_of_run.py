@@ -47,6 +47,16 @@ def test_resumed_run_keeps_its_plan(tmp_path):
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
 
 
+def test_a_loaded_tensorflow_decides_on_onednn(tmp_path, caplog, logical_devices):
+    from tfaccel.training.private.private_tensorflow import uses_onednn
+
+    keep_plan(MACHINE, WORKLOAD, {}, dataclasses.replace(RULES, onednn=uses_onednn()), speedup=2.0, report={})
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never").onednn is uses_onednn()
+    keep_plan(MACHINE, WORKLOAD, {}, dataclasses.replace(RULES, onednn=not uses_onednn()), speedup=2.0, report={})
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never") == RULES
+    assert "used without its setting of oneDNN. The plan needs oneDNN" in caplog.text
+
+
 def test_several_workers_follow_the_rules(tmp_path):
     measured()
     cluster = Cluster(source="slurm", num_workers=2, task_index=0)

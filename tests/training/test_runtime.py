@@ -16,7 +16,7 @@ assert "tensorflow" not in sys.modules
 environment = dict(os.environ)
 found = {}
 plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), num_logical_cpus=2, global_batch_size=8,
-            dtype_policy="mixed_bfloat16", intra_op_threads=2, inter_op_threads=1)
+            dtype_policy="mixed_bfloat16", intra_op_threads=2, inter_op_threads=1, onednn=True)
 random.seed(5)
 before = random.getstate()
 runtime = Runtime(plan, seed=3)
@@ -30,6 +30,8 @@ with runtime:
         len(tf.config.list_logical_devices("CPU")), tf.config.threading.get_intra_op_parallelism_threads(),
         tf.config.threading.get_inter_op_parallelism_threads(), random.getstate() != before,
     ]
+    from tfaccel.training.private.private_tensorflow import uses_onednn
+    found["oneDNN"] = uses_onednn()
     first = [random.random(), float(np.random.rand()), float(tf.random.uniform([])), float(keras.random.uniform([]))]
     os.environ["MARK"] = "inside"
     os.environ["NEW"] = "inside"
@@ -56,6 +58,7 @@ found["none"] = error()
 found["more devices"] = error(strategy="mirrored", devices=("CPU:0", "CPU:1", "CPU:2", "CPU:3"), num_logical_cpus=4)
 found["same threads"] = error(intra_op_threads=2)
 found["other threads"] = error(intra_op_threads=1)
+found["without oneDNN"] = error(onednn=False)
 found["GPU"] = error(devices=("GPU:0",))
 keras.config.set_dtype_policy("float32")
 try:
@@ -103,6 +106,14 @@ def test_seed_decides_all_generators(found):
 def test_layers_are_named_as_in_a_new_process(found):
     """TensorFlow's graph optimizer orders operations by name, so names affect the last bits of a result."""
     assert found["names"] == ["dense", "dense", "dense_1"]
+
+
+def test_onednn_is_decided_before_tensorflow_is_loaded(found):
+    assert found["oneDNN"]
+    assert found["without oneDNN"] == (
+        "PlanError: The plan needs oneDNN off, but TensorFlow is loaded already, without that. Set the environment "
+        "variable TF_ENABLE_ONEDNN_OPTS=0 before Python starts, or use onednn=None."
+    )
 
 
 def test_second_runtime_in_one_process(found):

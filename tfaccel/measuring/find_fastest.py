@@ -11,6 +11,7 @@ from typing import Any
 
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.plan_search import MeasureOptions, OnCandidate, PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.planning.load_workload import as_workload
@@ -18,9 +19,6 @@ from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import cached_plan, keep_plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.fork_server import ForkServer
-
-_PRELOADED = ("tfaccel.measuring.candidate_program", "tfaccel.training.run.timed_steps", "tfaccel.training.runtime")
 
 
 def find_fastest(
@@ -82,7 +80,7 @@ def find_fastest(
     task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
     search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    server = ForkServer(_PRELOADED, folder=folder, environment={"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"})
+    servers = CandidateServers(folder)
 
     def kept() -> Report:
         report = search.report()
@@ -90,14 +88,14 @@ def find_fastest(
         return report
 
     try:
-        search.run(server, task)
+        search.run(servers, task)
         return kept()
     except BaseException:
         if search.has_result:
             kept()
         raise
     finally:
-        server.close()
+        servers.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -13,6 +13,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.measurement import relative_spread
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
@@ -20,7 +21,6 @@ from tfaccel.planning.moves import AXES, Move, moves
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.fork_server import ForkServer
 from tfaccel.training.run.result import installed_versions
 
 LOSS_TOLERANCE = 0.05  # relative to the reference's loss
@@ -97,13 +97,13 @@ class PlanSearch:
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
-    def run(self, server: ForkServer, task: dict[str, Any]) -> None:
+    def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
         """Measures the reference, the rules' plan, and the moves from there.
 
         Raises:
             PlanError: if no plan could be measured, or the budget ended before a second one could be.
         """
-        self._server, self._task = server, task
+        self._servers, self._task = servers, task
         first = default_plan(self._hardware, self._workload, **self._fixed)
         reference = replace(first, dtype_policy="float32", jit_compile=False)
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
@@ -173,7 +173,8 @@ class PlanSearch:
     def _started(self, plan: Plan, axis: str) -> CandidateChild | None:
         """A process for a plan, built, checked and warm; None if it failed or was rejected."""
         began = time.monotonic()
-        child = CandidateChild(self._server, self._task, plan, axis, limit_seconds=self._options.limit_seconds)
+        server, limit = self._servers.of(plan), self._options.limit_seconds
+        child = CandidateChild(server, self._task, plan, axis, limit_seconds=limit)
         self._candidates[plan] = child.candidate
         try:
             losses = (child.build(CHECKED_STEPS).loss, child.warm_up(CHECKED_STEPS).loss)

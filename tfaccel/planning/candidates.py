@@ -33,6 +33,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("bytes_per_pack", process_rules.bytes_per_pack_rule),
     ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
     ("synchronize_batch_norm", batch_rules.synchronize_batch_norm_rule),
+    ("onednn", process_rules.onednn_rule),
     ("data_threads", process_rules.data_threads_rule),
     ("prefetch_batches", process_rules.prefetch_batches_rule),
     ("prefetch_to_device", process_rules.prefetch_to_device_rule),

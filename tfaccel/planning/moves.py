@@ -16,12 +16,18 @@ from tfaccel.planning.workload import Workload
 AXES: Mapping[str, tuple[str, ...]] = {
     "precision": ("dtype_policy",),
     "XLA": ("jit_compile",),
+    "oneDNN": ("onednn",),
     "kernels": ("fused_kernels",),
     "devices": ("strategy", "devices", "num_logical_cpus", "communication"),
     "threads": ("intra_op_threads", "inter_op_threads"),
     "input": ("data_threads", "prefetch_batches", "prefetch_to_device", "cache_data", "augment_on"),
     "communication": ("communication", "bytes_per_pack"),
 }
+
+
+# Features of CPUs for which oneDNN has fast operations, and those for which TensorFlow uses them without being asked.
+_HAS_ONEDNN = {"AVX2", "AVX512F", "ASIMD"}
+_ON_BY_DEFAULT = {"AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_TILE", "AMX_INT8", "AMX_BF16", "ASIMD"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class Move:
         return None if changed == plan else changed
 
 
+_FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
+
+
 def moves(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> list[Move]:
     """The moves worth measuring on this machine, those with the largest expected gains first.
 
@@ -63,8 +72,8 @@ def moves(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> l
     """
     plans = candidate_plans(hardware, workload, **fixed)
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
-    further = [*_kernel_moves(plans[0]), *_thread_moves(plans[0], hardware)]
-    found += [move for move in further if not any(name in fixed for name, _ in move.changes)]
+    further = [*_onednn_moves(plans[0], hardware), _FUSED, *_thread_moves(plans[0], hardware)]
+    found += [move for move in further if all(fixed.get(name, value) == value for name, value in move.changes)]
     order = list(AXES)
     return sorted(dict.fromkeys(found), key=lambda move: order.index(move.axis))
 
@@ -78,9 +87,11 @@ def _between(first: Plan, other: Plan) -> Iterator[Move]:
             return
 
 
-def _kernel_moves(first: Plan) -> list[Move]:
-    """Fused kernels in place of XLA."""
-    return [Move("kernels", (("jit_compile", False), ("fused_kernels", True)))] if first.jit_compile else []
+def _onednn_moves(first: Plan, hardware: Hardware) -> list[Move]:
+    """The opposite of what TensorFlow does by itself."""
+    if not first.devices[0].startswith("CPU") or not _HAS_ONEDNN & {*hardware.cpu_features}:
+        return []
+    return [Move("oneDNN", (("onednn", not _ON_BY_DEFAULT & {*hardware.cpu_features}),))]
 
 
 def _thread_moves(first: Plan, hardware: Hardware) -> list[Move]:

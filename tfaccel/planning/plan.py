@@ -46,6 +46,8 @@ class Plan:
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
+        onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
+            with AVX512_VNNI, AVX_VNNI or AMX. TensorFlow reads it when it is loaded.
         data_threads: threads of the input pipeline; None shares the operations' threads.
         prefetch_batches: global batches that the input pipeline prefetches; 0 for none.
         prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
@@ -85,6 +87,7 @@ class Plan:
     bytes_per_pack: int = 0
     sum_duplicate_indices: bool = False
     synchronize_batch_norm: bool = True
+    onednn: bool | None = None
     data_threads: int | None = None
     prefetch_batches: int = 2
     prefetch_to_device: bool = False

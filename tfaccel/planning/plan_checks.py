@@ -113,6 +113,14 @@ def _check_kernels(plan: "Plan") -> None:
         )
 
 
+def _check_onednn(plan: "Plan") -> None:
+    if plan.onednn is not None and kind_of(plan) != "CPU":
+        raise PlanError(
+            f"`onednn` is for training on CPUs. Received: onednn={plan.onednn}, devices={','.join(plan.devices)}. "
+            "Use onednn=None."
+        )
+
+
 def _check_gpu_memory(plan: "Plan") -> None:
     given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
     if given and kind_of(plan) != "GPU":
@@ -184,6 +192,7 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_logical_cpus,
     _check_batch,
     _check_kernels,
+    _check_onednn,
     _check_gpu_memory,
     _check_communication,
     _check_packs,

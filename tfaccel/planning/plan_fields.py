@@ -51,6 +51,7 @@ OPTIONAL_COUNT_FIELDS = {
     "gpu_memory_limit_bytes": (1, 2**50),
     "data_threads": (1, 4_096),
 }
+OPTIONAL_SWITCH_FIELDS = ("onednn",)
 SWITCH_FIELDS = (
     "jit_compile",
     "gpu_memory_growth",
@@ -86,6 +87,8 @@ def check_value(name: str, value: Any) -> None:
         _check_count(name, value, *COUNT_FIELDS[name])
     elif name in OPTIONAL_COUNT_FIELDS and value is not None:
         _check_count(name, value, *OPTIONAL_COUNT_FIELDS[name], or_none=True)
+    elif name in OPTIONAL_SWITCH_FIELDS and value is not None and type(value) is not bool:
+        raise PlanError(f"`{name}` must be true, false, or None to leave it to TensorFlow. Received: {name}={value!r}.")
     elif name in SWITCH_FIELDS and type(value) is not bool:
         raise PlanError(f"`{name}` must be true or false. Received: {name}={value!r}.")
     elif name == "tpu" and value is not None and (not isinstance(value, str) or not value):

@@ -67,10 +67,7 @@ def jit_compile_rule(case: Case) -> list[Choice]:
 
 
 def fused_kernels_rule(case: Case) -> list[Choice]:
-    """Off; without XLA, on as a further candidate."""
+    """Off."""
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
-    return [
-        Choice(False, "Keras's own operations, to the last bit: fused kernels are off until measured."),
-        Choice(True, "Fused kernels for normalization, GELU, attention, Adam and momentum; the same functions."),
-    ]
+    return [Choice(False, "Keras's own operations, to the last bit; `tfaccel autotune` measures fused kernels.")]

@@ -118,3 +118,10 @@ def augment_on_rule(case: Case) -> list[Choice]:
         Choice("host", AUGMENT_ON_UNMEASURED),
         Choice("device", f"The {case.kind} augments at the start of each step, and the host has less to do."),
     ]
+
+
+def onednn_rule(case: Case) -> list[Choice]:
+    """TensorFlow's default."""
+    if case.kind != "CPU":
+        return [Choice(None, "It is for training on CPUs.")]
+    return [Choice(None, "TensorFlow's default for this CPU; `tfaccel autotune` measures the opposite.")]

@@ -19,6 +19,8 @@ from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import environment_of
+from tfaccel.training.loaded_tensorflow import why_not_with_loaded_tensorflow
 from tfaccel.training.workers.quiet_start import without_notes
 
 if TYPE_CHECKING:
@@ -142,6 +144,9 @@ class Runtime:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             if not self._wants_gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+            os.environ.update(environment_of(self.plan))
+        elif problem := why_not_with_loaded_tensorflow(self.plan):
+            raise PlanError(problem)
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
 

@@ -56,6 +56,13 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
 
 
 @functools.cache
+def uses_onednn() -> bool:
+    """Whether the loaded TensorFlow runs oneDNN's operations on the CPU; it decided when it was loaded."""
+    from tensorflow.python.util import _pywrap_util_port
+
+    return bool(private_part(_pywrap_util_port, "IsMklEnabled", package="tensorflow")())
+
+
 def operations_of_xla() -> frozenset[str] | None:
     """The names of the TensorFlow operations that XLA can compile; None if this TensorFlow build does not list them.
 

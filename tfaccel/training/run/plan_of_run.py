@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training.loaded_tensorflow import why_not_with_loaded_tensorflow
+
+logger = logging.getLogger("tfaccel")
 
 
 def plan_of_run(
@@ -41,7 +46,12 @@ def plan_of_run(
             places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]
             fits = all(getattr(saved, name) == value for name, value in fixed.items())
             return saved if fits and places[0] == places[1] else rules
-    return chosen_plan(hardware, workload, **fixed)
+    plan = chosen_plan(hardware, workload, **fixed)
+    problem = why_not_with_loaded_tensorflow(plan)
+    if problem and "onednn" not in fixed:
+        logger.warning("The measured plan is used without its setting of oneDNN. %s", problem)
+        plan = replace(plan, onednn=None)
+    return plan
 
 
 def _saved_plan(file: Path) -> Plan | None:

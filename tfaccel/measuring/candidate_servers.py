@@ -1,0 +1,39 @@
+"""The processes from which candidates are forked: one for each environment that TensorFlow is loaded in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import environment_of
+from tfaccel.processes.fork_server import ForkServer
+
+_PRELOADED = ("tfaccel.measuring.candidate_program", "tfaccel.training.run.timed_steps", "tfaccel.training.runtime")
+
+
+class CandidateServers:
+    """Fork servers, each started when a plan first needs it.
+
+    Args:
+        folder: for their logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+    def of(self, plan: Plan) -> ForkServer:
+        """The server for a plan's environment."""
+        variables = environment_of(plan)
+        key = tuple(sorted(variables.items()))
+        if key not in self._servers:
+            folder = self._folder / f"server_{len(self._servers)}"
+            folder.mkdir()
+            environment = {"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow", **variables}
+            self._servers[key] = ForkServer(_PRELOADED, folder=folder, environment=environment)
+        return self._servers[key]
+
+    def close(self) -> None:
+        """Ends all of them with their processes."""
+        for server in self._servers.values():
+            server.close()
