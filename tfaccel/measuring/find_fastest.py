@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,10 +35,11 @@ def find_fastest(
     """Measures plans on this machine, and returns the fastest one that computes what float32 computes.
 
     The search begins with the plan of the rules (`tfaccel.default_plan`) and moves along one axis at a time: precision,
-    XLA, devices, threads, input. Each plan trains in a process of its own, so that running out of memory, a crash or a
-    hang is a recorded result. A challenger and the best plan so far run in turn, window by window, so that a temporary
-    slowdown of the machine affects both. A plan is rejected if its loss is not finite, or departs from that of float32
-    without XLA on the same batches by more than 5 %. Nothing that is passed in is trained or changed.
+    XLA, oneDNN (unless TensorFlow is loaded already), fused kernels, devices, threads, input. Each plan trains in a
+    process of its own, so that running out of memory, a crash or a hang is a recorded result. A challenger and the best
+    plan so far run in turn, window by window, so that a temporary slowdown of the machine affects both. A plan is
+    rejected if its loss is not finite, or departs from that of float32 without XLA on the same batches by more than 5
+    %. Nothing that is passed in is trained or changed.
 
     The result is kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel, where `tfaccel.train` finds it. A search that was
     interrupted (Ctrl-C) continues when it is called again.
@@ -78,7 +80,8 @@ def find_fastest(
         return replace(earlier, from_cache=True)
     by_name = isinstance(workload, str)
     task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
-    search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, earlier=earlier)
+    left_out = ("oneDNN",) if "tensorflow" in sys.modules else ()  # this process could not train with the plan
+    search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, left_out=left_out, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
 

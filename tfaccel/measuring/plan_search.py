@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +73,7 @@ class PlanSearch:
         fixed: plan fields that stay as they are.
         options: how it measures.
         on_candidate: called with each plan once it has been measured.
+        left_out: axes that are not tried.
         earlier: the report of an interrupted search, to continue.
     """
 
@@ -84,11 +85,11 @@ class PlanSearch:
         options: MeasureOptions,
         *,
         on_candidate: OnCandidate,
+        left_out: Collection[str] = (),
         earlier: Report | None = None,
     ) -> None:
         self._workload, self._hardware, self._fixed, self._options = workload, hardware, fixed, options
-        self._on_candidate = on_candidate
-        self._earlier = earlier
+        self._on_candidate, self._left_out, self._earlier = on_candidate, left_out, earlier
         self._candidates: dict[Plan, Candidate] = {}
         self._chosen: Plan | None = None
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
@@ -133,7 +134,7 @@ class PlanSearch:
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
-        waiting = moves(self._hardware, self._workload, self._fixed)
+        waiting = [one for one in moves(self._hardware, self._workload, self._fixed) if one.axis not in self._left_out]
         lost: list[Move] = []
         while waiting:
             move = waiting.pop(0)
@@ -155,11 +156,10 @@ class PlanSearch:
     def _is_over(self) -> bool:
         """Whether a limit allows no further plan; notes which."""
         options = self._options
-        seconds = time.monotonic() - self._began
         if len(self._candidates) >= options.max_candidates:
             self._stopped_because = f"{options.max_candidates} plans were measured (max_candidates)."
             return True
-        if seconds + self._longest_seconds > options.budget_seconds:
+        if time.monotonic() - self._began + self._longest_seconds > options.budget_seconds:
             if len(self._candidates) == 1:
                 longest = self._longest_seconds
                 raise PlanError(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 
 _NOTES = (
+    "oneDNN custom operations are on.",
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     "Could not find cuda drivers on your machine, GPU will not be used.",
 )
