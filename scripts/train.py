@@ -24,6 +24,7 @@ from absl import flags
 from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
@@ -141,7 +142,8 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
 def _print_plan(workload: Workload, plan: Plan, origin: str) -> None:
     print(f"Plan for {workload.name} ({origin}): each choice as its flag, with the reason.")
     for explanation in explain(plan):
-        if explanation.field in _SHOWN or explanation.reason == SET_BY_YOU:
+        decided = explanation.reason == SET_BY_YOU or explanation.reason.startswith(MEASURED)
+        if explanation.field in _SHOWN or decided:
             print(f"  {_as_flag(explanation)}  {explanation.reason}")
 
 

@@ -1,5 +1,7 @@
 """Fused kernels compute what Keras's operations compute: each as close to float64 as Keras's, or equal in training."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -37,6 +39,11 @@ OF_THE_SAME_OPERATIONS = {
     "causal attention": (TOKENS, lambda: SelfAttention(2, 4, is_causal=True)),
     "a subclass": (IMAGES[0], lambda: Doubled()),
 }
+
+
+def some(cases, *, slow):
+    """The cases, those whose names match left to --all."""
+    return [pytest.param(name, marks=pytest.mark.slow if re.search(slow, name) else ()) for name in cases]
 
 
 class SelfAttention(layers.Layer):
@@ -95,8 +102,8 @@ def distances(found, reference):
     return [float(norm(a - b) / max(norm(b), 1e-12)) for a, b in zip(found, reference, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", some(LAYERS, slow="without scale"))
 def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
     with_kernels, operations = results(name, dtype, fused=True)
     with_keras, operations_of_keras = results(name, dtype, fused=False)
@@ -109,7 +116,7 @@ def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
         assert fused <= 1.5 * of_keras + 1e-6
 
 
-@pytest.mark.parametrize("name", OF_THE_SAME_OPERATIONS)
+@pytest.mark.parametrize("name", some(OF_THE_SAME_OPERATIONS, slow="vectors|another axis|approximate|dropout"))
 def test_other_layers_keep_kerass_operations(name):
     found = [results(name, "float32", fused=fused, cases=OF_THE_SAME_OPERATIONS) for fused in (True, False)]
     assert found[0][1] == found[1][1]
@@ -137,7 +144,7 @@ def trained(make, fit, **arguments):
     return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some(OPTIMIZERS, slow="EMA|schedule|^momentum"))
 def test_optimizers_end_where_kerass_do(name):
     fused, exact = trained(OPTIMIZERS[name], tfaccel.fit), trained(OPTIMIZERS[name], keras.Model.fit)
     for received, expected in zip(fused, exact, strict=True):

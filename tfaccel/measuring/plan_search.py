@@ -17,7 +17,7 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.measurement import relative_spread
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import AXES, Move, moves
+from tfaccel.planning.moves import AXES, MEASURED, Move, moves
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
@@ -255,7 +255,7 @@ class PlanSearch:
         reasons = dict(self._chosen.reasons)
         for axis, gain in self._gains.items():
             for name in AXES.get(axis, ()):
-                reasons[name] = f"Measured on this machine: {axis}, {gain:.2f} times the speed."
+                reasons[name] = f"{MEASURED}: {axis}, {gain:.2f} times the speed."
         chosen = self._candidates[self._chosen]
         self._candidates[self._chosen] = replace(chosen, plan=replace(chosen.plan, reasons=tuple(reasons.items())))
         earlier = 0.0 if self._earlier is None else self._earlier.seconds

@@ -12,6 +12,8 @@ from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
+MEASURED = "Measured on this machine"  # how the reason of a measured choice begins
+
 # Axis -> the plan fields that belong to it, in the order in which axes are tried: those with the largest gains first.
 AXES: Mapping[str, tuple[str, ...]] = {
     "precision": ("dtype_policy",),
