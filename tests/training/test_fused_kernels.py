@@ -194,3 +194,36 @@ def test_a_plan_decides_and_refuses_what_contradicts_it():
                 Plan(**fields, fused_kernels=True)
         else:
             assert Plan(**fields, fused_kernels=True).fused_kernels
+
+
+@pytest.mark.parametrize("name", ["batch normalization", "layer normalization", "GELU"])
+def test_second_derivatives_are_those_of_float64(name):
+    """A gradient penalty differentiates the gradient; the formulas are written out in float64."""
+    values, make = LAYERS[name]
+    layer = make()
+    layer.build(values.shape)
+    weights = np.random.default_rng(4).normal(size=(values.size // len(values), 1)) * 0.1
+
+    def written_out(x):
+        if name == "GELU":
+            x = tf.tensordot(x, tf.cast(layer.kernel.value, tf.float64), 1)
+            return x * 0.5 * tf.math.erfc(x * -np.sqrt(0.5))
+        axes = [0, 1, 2] if name.startswith("batch") else [-1]
+        deviations = x - tf.reduce_mean(x, axes, keepdims=True)
+        return deviations * tf.math.rsqrt(tf.reduce_mean(deviations**2, axes, keepdims=True) + layer.epsilon)
+
+    def penalty_gradient(compute, dtype):
+        x = tf.constant(values, dtype)
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = tf.reshape(compute(x), [len(values), -1])
+                score = tf.tanh(outputs @ tf.cast(weights[: outputs.shape[1]], dtype))
+            penalty = tf.reduce_mean(tf.norm(tf.reshape(inner.gradient(score, x), [len(values), -1]), axis=1) ** 2)
+        return outer.gradient(penalty, x)
+
+    model = keras.Sequential([keras.Input(values.shape[1:]), layer])
+    with fused_kernels(model):
+        found = tf.function(lambda: penalty_gradient(lambda x: model(x, training=True), tf.float32))()
+    assert distances([np.asarray(found)], [np.asarray(penalty_gradient(written_out, tf.float64))])[0] <= 1e-5

@@ -15,7 +15,7 @@ from tfaccel.training.private import private_attention
 
 def fused_attention(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a `MultiHeadAttention` use `attention`; {} for other layers, and with dropout of scores."""
-    if not private_attention.computes_keras_attention(layer) or private_attention.drops_scores(layer):
+    if not (private_attention.computes_keras_attention(layer) and private_attention.is_plain(layer)):
         return {}
 
     def compute(query: Any, key: Any, value: Any, **arguments: Any) -> Any:

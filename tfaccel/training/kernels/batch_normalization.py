@@ -2,6 +2,8 @@
 
 Keras composes the layer of elementwise operations, each of which reads and writes all activations. The kernel computes
 the same function: normalization by the mean and the biased variance of the batch, in float32 also for half precision.
+Its second derivatives, as in a gradient penalty, are complete; those of `tf.nn.moments`, on which Keras's layer rests,
+leave out a term.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ def computes_keras_attention(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, kind) and private_part(type(layer), _COMPUTE) is private_part(kind, _COMPUTE)
 
 
-def drops_scores(layer: keras.layers.MultiHeadAttention) -> bool:
-    """Whether a layer has dropout of the attention scores."""
-    return bool(private_part(layer, "_dropout"))
+def is_plain(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether a layer neither drops attention scores nor asks for flash attention, which Keras refuses here."""
+    return not (private_part(layer, "_dropout") or private_part(layer, "_flash_attention"))
 
 
 def keras_attention(layer: keras.layers.MultiHeadAttention, *arguments: Any, **options: Any) -> Any:
