@@ -116,7 +116,9 @@ def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
         assert fused <= 1.5 * of_keras + 1e-6
 
 
-@pytest.mark.parametrize("name", some(OF_THE_SAME_OPERATIONS, slow="vectors|another axis|approximate|dropout"))
+@pytest.mark.parametrize(
+    "name", some(OF_THE_SAME_OPERATIONS, slow="vectors|another axis|approximate|dropout|renorm|causal")
+)
 def test_other_layers_keep_kerass_operations(name):
     found = [results(name, "float32", fused=fused, cases=OF_THE_SAME_OPERATIONS) for fused in (True, False)]
     assert found[0][1] == found[1][1]
@@ -144,13 +146,14 @@ def trained(make, fit, **arguments):
     return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, slow="EMA|schedule|^momentum"))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, slow="EMA|schedule|^momentum|^Adam$|loss scale"))
 def test_optimizers_end_where_kerass_do(name):
     fused, exact = trained(OPTIMIZERS[name], tfaccel.fit), trained(OPTIMIZERS[name], keras.Model.fit)
     for received, expected in zip(fused, exact, strict=True):
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow  # without it: tests/world/test_fit_arguments.py
 def test_exact_kernels_give_kerass_last_bits():
     exact = trained(OPTIMIZERS["AdamW"], tfaccel.fit, exact_kernels=True)
     for received, expected in zip(exact, trained(OPTIMIZERS["AdamW"], keras.Model.fit), strict=True):
@@ -196,7 +199,7 @@ def test_a_plan_decides_and_refuses_what_contradicts_it():
             assert Plan(**fields, fused_kernels=True).fused_kernels
 
 
-@pytest.mark.parametrize("name", ["batch normalization", "layer normalization", "GELU"])
+@pytest.mark.parametrize("name", some(["batch normalization", "layer normalization", "GELU"], slow="batch|GELU"))
 def test_second_derivatives_are_those_of_float64(name):
     """A gradient penalty differentiates the gradient; the formulas are written out in float64."""
     values, make = LAYERS[name]

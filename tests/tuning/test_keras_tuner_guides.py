@@ -30,7 +30,6 @@ class Case:
     holds: Callable[[Any], bool] = lambda result: True
     names: str = ""  # hyperparameters of the first trial
     refused: str = ""
-    quick: bool = False
 
 
 def trials(result):
@@ -200,7 +199,6 @@ TAILORING = {
             and "accuracy" not in result.best.metrics
             and result.get_best_models()[0].loss == "mse"
         ),
-        quick=True,
     ),
     "override the loss alone": Case(
         cases.images,
@@ -364,11 +362,8 @@ def where_workers_find_the_cases(monkeypatch, tmp_path, logical_devices):
     monkeypatch.setenv("TFACCEL_TEST_TRIES", str(tmp_path))
 
 
-def listed():
-    return [pytest.param(case, id=name, marks=() if case.quick else pytest.mark.slow) for name, case in ALL.items()]
-
-
-@pytest.mark.parametrize("case", listed())
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def test_guide(case, tmp_path):
     options = {"plan_fields": FLOAT32, **case.options}
     if "optimizer" in options and callable(options["optimizer"]):

@@ -58,7 +58,6 @@ def fit(
     The model may be built inside the scope of any strategy, or without one. N replicas give what one device gives on
     the same global batches: `batch_size` and the batches of a dataset are global and are split over the replicas.
     `compile(jit_compile=True)` enables XLA, also under a strategy.
-
     Several steps run in one graph call: batch hooks are called for each batch, the progress bar is updated per call.
 
     Without a strategy, histories, logs and weights are those of `Model.fit`, to the last bit with `exact_kernels=True`
@@ -81,12 +80,13 @@ def fit(
 
     Args:
         model: a compiled `keras.Model`.
-        x to validation_freq: as in `Model.fit`, https://keras.io/api/models/model_training_apis/#fit-method.
+        x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
+        sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
+            see https://keras.io/api/models/model_training_apis/#fit-method.
         plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
         exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
-        check_rows: with several replicas, check once, on a few rows before the first step, for losses, layers and
-            metrics that couple the rows of a batch, since each replica sees only its own rows. False skips the check
-            for this call.
+        check_rows: with several replicas, check once, on a few rows, for losses, layers and metrics that couple the
+            rows of a batch, since each replica sees only its own rows. False skips the check for this call.
 
     Returns:
         The `keras.callbacks.History`, also available as `model.history`.
