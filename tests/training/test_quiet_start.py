@@ -26,6 +26,7 @@ with without_notes(wants_gpus=True):
 """
 
 
+@pytest.mark.slow
 def test_tensorflow_starts_without_a_word(run_python):
     child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert (child.stdout.split(), child.stderr) == (["2", "False"], "")

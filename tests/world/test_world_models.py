@@ -6,6 +6,7 @@ table (`world.MODELS`) has. A few models always run, without workers; with --all
 """
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,11 @@ def warning_options(pytestconfig):
 
 
 @pytest.fixture(scope="module")
-def quick_outcomes(warning_options):
-    return run_models(QUICK, workers=False, interpreter_options=warning_options)
+def quick_outcomes(run_python, tmp_path_factory):
+    code = "import sys; from comparison import main; main(sys.argv[1:])"
+    child = run_python(code, str(tmp_path_factory.mktemp("references")), *QUICK, cwd=HERE)
+    rows = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
+    return {(name, placement): (outcome, remark) for name, placement, outcome, remark, _ in rows}
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS[:2])
