@@ -14,6 +14,7 @@ nothing else meanwhile: other programs disturb the measurements.
 import contextlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from rich.text import Text
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.plan_search import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.planning.plan import Plan
+from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -38,6 +41,7 @@ _FLAGS: dict[str, Flag] = {
     "seed": (0, "determines weights and data"),
     "write": (str, "write the fastest plan to this JSON file, for --plan of `tfaccel train`"),
     "report": (str, "write everything that was measured to this JSON file"),
+    "tune_batch": (False, "measure other global batch sizes too: faster or slower training, but other results"),
     "again": (False, "measure again, even if the result of an earlier call is kept"),
     "quiet": (False, "show no progress"),
     "json": (False, "print JSON"),
@@ -60,25 +64,20 @@ def run(argv: list[str]) -> int:
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
-    from tfaccel.measuring.find_fastest import find_fastest
-    from tfaccel.measuring.plan_search import MeasureOptions
-
     for name in ("write", "report"):
         _check_writable(name, values[name].value)
+    measure = MeasureOptions(
+        budget_seconds=values.budget_seconds,
+        max_candidates=values.max_candidates,
+        limit_seconds=values.limit_seconds,
+        seed=values.seed,
+        use_cache=not values.again,
+        tune_batch=values.tune_batch,
+        for_new_process=True,
+    )
+    options = {**parameters.chosen(), **fixed_fields(values)}
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
-        report = find_fastest(
-            reference_of_workload(values),
-            measure=MeasureOptions(
-                budget_seconds=values.budget_seconds,
-                max_candidates=values.max_candidates,
-                limit_seconds=values.limit_seconds,
-                seed=values.seed,
-                use_cache=not values.again,
-            ),
-            on_candidate=_show_nothing if values.quiet else _show,
-            **parameters.chosen(),
-            **fixed_fields(values),
-        )
+        report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
     if values.write is not None:
         report.plan.save(values.write)
     if values.report is not None:
@@ -86,8 +85,38 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if values.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
-        _print(report)
+        _print(report, tune_batch=values.tune_batch)
     return 0
+
+
+def autotune(
+    workload: Any, options: dict[str, Any], *, measure: MeasureOptions | None = None, quiet: bool = False
+) -> Report:
+    """`find_fastest`, showing each plan on standard error while it is measured, and what came of it."""
+    from tfaccel.measuring.find_fastest import find_fastest
+
+    measure = measure or MeasureOptions(for_new_process=True)
+    return find_fastest(workload, measure=measure, progress=None if quiet else _Shown(measure), **options)
+
+
+class _Shown(SearchProgress):
+    """Shows each plan on standard error."""
+
+    def __init__(self, measure: MeasureOptions) -> None:
+        self._measure = measure
+        self._began = time.monotonic()
+        self._count = 0
+
+    def started(self, plan: Plan, axis: str) -> None:
+        self._count += 1
+        number = f"plan {self._count} of at most {self._measure.max_candidates}"
+        seconds = f"{time.monotonic() - self._began:.0f} s of {self._measure.budget_seconds:g} s"
+        show_progress("autotune", f"measuring {number}, {seconds}: {axis}")
+
+    def measured(self, candidate: Candidate) -> None:
+        show_progress("autotune", "")
+        faster = "measured" if candidate.speedup is None else f"{candidate.speedup:.2f} times the speed"
+        print(f"{candidate.axis}: {candidate.failure or candidate.rejection or faster}", file=sys.stderr)
 
 
 def _check_writable(flag: str, path: str | None) -> None:
@@ -96,16 +125,7 @@ def _check_writable(flag: str, path: str | None) -> None:
         raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
 
 
-def _show(candidate: Candidate) -> None:
-    said = candidate.failure or candidate.rejection or "measured"
-    print(f"{candidate.axis}: {said}", file=sys.stderr)
-
-
-def _show_nothing(candidate: Any) -> None:
-    """Shows no progress."""
-
-
-def _print(report: Report) -> None:
+def _print(report: Report, *, tune_batch: bool) -> None:
     table = Table(title=f"Plans for {report.workload}, measured in {report.seconds:.0f} s", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, overflow="fold")
@@ -116,4 +136,9 @@ def _print(report: Report) -> None:
     for axis, gain in report.gains.items():
         console.print(Text(f"{axis}: {gain:.2f} times as fast"))
     console.print(Text(report.stopped_because))
-    console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))
+    if tune_batch:
+        console.print(
+            Text("The batch may be another one: pass the plan to `tfaccel train --plan=FILE` (--write=FILE).")
+        )
+    else:
+        console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))

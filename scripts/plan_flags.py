@@ -9,6 +9,7 @@ from tfaccel.planning.override_flags import OVERRIDE_FLAGS, override_flag
 from tfaccel.planning.plan import check_field_names
 from tfaccel.planning.plan_fields import (
     COUNT_FIELDS,
+    OPTIONAL_CHOICES,
     OPTIONAL_COUNT_FIELDS,
     OPTIONAL_SWITCH_FIELDS,
     SWITCH_FIELDS,
@@ -67,7 +68,7 @@ def _why_not(field: str) -> str:
 def _value(field: str, text: str, flag: str) -> Any:
     """Converts the text of a flag to the field's value."""
     value: Any = text
-    if text.lower() == "none" and field in (*OPTIONAL_COUNT_FIELDS, *OPTIONAL_SWITCH_FIELDS, "tpu"):
+    if text.lower() == "none" and field in (*OPTIONAL_CHOICES, *OPTIONAL_COUNT_FIELDS, *OPTIONAL_SWITCH_FIELDS, "tpu"):
         value = None
     elif field in SWITCH_FIELDS or field in OPTIONAL_SWITCH_FIELDS:
         value = _switch(text, flag)

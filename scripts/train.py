@@ -2,6 +2,7 @@
 
     tfaccel train --recipe=image_classification                        # writes runs/image_classification-DATE
     tfaccel train --recipe=image_classification --run_dir=runs/digits
+    tfaccel train --recipe=image_classification --autotune             # measures plans first, as `tfaccel autotune`
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
 
@@ -15,6 +16,7 @@ all workers with --resume=auto to continue from the newest checkpoint); 130 for 
 
 import contextlib
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +26,14 @@ from absl import flags
 from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.errors import TfaccelError
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -40,13 +44,14 @@ from tfaccel.scripts.train_flags import (
     with_teacher,
     workload_options,
 )
-from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import checked_place
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+_RESTARTED = "TFACCEL_RESTARTED"  # set in the environment of a command that has started itself again
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
@@ -70,6 +75,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     checked_place(directory, values.resume)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
+        _restart_if_needed(plan)
         if not values.quiet:
             _print_plan(workload, plan, origin)
         try:
@@ -89,9 +95,15 @@ def _what_to_train(
 ) -> tuple[Workload, Plan, str]:
     """The workload, the plan, and where the plan comes from."""
     fixed = fixed_fields(values)
+    if values.autotune and (values.plan is not None or values.teacher is not None):
+        raise TfaccelError(
+            "--autotune chooses the plan for training without a teacher: drop it, or --plan and --teacher."
+        )
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
     run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
+    if values.autotune and not (values.resume == "auto" and (Path(directory) / "plan.json").exists()):
+        autotune(reference_of_workload(values), {**workload_options(values, parameters), **fixed}, quiet=values.quiet)
     origin = f"from {values.plan}"
     if plan is None:
         plan, origin = _chosen_plan(workload, fixed, directory, values)
@@ -108,11 +120,29 @@ def _chosen_plan(
     from tfaccel.training.run.plan_of_run import plan_of_run
 
     hardware = detect_hardware()
-    plan = plan_of_run(hardware, workload, directory, resume=values.resume, **fixed)
+    restart = {"can_restart": _can_restart()}
+    plan = plan_of_run(hardware, workload, directory, resume=values.resume, **restart, **fixed)
     known = cached_plan(hardware, workload, fixed)
     if known is not None and known.plan == plan:
         return plan, f"measured by `tfaccel autotune`, {known.file}"
-    return plan, "by rules; `tfaccel autotune` measures"
+    return plan, "by rules; --autotune measures"
+
+
+def _can_restart() -> bool:
+    """Whether this process runs nothing but this command, and has not restarted it already."""
+    return _RESTARTED not in os.environ and sys.orig_argv[-len(sys.argv[1:]) :] == sys.argv[1:]
+
+
+def _restart_if_needed(plan: Plan) -> None:
+    """Starts the command again if the plan needs environment variables that are read when a process starts."""
+    from tfaccel.training.process_settings import variables_at_start
+
+    variables = variables_at_start(plan)
+    if variables and _can_restart():
+        print(f"Starting again with {' '.join(map('='.join, variables.items()))}.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **variables, _RESTARTED: "1"})
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:

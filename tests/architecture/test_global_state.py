@@ -7,7 +7,12 @@ import pytest
 from source_tree import Source, aliases, dotted_name, sources
 
 # These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes.
-RUNTIME_FILES = {"tfaccel/training/runtime.py", "tfaccel/parity/child.py", "tfaccel/processes/fork_server_program.py"}
+RUNTIME_FILES = {
+    "tfaccel/training/runtime.py",
+    "tfaccel/training/jax_runtime.py",
+    "tfaccel/parity/child.py",
+    "tfaccel/processes/fork_server_program.py",
+}
 
 SETTER = re.compile(
     r"keras\.(config|backend)\.(set_|enable_|disable_).*"

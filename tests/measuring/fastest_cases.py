@@ -58,3 +58,15 @@ def wrong() -> tfaccel.Workload:
 
 def failing() -> tfaccel.Workload:
     return tfaccel.Workload.of(never_builds, X, Y, batch_size=32, loss="mse", optimizer="sgd")
+
+
+def normalized() -> tfaccel.Workload:
+    """A model whose results depend on the size of a micro-batch."""
+
+    def build() -> keras.Model:
+        layers = [keras.Input((16,)), keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    return workload(build)

@@ -12,7 +12,8 @@ import pytest
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.plan_search import MeasureOptions, departure
+from tfaccel.measuring.duel import departure
+from tfaccel.measuring.plan_search import MeasureOptions
 from tfaccel.measuring.report import Report
 from tfaccel.planning.plan import Plan
 
@@ -21,14 +22,18 @@ PROGRAM = """
 import json, sys
 from tfaccel import find_fastest
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.plan_search import MeasureOptions
+from tfaccel.measuring.plan_search import MeasureOptions, SearchProgress
 
-measure = MeasureOptions(limit_seconds=float(sys.argv[2]), budget_seconds=float(sys.argv[3]))
+class Printed(SearchProgress):
+    def measured(self, candidate):
+        print(candidate.axis, flush=True)
+
+options = json.loads(sys.argv[4])
+limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": float(sys.argv[3])}
+measure = MeasureOptions(**limits, **options.pop("measure", {}))
 seen = []
 try:
-    report = find_fastest(
-        f"fastest_cases:{sys.argv[1]}", measure=measure, on_candidate=lambda one: print(one.axis, flush=True)
-    )
+    report = find_fastest(f"fastest_cases:{sys.argv[1]}", measure=measure, progress=Printed(), **options)
     print(json.dumps(report.to_json()))
 except TfaccelError as error:
     print(json.dumps([type(error).__name__, str(error)]))
@@ -39,10 +44,9 @@ except TfaccelError as error:
 def find(run_python, tmp_path):
     """A function that searches for the fastest plan of a case: the report, or the error's type and message."""
 
-    def find(case, *, limit_seconds=60, budget_seconds=300):
-        child = run_python(
-            PROGRAM, case, limit_seconds, budget_seconds, cwd=HERE, env={"TFACCEL_CACHE": str(tmp_path)}, fresh=True
-        )
+    def find(case, *, limit_seconds=60, budget_seconds=300, **options):
+        arguments = (case, limit_seconds, budget_seconds, json.dumps(options))
+        child = run_python(PROGRAM, *arguments, cwd=HERE, env={"TFACCEL_CACHE": str(tmp_path)}, fresh=True)
         found = json.loads(child.stdout.splitlines()[-1])
         return Report.from_json(found) if isinstance(found, dict) else found
 
@@ -112,7 +116,7 @@ def test_bad_input_says_why(find):
 
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on(find, tmp_path):
-    command = [sys.executable, "-c", PROGRAM, "workload", "60", "300"]
+    command = [sys.executable, "-c", PROGRAM, "workload", "60", "300", "{}"]
     environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE, env=environment) as child:
         assert child.stdout.readline() == "XLA\n"
@@ -129,6 +133,26 @@ def test_an_interrupted_search_goes_on(find, tmp_path):
     assert not report.from_cache
     axes = [one.axis for one in report.candidates]
     assert axes.count("XLA") == 1
+
+
+@pytest.mark.slow
+def test_micro_batches_keep_batch_normalization(find):
+    fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
+    report = find("normalized", **fixed)
+    [halved] = [one for one in report.candidates if one.plan.accumulation_steps == 2]
+    assert halved.rejection.startswith("Batch normalization (batch_normalization) would take its statistics over other")
+    plain = find("workload", **fixed)
+    [halved] = [one for one in plain.candidates if one.plan.accumulation_steps == 2]
+    assert halved.speedup > 0
+
+
+@pytest.mark.slow
+def test_other_batches_are_tuned_if_asked_for(find):
+    fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
+    report = find("workload", measure={"tune_batch": True, "max_candidates": 5}, **fixed)
+    assert {one.plan.global_batch_size for one in report.candidates} >= {32, 64, 128}
+    assert report.plan.global_batch_size > 32
+    assert find("workload", measure={"max_candidates": 2}, **fixed).plan.global_batch_size == 32
 
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)

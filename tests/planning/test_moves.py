@@ -29,6 +29,43 @@ def test_onednn_is_for_cpus():
     assert values_of("onednn", GPU) == []
 
 
+def test_bfloat16_by_grappler_is_measured_where_the_cpu_computes_in_it():
+    assert values_of("grappler_bfloat16", Hardware(cpu_features=("AVX2",))) == []
+    assert values_of("grappler_bfloat16", Hardware(cpu_features=("AVX512_BF16",))) == [True]
+    assert values_of("grappler_bfloat16", GPU) == []
+
+
+def test_installed_allocators_are_measured_on_cpus():
+    def allocators(hardware, **fixed):
+        found = moves(hardware, DIGITS, fixed, allocators=("jemalloc", "glibc_huge_pages"))
+        return [dict(move.changes)["memory_allocator"] for move in found if move.axis == "allocator"]
+
+    assert allocators(Hardware()) == ["jemalloc", "glibc_huge_pages"]
+    assert allocators(Hardware(), memory_allocator="jemalloc") == ["jemalloc"]
+    assert allocators(GPU) == []
+
+
+def test_threads_of_gpus_are_measured():
+    assert values_of("gpu_thread_mode", GPU) == ["gpu_private"]
+    assert values_of("gpu_thread_mode", Hardware()) == []
+
+
+def test_other_batches_are_measured_only_if_asked_for():
+    assert values_of("global_batch_size", Hardware()) == []
+    found = [move for move in moves(Hardware(), DIGITS, {}, tune_batch=True) if move.axis == "batch"]
+    assert [dict(move.changes)["global_batch_size"] for move in found] == [128, 256, 512, 32]
+    fixed = moves(Hardware(), DIGITS, {"global_batch_size": 64}, tune_batch=True)
+    assert not [move for move in fixed if move.axis == "batch"]
+
+
+def test_moves_that_contradict_the_best_plan_are_left_out():
+    best = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True)
+    found = {move.axis: move for move in moves(Hardware(cpu_features=("AVX512_BF16",)), DIGITS, {})}
+    assert found["clustering"].applied_to(best) is None
+    assert found["Grappler"].applied_to(best) is None
+    assert found["micro-batches"].applied_to(best).accumulation_steps == 2
+
+
 @pytest.mark.parametrize("hardware", [Hardware(), GPU])
 def test_fused_kernels_are_measured_in_place_of_xla(hardware):
     [move] = [move for move in moves(hardware, DIGITS, {}) if move.axis == "kernels"]

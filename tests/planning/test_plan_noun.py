@@ -56,11 +56,13 @@ def test_every_field_survives_json():
         prefetch_batches=0,
         cache_data=True,
         augment_on="device",
+        memory_allocator="jemalloc",
+        gpu_thread_mode="gpu_private",
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}
     placement = {"strategy", "num_workers", "tpu"}
-    not_of_gpus_with_xla = {"fused_kernels", "onednn"}
+    not_of_gpus_with_xla = {"fused_kernels", "onednn", "xla_auto_clustering", "grappler_bfloat16"}
     assert same == {*placement, *not_of_gpus_with_xla, "global_batch_size", "gpu_memory_growth", "prefetch_to_device"}
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
@@ -130,6 +132,9 @@ def test_bad_plan_file(text, message, tmp_path):
         ("intra_op_threads", 0, "at least 1, or None to leave it to TensorFlow. Received: intra_op_threads=0."),
         ("jit_compile", "auto", "`jit_compile` must be true or false. Received: jit_compile='auto'."),
         ("cache_data", 1, "`cache_data` must be true or false. Received: cache_data=1."),
+        ("memory_allocator", "jmalloc", "one of jemalloc, tcmalloc, mimalloc, glibc_huge_pages, or None. Received: "),
+        ("memory_allocator", "jmalloc", "Did you mean 'jemalloc'?"),
+        ("gpu_thread_mode", True, "`gpu_thread_mode` must be one of global, gpu_private, gpu_shared, or None."),
         ("tpu", "", "`tpu` must be a TPU's name or address, 'local', or None. Received: tpu=''."),
     ],
 )
@@ -179,6 +184,20 @@ def test_batch_that_does_not_divide():
         (CPU, {"tpu": "local"}, "Received: tpu='local', strategy='none'. Drop it."),
         (TPU, {"jit_compile": True}, "TPUStrategy compiles with XLA by itself"),
         (TPU, {"dtype_policy": "mixed_float16"}, "Use dtype_policy='mixed_bfloat16'."),
+        (
+            CPU,
+            {"xla_auto_clustering": True, "jit_compile": True},
+            "Use xla_auto_clustering=False, or jit_compile=False.",
+        ),
+        (TPU, {"xla_auto_clustering": True}, "jit_compile=False, strategy='tpu'. Use xla_auto_clustering=False."),
+        (CPU, {"grappler_bfloat16": True, "dtype_policy": "mixed_bfloat16"}, "dtype_policy='mixed_bfloat16', jit_co"),
+        (CPU, {"grappler_bfloat16": True, "jit_compile": True}, "is for float32 models on CPUs without `jit_compile`."),
+        (GPUS, {"grappler_bfloat16": True}, "devices=GPU:0,GPU:1. Use grappler_bfloat16=False, with dtype_policy="),
+        (
+            CPU,
+            {"gpu_thread_mode": "gpu_private"},
+            "gpu_thread_mode='gpu_private', devices=CPU:0. Use gpu_thread_mode=None",
+        ),
         (CPU, {"gpu_memory_growth": True}, "`gpu_memory_growth` and `gpu_memory_limit_bytes` are for GPUs."),
         (CPU, {"gpu_memory_limit_bytes": 1}, "gpu_memory_limit_bytes=1, devices=CPU:0."),
         (GPUS, {"gpu_memory_growth": True, "gpu_memory_limit_bytes": 1}, "cannot both let a GPU's memory grow and"),

@@ -54,7 +54,12 @@ def test_a_loaded_tensorflow_decides_on_onednn(tmp_path, caplog, logical_devices
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never").onednn is uses_onednn()
     keep_plan(MACHINE, WORKLOAD, {}, dataclasses.replace(RULES, onednn=not uses_onednn()), speedup=2.0, report={})
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never") == RULES
-    assert "used without its setting of oneDNN. The plan needs oneDNN" in caplog.text
+    assert "The measured plan is used without its onednn. The plan has onednn=" in caplog.text
+    plan = dataclasses.replace(RULES, memory_allocator="glibc_huge_pages")
+    keep_plan(MACHINE, WORKLOAD, {}, plan, speedup=2.0, report={})
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never") == RULES
+    assert "The plan has memory_allocator='glibc_huge_pages', but this process started without it." in caplog.text
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never", can_restart=True) == plan
 
 
 def test_several_workers_follow_the_rules(tmp_path):

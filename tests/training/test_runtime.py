@@ -59,6 +59,7 @@ found["more devices"] = error(strategy="mirrored", devices=("CPU:0", "CPU:1", "C
 found["same threads"] = error(intra_op_threads=2)
 found["other threads"] = error(intra_op_threads=1)
 found["without oneDNN"] = error(onednn=False)
+found["late clustering"] = error(xla_auto_clustering=True)
 found["GPU"] = error(devices=("GPU:0",))
 keras.config.set_dtype_policy("float32")
 try:
@@ -66,6 +67,27 @@ try:
         raise KeyError("inside")
 except KeyError:
     found["after an error"] = keras.config.dtype_policy().name
+print(json.dumps(found))
+"""
+
+GRAPH_REWRITES = """
+import dataclasses, json, os
+from tfaccel import Plan, Runtime
+plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, xla_auto_clustering=True, grappler_bfloat16=True)
+found = []
+def note(optimizer):
+    found.append([optimizer.get_jit(), optimizer.get_experimental_options().get(NAME, False)])
+NAME = "auto_mixed_precision_onednn_bfloat16"
+with Runtime(plan):
+    import tensorflow as tf
+    note(tf.config.optimizer)
+    found.append(os.environ["TF_XLA_FLAGS"])
+note(tf.config.optimizer)
+found.append("TF_XLA_FLAGS" in os.environ)
+with Runtime(plan):
+    note(tf.config.optimizer)
+with Runtime(dataclasses.replace(plan, xla_auto_clustering=False, grappler_bfloat16=False)):
+    note(tf.config.optimizer)
 print(json.dumps(found))
 """
 
@@ -111,9 +133,23 @@ def test_layers_are_named_as_in_a_new_process(found):
 def test_onednn_is_decided_before_tensorflow_is_loaded(found):
     assert found["oneDNN"]
     assert found["without oneDNN"] == (
-        "PlanError: The plan needs oneDNN off, but TensorFlow is loaded already, without that. Set the environment "
+        "PlanError: The plan has onednn=False, but this process has loaded TensorFlow without it. Set the environment "
         "variable TF_ENABLE_ONEDNN_OPTS=0 before Python starts, or use onednn=None."
     )
+
+
+def test_clustering_on_cpus_is_decided_before_tensorflow_is_loaded(found):
+    assert found["late clustering"] == (
+        "PlanError: The plan has xla_auto_clustering=True, but this process has loaded TensorFlow without it. Set the "
+        "environment variable TF_XLA_FLAGS=--tf_xla_cpu_global_jit before Python starts, or use "
+        "xla_auto_clustering=False."
+    )
+
+
+def test_graph_rewrites_are_set_and_undone(run_python):
+    found = json.loads(run_python(GRAPH_REWRITES, fresh=True).stdout.splitlines()[-1])
+    on, off = ["autoclustering", True], ["", False]
+    assert found == [on, "--tf_xla_cpu_global_jit", off, False, on, off]
 
 
 def test_second_runtime_in_one_process(found):

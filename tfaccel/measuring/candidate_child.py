@@ -30,12 +30,14 @@ class CandidateChild:
 
     Attributes:
         candidate: what was measured so far.
+        batch_norm_layers: names of the model's layers whose statistics depend on the size of a micro-batch.
     """
 
     def __init__(
         self, server: ForkServer, task: dict[str, Any], plan: Plan, axis: str, *, limit_seconds: float
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
+        self.batch_norm_layers: list[str] = []
         self._server = server
         self._limit_seconds = limit_seconds
         self._child = server.start(f"candidate-{axis}", PROGRAM, [], {})
@@ -48,6 +50,7 @@ class CandidateChild:
             CandidateFailed: if the process fails, dies or takes too long.
         """
         built = self._answer("build the model")
+        self.batch_norm_layers = built["batch_norm_layers"]
         self.candidate = replace(self.candidate, build_seconds=built["seconds"])
         first = self._window(num_steps, "run its first steps")
         self.candidate = replace(self.candidate, first_step_seconds=first.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import tempfile
@@ -13,13 +14,17 @@ from typing import Any
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.plan_search import MeasureOptions, OnCandidate, PlanSearch
+from tfaccel.measuring.plan_search import MeasureOptions, PlanSearch, SearchProgress
 from tfaccel.measuring.report import Report
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import cached_plan, keep_plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
+from tfaccel.training.process_settings import unavailable_settings
+
+logger = logging.getLogger("tfaccel")
 
 
 def find_fastest(
@@ -29,17 +34,17 @@ def find_fastest(
     *,
     measure: MeasureOptions | None = None,
     hardware: Hardware | None = None,
-    on_candidate: OnCandidate = lambda candidate: None,
+    progress: SearchProgress | None = None,
     **options: Any,
 ) -> Report:
     """Measures plans on this machine, and returns the fastest one that computes what float32 computes.
 
     The search begins with the plan of the rules (`tfaccel.default_plan`) and moves along one axis at a time: precision,
-    XLA, oneDNN (unless TensorFlow is loaded already), fused kernels, devices, threads, input. Each plan trains in a
-    process of its own, so that running out of memory, a crash or a hang is a recorded result. A challenger and the best
-    plan so far run in turn, window by window, so that a temporary slowdown of the machine affects both. A plan is
-    rejected if its loss is not finite, or departs from that of float32 without XLA on the same batches by more than 5
-    %. Nothing that is passed in is trained or changed.
+    XLA, oneDNN, fused kernels, devices, threads, input, memory allocators and others (`tfaccel.planning.moves.AXES`).
+    Each plan trains in a process of its own, so that running out of memory, a crash or a hang is a recorded result. A
+    challenger and the best plan so far run in turn, window by window, so that a temporary slowdown of the machine
+    affects both. A plan is rejected if its loss is not finite, or departs from that of float32 without XLA on the same
+    batches by more than 5 %. Nothing that is passed in is trained or changed.
 
     The result is kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel, where `tfaccel.train` finds it. A search that was
     interrupted (Ctrl-C) continues when it is called again.
@@ -49,7 +54,7 @@ def find_fastest(
         x, y: data, if `workload` is a model or a function that builds one.
         measure: how to measure; None for at most 60 seconds and 12 plans.
         hardware: the machine; None to detect it.
-        on_candidate: called with each plan once it has been measured.
+        progress: told about each plan before and after it is measured; see `SearchProgress`.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
             `workload`, `x` and `y`.
 
@@ -74,24 +79,36 @@ def find_fastest(
     made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
     hardware = hardware or detect_hardware()
     measure = measure or MeasureOptions()
-    known = cached_plan(hardware, made, fixed) if measure.use_cache else None
+    key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
+    known = cached_plan(hardware, made, key) if measure.use_cache else None
     earlier = None if known is None else Report.from_json(known.report)
+    elsewhere = known is not None and not measure.for_new_process and bool(unavailable_settings(known.plan))
+    if elsewhere:
+        logger.info("The kept plan needs a new process, so plans are measured again, without what only that can set.")
+        earlier = None
     if earlier is not None and earlier.complete:
         return replace(earlier, from_cache=True)
-    by_name = isinstance(workload, str)
-    task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
-    left_out = ("oneDNN",) if "tensorflow" in sys.modules else ()  # this process could not train with the plan
-    search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, left_out=left_out, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
+    search = PlanSearch(
+        made,
+        hardware,
+        fixed,
+        measure,
+        progress=progress or SearchProgress(),
+        left_out=() if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",),
+        earlier=earlier,
+    )
 
     def kept() -> Report:
         report = search.report()
-        keep_plan(hardware, made, fixed, report.plan, speedup=report.speedup, report=report.to_json())
+        if not elsewhere:
+            keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
         return report
 
     try:
-        search.run(servers, task)
+        by_name = isinstance(workload, str)
+        search.run(servers, _task(workload if by_name else made, options if by_name else {}, measure.seed, folder))
         return kept()
     except BaseException:
         if search.has_result:
@@ -102,10 +119,13 @@ def find_fastest(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def _task(given: Any, options: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
     """What `candidate_program` needs to know to make the workload."""
     origin, by_value = Origin.of([given])
-    reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
+    if isinstance(given, str):
+        reference = Reference.of(given, "workload", plain_name="recipe")
+    else:
+        reference = Reference.by_file(given, "workload", by_value=by_value, file=folder / "workload.pickle")
     return {
         "origin": {"folder": origin.folder, "main_file": origin.main_file},
         "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},

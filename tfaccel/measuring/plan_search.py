@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
+from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.measurement import relative_spread
+from tfaccel.measuring.duel import CHECKED_STEPS, departure, duel
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES, MEASURED, Move, moves
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
-LOSS_TOLERANCE = 0.05  # relative to the reference's loss
-CHECKED_STEPS = 4  # in each of the two windows whose losses are compared with the reference's
-WINDOW_SECONDS = 0.3
-MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 7
-_CLEARLY_SLOWER = 0.9
+_FLOAT32_ALONE: Mapping[str, Any] = {
+    "dtype_policy": "float32",
+    "jit_compile": False,
+    "grappler_bfloat16": False,
+    "xla_auto_clustering": False,
+}
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
-
-OnCandidate = Callable[[Candidate], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +44,10 @@ class MeasureOptions:
         seed: determines weights and data.
         use_cache: return the report of an earlier call for the same workload, machine, versions and fixed fields, if
             there is one, or continue it if it was interrupted. False measures again.
+        tune_batch: measure other global batch sizes too. They change what is computed, so their losses are only
+            checked to be finite, and `tfaccel.train` uses such a plan only if it is passed.
+        for_new_process: measure settings too that this process cannot take any more: memory allocators, and, once
+            TensorFlow is loaded, oneDNN and auto-clustering.
 
     Raises:
         PlanError: if a limit is not positive.
@@ -57,12 +59,24 @@ class MeasureOptions:
     limit_seconds: float = 120.0
     seed: int = 0
     use_cache: bool = True
+    tune_batch: bool = False
+    for_new_process: bool = False
 
     def __post_init__(self) -> None:
         for name in ("budget_seconds", "max_candidates", "limit_seconds"):
             if not (value := getattr(self, name)) > 0:
                 raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
         check_seed(self.seed)
+
+
+class SearchProgress:
+    """What `find_fastest` calls while it measures. This one does nothing; override what you need."""
+
+    def started(self, plan: Plan, axis: str) -> None:
+        """A plan is about to be measured; `axis` tells how it differs, as in `Candidate`."""
+
+    def measured(self, candidate: Candidate) -> None:
+        """A plan has been measured."""
 
 
 class PlanSearch:
@@ -72,7 +86,7 @@ class PlanSearch:
         workload, hardware: what the plan is for.
         fixed: plan fields that stay as they are.
         options: how it measures.
-        on_candidate: called with each plan once it has been measured.
+        progress: told about each plan.
         left_out: axes that are not tried.
         earlier: the report of an interrupted search, to continue.
     """
@@ -84,12 +98,12 @@ class PlanSearch:
         fixed: Mapping[str, Any],
         options: MeasureOptions,
         *,
-        on_candidate: OnCandidate,
+        progress: SearchProgress,
         left_out: Collection[str] = (),
         earlier: Report | None = None,
     ) -> None:
         self._workload, self._hardware, self._fixed, self._options = workload, hardware, fixed, options
-        self._on_candidate, self._left_out, self._earlier = on_candidate, left_out, earlier
+        self._progress, self._left_out, self._earlier = progress, left_out, earlier
         self._candidates: dict[Plan, Candidate] = {}
         self._chosen: Plan | None = None
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
@@ -106,7 +120,7 @@ class PlanSearch:
         """
         self._servers, self._task = servers, task
         first = default_plan(self._hardware, self._workload, **self._fixed)
-        reference = replace(first, dtype_policy="float32", jit_compile=False)
+        reference = replace(first, **_FLOAT32_ALONE)
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
@@ -134,7 +148,14 @@ class PlanSearch:
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
-        waiting = [one for one in moves(self._hardware, self._workload, self._fixed) if one.axis not in self._left_out]
+        found = moves(
+            self._hardware,
+            self._workload,
+            self._fixed,
+            allocators=installed_allocators(),
+            tune_batch=self._options.tune_batch,
+        )
+        waiting = [one for one in found if one.axis not in self._left_out]
         lost: list[Move] = []
         while waiting:
             move = waiting.pop(0)
@@ -173,6 +194,7 @@ class PlanSearch:
     def _started(self, plan: Plan, axis: str) -> CandidateChild | None:
         """A process for a plan, built, checked and warm; None if it failed or was rejected."""
         began = time.monotonic()
+        self._progress.started(plan, axis)
         server, limit = self._servers.of(plan), self._options.limit_seconds
         child = CandidateChild(server, self._task, plan, axis, limit_seconds=limit)
         self._candidates[plan] = child.candidate
@@ -184,13 +206,24 @@ class PlanSearch:
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
-        wrong = departure(losses, self._reference_losses)
+        wrong = self._what_is_wrong(child, losses)
         if wrong:
             child.end()
             self._note(replace(child.candidate, rejection=wrong))
             return None
         self._candidates[plan] = child.candidate
         return child
+
+    def _what_is_wrong(self, child: CandidateChild, losses: tuple[float, float]) -> str:
+        """Why a plan does not compute what the reference does; empty if it does."""
+        plan, reference = child.candidate.plan, next(iter(self._candidates))
+        wanted = self._reference_losses or losses
+        if plan.global_batch_size != reference.global_batch_size:  # other examples, so only whether they are finite
+            return departure(losses, losses)
+        if plan.accumulation_steps != reference.accumulation_steps and child.batch_norm_layers:
+            names = ", ".join(child.batch_norm_layers)
+            return f"Batch normalization ({names:.100}) would take its statistics over other micro-batches."
+        return departure(losses, wanted)
 
     def _better(self, best: CandidateChild | None, challenger: CandidateChild | None) -> CandidateChild | None:
         """Runs both in turn; the loser's process ends."""
@@ -199,49 +232,29 @@ class PlanSearch:
         if best is None:
             return self._choose(challenger)
         try:
-            ratios = self._duel(best, challenger)
+            found = duel(best, challenger, deadline=self._began + self._options.budget_seconds)
         except CandidateFailed as error:
             self._note(challenger.fail(str(error)))
             return best
-        speedup = statistics.median(ratios)
-        noise = max(MIN_GAIN, relative_spread(ratios) / 2)
-        challenger.candidate = replace(challenger.candidate, speedup=speedup)
+        challenger.candidate = replace(challenger.candidate, speedup=found.speedup)
         self._candidates[best.candidate.plan] = best.candidate
-        if speedup > 1 + noise:
+        if found.won:
             best.end()
             axis = challenger.candidate.axis
-            self._gains[axis] = self._gains.get(axis, 1.0) * speedup
+            self._gains[axis] = self._gains.get(axis, 1.0) * found.speedup
             self._note(challenger.candidate)
             return self._choose(challenger)
         challenger.end()
-        text = "No measurable difference" if speedup > 1 - noise else "Slower"
-        self._note(replace(challenger.candidate, rejection=f"{text}: {speedup:.2f} times the speed (± {noise:.2f})."))
+        self._note(replace(challenger.candidate, rejection=found.reason_of_loss()))
         return best
 
     def _choose(self, child: CandidateChild) -> CandidateChild:
         self._chosen = child.candidate.plan
         return child
 
-    def _duel(self, best: CandidateChild, challenger: CandidateChild) -> list[float]:
-        """The challenger's speed relative to the best plan's, round by round."""
-        ratios: list[float] = []
-        num_steps = [steps_of_window(one) for one in (best, challenger)]
-        for turn in range(_MAX_ROUNDS):
-            pair = [(best, num_steps[0]), (challenger, num_steps[1])]
-            found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
-            rates = [rate_of(found[id(one)], one.candidate.plan) for one in (best, challenger)]
-            ratios.append(rates[1] / rates[0])
-            if turn >= 1 and max(ratios) < _CLEARLY_SLOWER:
-                break
-            if turn + 1 >= _MIN_ROUNDS and (min(ratios) > 1 + MIN_GAIN or max(ratios) < 1):
-                break
-            if turn + 1 >= _MIN_ROUNDS and time.monotonic() - self._began > self._options.budget_seconds:
-                break
-        return ratios
-
     def _note(self, candidate: Candidate) -> None:
         self._candidates[candidate.plan] = candidate
-        self._on_candidate(candidate)
+        self._progress.measured(candidate)
 
     @property
     def has_result(self) -> bool:
@@ -270,31 +283,3 @@ class PlanSearch:
             stopped_because=self._stopped_because,
             complete=self._stopped_because != _INTERRUPTED,
         )
-
-
-def steps_of_window(child: CandidateChild) -> int:
-    """The number of steps of about `WINDOW_SECONDS`, estimated by an untimed window."""
-    if child.candidate.windows:
-        return child.candidate.windows[0].num_steps
-    probe = child.warm_up(CHECKED_STEPS)
-    return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
-
-
-def rate_of(window: CandidateWindow, plan: Plan) -> float:
-    """Examples per second."""
-    return window.num_steps * plan.global_batch_size / window.seconds
-
-
-def departure(losses: tuple[float, float], reference: tuple[float, float]) -> str:
-    """Why losses are not those of the reference; empty if they are.
-
-    Example:
-        >>> departure((1.0, 0.91), (1.0, 0.9)), departure((1.0, 1.2), (1.0, 0.9))
-        ('', 'Its loss is 1.2 where that of float32 is 0.9: more than 5 % apart.')
-    """
-    for loss, wanted in zip(losses, reference, strict=True):
-        if not math.isfinite(loss):
-            return "Its loss is not finite."
-        if abs(loss - wanted) > LOSS_TOLERANCE * max(abs(wanted), 1e-3):
-            return f"Its loss is {loss:.4g} where that of float32 is {wanted:.4g}: more than 5 % apart."
-    return ""

@@ -22,6 +22,8 @@ COMBINED_RULES: tuple[tuple[str, Rule], ...] = (
 # Further choices of these are tried only on the best plan, one at a time.
 SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("fused_kernels", precision_rules.fused_kernels_rule),
+    ("xla_auto_clustering", precision_rules.xla_auto_clustering_rule),
+    ("grappler_bfloat16", precision_rules.grappler_bfloat16_rule),
     ("accumulation_steps", batch_rules.accumulation_steps_rule),
     ("global_batch_size", batch_rules.global_batch_size_rule),
     ("steps_per_execution", batch_rules.steps_per_execution_rule),
@@ -34,6 +36,8 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
     ("synchronize_batch_norm", batch_rules.synchronize_batch_norm_rule),
     ("onednn", process_rules.onednn_rule),
+    ("memory_allocator", process_rules.memory_allocator_rule),
+    ("gpu_thread_mode", process_rules.gpu_thread_mode_rule),
     ("data_threads", process_rules.data_threads_rule),
     ("prefetch_batches", process_rules.prefetch_batches_rule),
     ("prefetch_to_device", process_rules.prefetch_to_device_rule),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,20 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "XLA": ("jit_compile",),
     "oneDNN": ("onednn",),
     "kernels": ("fused_kernels",),
+    "batch": ("global_batch_size",),
+    "Grappler": ("grappler_bfloat16",),
     "devices": ("strategy", "devices", "num_logical_cpus", "communication"),
     "threads": ("intra_op_threads", "inter_op_threads"),
     "input": ("data_threads", "prefetch_batches", "prefetch_to_device", "cache_data", "augment_on"),
     "communication": ("communication", "bytes_per_pack"),
+    "GPU threads": ("gpu_thread_mode",),
+    "allocator": ("memory_allocator",),
+    "clustering": ("xla_auto_clustering",),
+    "micro-batches": ("accumulation_steps",),
+    "steps": ("steps_per_execution",),
 }
+# Settings that only a new process can take.
+PROCESS_AXES = ("oneDNN", "clustering", "GPU threads", "allocator")
 
 
 # Features of CPUs for which oneDNN has fast operations, and those for which TensorFlow uses them without being asked.
@@ -62,19 +71,35 @@ class Move:
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
 
 
-def moves(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> list[Move]:
+def moves(
+    hardware: Hardware,
+    workload: Workload,
+    fixed: Mapping[str, Any],
+    *,
+    allocators: Sequence[str] = (),
+    tune_batch: bool = False,
+) -> list[Move]:
     """The moves worth measuring on this machine, those with the largest expected gains first.
 
     A field that is fixed is never changed.
 
+    Args:
+        hardware, workload: what the plan is for.
+        fixed: plan fields that stay as they are.
+        allocators: memory allocators that are installed.
+        tune_batch: whether the global batch size may change, which changes what is computed.
+
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
         >>> [move.axis for move in moves(Hardware(num_usable_cores=2), digits, {})]
-        ['XLA', 'kernels', 'threads', 'threads']
+        ['XLA', 'kernels', 'threads', 'threads', 'clustering', 'micro-batches', 'steps']
     """
     plans = candidate_plans(hardware, workload, **fixed)
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
-    further = [*_onednn_moves(plans[0], hardware), _FUSED, *_thread_moves(plans[0], hardware)]
+    first = plans[0]
+    further = [*_onednn_moves(first, hardware), _FUSED, *_thread_moves(first, hardware)]
+    further += [*_memory_moves(first, allocators), *_graph_moves(first, hardware)]
+    further += batch_moves(first) if tune_batch else []
     found += [move for move in further if all(fixed.get(name, value) == value for name, value in move.changes)]
     order = list(AXES)
     return sorted(dict.fromkeys(found), key=lambda move: order.index(move.axis))
@@ -104,3 +129,32 @@ def _thread_moves(first: Plan, hardware: Hardware) -> list[Move]:
     alone = (("intra_op_threads", cores), ("inter_op_threads", 1))
     side_by_side = (("intra_op_threads", 1), ("inter_op_threads", cores))
     return [Move("threads", alone), Move("threads", side_by_side)]
+
+
+def _memory_moves(first: Plan, allocators: Sequence[str]) -> list[Move]:
+    """Other allocators, and smaller micro-batches, which may fit into a cache."""
+    halves = [] if first.replica_batch_size % 2 else [Move("micro-batches", (("accumulation_steps", 2),))]
+    if not first.devices[0].startswith("CPU"):
+        return halves
+    return [*(Move("allocator", (("memory_allocator", name),)) for name in allocators), *halves]
+
+
+def _graph_moves(first: Plan, hardware: Hardware) -> list[Move]:
+    """What TensorFlow may do to the graph; and single steps in place of a loop."""
+    found = [Move("clustering", (("xla_auto_clustering", True),)), Move("steps", (("steps_per_execution", 1),))]
+    if first.devices[0].startswith("CPU") and {"AVX512_BF16", "AMX_BF16"} & {*hardware.cpu_features}:
+        found.append(Move("Grappler", (("grappler_bfloat16", True),)))
+    return found
+
+
+def batch_moves(first: Plan) -> list[Move]:
+    """Larger global batches, and one half as large.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> [dict(move.changes)["global_batch_size"] for move in batch_moves(plan)]
+        [64, 128, 256, 16]
+    """
+    size, smallest = first.global_batch_size, first.num_replicas * first.accumulation_steps
+    sizes = [size * 2, size * 4, size * 8, *([size // 2] if size % (2 * smallest) == 0 else [])]
+    return [Move("batch", (("global_batch_size", one),)) for one in sizes]

@@ -29,6 +29,10 @@ class Plan:
         num_workers: number of processes that train together, all with the same number of devices.
         dtype_policy: Keras's policy: "float32", "mixed_float16" or "mixed_bfloat16".
         jit_compile: whether XLA compiles forward and backward pass. False under "tpu", which compiles by itself.
+        xla_auto_clustering: whether XLA compiles the groups of operations that TensorFlow selects, in place of the
+            whole pass. Read when TensorFlow is loaded.
+        grappler_bfloat16: whether TensorFlow's graph optimizer moves operations of a float32 model to bfloat16, on CPUs
+            that compute in it. The model's dtype policy stays float32.
         global_batch_size: examples per optimizer step, over all replicas of all workers.
         accumulation_steps: micro-batches that each replica's share of the global batch is divided into; their
             gradients are summed before the one optimizer step.
@@ -48,6 +52,10 @@ class Plan:
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
             with AVX512_VNNI, AVX_VNNI or AMX. TensorFlow reads it when it is loaded.
+        memory_allocator: "jemalloc", "tcmalloc", "mimalloc" or "glibc_huge_pages", in place of the C library's; None
+            for the one that the process has. Read when the process starts.
+        gpu_thread_mode: whose threads launch the GPUs' kernels: "global", "gpu_private" (each GPU's own) or
+            "gpu_shared" (of all GPUs); None leaves it to TensorFlow. Read when TensorFlow is loaded.
         data_threads: threads of the input pipeline; None shares the operations' threads.
         prefetch_batches: global batches that the input pipeline prefetches; 0 for none.
         prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
@@ -76,6 +84,8 @@ class Plan:
     num_workers: int = 1
     dtype_policy: str = "float32"
     jit_compile: bool = False
+    xla_auto_clustering: bool = False
+    grappler_bfloat16: bool = False
     global_batch_size: int
     accumulation_steps: int = 1
     steps_per_execution: int | None = None
@@ -88,6 +98,8 @@ class Plan:
     sum_duplicate_indices: bool = False
     synchronize_batch_norm: bool = True
     onednn: bool | None = None
+    memory_allocator: str | None = None
+    gpu_thread_mode: str | None = None
     data_threads: int | None = None
     prefetch_batches: int = 2
     prefetch_to_device: bool = False

@@ -100,7 +100,8 @@ def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]
     try:
         entry = json.loads(text)
         plan = Plan.from_json(entry["plan"])
-        if entry["format"] != _FORMAT or any(getattr(plan, name) != value for name, value in fixed.items()):
+        fields = {name: value for name, value in fixed.items() if name != "tune_batch"}
+        if entry["format"] != _FORMAT or any(getattr(plan, name) != value for name, value in fields.items()):
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
     except (TfaccelError, ValueError, KeyError, TypeError, AttributeError) as error:

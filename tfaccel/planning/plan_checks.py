@@ -113,6 +113,30 @@ def _check_kernels(plan: "Plan") -> None:
         )
 
 
+def _check_graph_rewrites(plan: "Plan") -> None:
+    if plan.xla_auto_clustering and (plan.jit_compile or plan.strategy == "tpu"):
+        raise PlanError(
+            "`xla_auto_clustering` is for training without `jit_compile`, which compiles the whole pass. Received: "
+            f"xla_auto_clustering=True, jit_compile={plan.jit_compile}, strategy={plan.strategy!r}. "
+            "Use xla_auto_clustering=False" + (", or jit_compile=False." if plan.jit_compile else ".")
+        )
+    if plan.grappler_bfloat16 and (plan.dtype_policy != "float32" or plan.jit_compile or kind_of(plan) != "CPU"):
+        raise PlanError(
+            "`grappler_bfloat16` is for float32 models on CPUs without `jit_compile`. Received: "
+            f"grappler_bfloat16=True, dtype_policy={plan.dtype_policy!r}, jit_compile={plan.jit_compile}, "
+            f"devices={','.join(plan.devices)}. Use grappler_bfloat16=False, with dtype_policy='mixed_bfloat16' for "
+            "bfloat16."
+        )
+
+
+def _check_gpu_threads(plan: "Plan") -> None:
+    if plan.gpu_thread_mode is not None and kind_of(plan) != "GPU":
+        raise PlanError(
+            f"`gpu_thread_mode` is for GPUs. Received: gpu_thread_mode={plan.gpu_thread_mode!r}, "
+            f"devices={','.join(plan.devices)}. Use gpu_thread_mode=None."
+        )
+
+
 def _check_onednn(plan: "Plan") -> None:
     if plan.onednn is not None and kind_of(plan) != "CPU":
         raise PlanError(
@@ -192,6 +216,8 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_logical_cpus,
     _check_batch,
     _check_kernels,
+    _check_graph_rewrites,
+    _check_gpu_threads,
     _check_onednn,
     _check_gpu_memory,
     _check_communication,

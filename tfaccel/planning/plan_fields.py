@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 STRATEGIES = ("none", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 DTYPE_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 AUGMENTATION_PLACES = ("host", "device")
+MEMORY_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages")
+GPU_THREAD_MODES = ("global", "gpu_private", "gpu_shared")
 COMMUNICATIONS = ("tensorflow_default", "nccl", "ring", "hierarchical_copy")
 
 REFUSED_STRATEGIES = {
@@ -34,6 +36,7 @@ _CHOICES = {
     "communication": COMMUNICATIONS,
     "augment_on": AUGMENTATION_PLACES,
 }
+OPTIONAL_CHOICES = {"memory_allocator": MEMORY_ALLOCATORS, "gpu_thread_mode": GPU_THREAD_MODES}
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
 # Field -> the smallest and the largest value. TensorFlow creates all logical CPUs and threads at startup.
 COUNT_FIELDS = {
@@ -54,6 +57,8 @@ OPTIONAL_COUNT_FIELDS = {
 OPTIONAL_SWITCH_FIELDS = ("onednn",)
 SWITCH_FIELDS = (
     "jit_compile",
+    "xla_auto_clustering",
+    "grappler_bfloat16",
     "gpu_memory_growth",
     "sum_duplicate_indices",
     "synchronize_batch_norm",
@@ -80,7 +85,9 @@ def check_value(name: str, value: Any) -> None:
         tfaccel.errors.PlanError: `jit_compile` must be true or false. Received: jit_compile='auto'.
     """
     if name in _CHOICES:
-        _check_choice(name, value)
+        _check_choice(name, value, _CHOICES[name])
+    elif name in OPTIONAL_CHOICES and value is not None:
+        _check_choice(name, value, OPTIONAL_CHOICES[name], or_none=True)
     elif name == "devices":
         _check_devices(value)
     elif name in COUNT_FIELDS:
@@ -106,14 +113,16 @@ def parse_device(device: Any) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _check_choice(name: str, value: Any) -> None:
-    allowed = _CHOICES[name]
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...], *, or_none: bool = False) -> None:
     refusal = _REFUSALS.get(name, {}).get(value) if isinstance(value, str) else None
     if refusal is not None:
         raise PlanError(f"`{name}` cannot be {value!r}: {refusal}. Choose one of: {', '.join(allowed)}.")
     if not isinstance(value, str) or value not in allowed:
         hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
-        raise PlanError(f"`{name}` must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")
+        raise PlanError(
+            f"`{name}` must be one of {', '.join(allowed)}{', or None' if or_none else ''}. "
+            f"Received: {name}={value!r}.{hint}"
+        )
 
 
 def _check_devices(devices: Any) -> None:

@@ -125,3 +125,17 @@ def onednn_rule(case: Case) -> list[Choice]:
     if case.kind != "CPU":
         return [Choice(None, "It is for training on CPUs.")]
     return [Choice(None, "TensorFlow's default for this CPU; `tfaccel autotune` measures the opposite.")]
+
+
+def memory_allocator_rule(case: Case) -> list[Choice]:
+    """The process's own."""
+    del case
+    return [Choice(None, "The process's own; `tfaccel autotune` measures those that are installed.")]
+
+
+def gpu_thread_mode_rule(case: Case) -> list[Choice]:
+    """TensorFlow's default; on GPUs, threads of each GPU's own as a further candidate."""
+    if case.kind != "GPU":
+        return [Choice(None, "No GPU is used.")]
+    private = "Threads of each GPU's own launch its kernels, which the input pipeline then cannot delay."
+    return [Choice(None, "TensorFlow's default: the operations' threads."), Choice("gpu_private", private)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import mmap
 import os
 import pickle
 import runpy
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import TfaccelError, WorkloadError
@@ -21,6 +23,7 @@ from tfaccel.planning.workload import Workload
 
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
 _MAIN_IN_CHILD = "__mp_main__"
+_ALIGNMENT = 64  # of arrays in a file, as NumPy's and TensorFlow's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,9 @@ class Reference:
     """A function, class or object that another process can load, by import path or pickle.
 
     Args:
-        kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle" or "none".
-        text: the name, the import path, or the pickle in base64.
+        kind: "recipe" (a workload by its recipe's name), "import" (package.module:name), "pickle", "file" (a pickle in
+            a file) or "none".
+        text: the name, the import path, the pickle in base64, or the file's path.
         name: its name in messages.
 
     Example:
@@ -83,17 +87,26 @@ class Reference:
         It is pickled by import path if possible, otherwise by value, such as a lambda or notebook code. The arguments
         and errors are those of `of`.
         """
-        label = thing.name if isinstance(thing, Workload) else getattr(thing, "__qualname__", type(thing).__qualname__)
-        try:
-            pickled = _pickle(thing, by_value=by_value)
-        except Exception as error:  # whatever the object's own code raises
-            remedy = "Pass a function that creates it, defined" if isinstance(thing, Workload) else "Define it"
-            raise error_type(
-                f"The {what} {label} cannot be sent to worker processes: {error}. {remedy} at the top level of a "
-                "module."
-            ) from error
-        name = label if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{label}"
-        return cls(kind="pickle", text=base64.b64encode(pickled).decode(), name=name)
+        pickled, _ = _pickle(thing, what, by_value=by_value, error_type=error_type, apart=False)
+        return cls(kind="pickle", text=base64.b64encode(pickled).decode(), name=_name(thing))
+
+    @classmethod
+    def by_file(
+        cls, thing: Any, what: str, *, by_value: bool, file: Path, error_type: type[TfaccelError] = WorkloadError
+    ) -> Self:
+        """A reference to an object in a file, whose arrays several processes on this machine share.
+
+        Each process maps the arrays into its memory, and writes to copies of its own. The arguments and errors are
+        those of `of`; `file` is created.
+        """
+        pickled, arrays = _pickle(thing, what, by_value=by_value, error_type=error_type, apart=True)
+        views = [array.raw() for array in arrays]
+        with file.open("wb") as stream:
+            pickle.dump((pickled, [view.nbytes for view in views]), stream)
+            for view in views:
+                stream.write(bytes(-stream.tell() % _ALIGNMENT))
+                stream.write(view)
+        return cls(kind="file", text=str(file), name=_name(thing))
 
     def load(self, error_type: type[TfaccelError] = WorkloadError) -> Any:
         """Loads the object; None for "none".
@@ -105,6 +118,8 @@ class Reference:
             return None
         if self.kind == "pickle":
             return pickle.loads(base64.b64decode(self.text))
+        if self.kind == "file":
+            return _load_file(Path(self.text))
         return import_named(self.import_path(), error_type=error_type)
 
     def import_path(self) -> str:
@@ -160,11 +175,48 @@ def _modules(thing: Any) -> set[str | None]:
     return found
 
 
-def _pickle(thing: Any, *, by_value: bool) -> bytes:
-    if not by_value:
-        with contextlib.suppress(Exception):
-            return pickle.dumps(thing)
-    import cloudpickle
+def _load_file(file: Path) -> Any:
+    with file.open("rb") as stream:
+        pickled, sizes = pickle.load(stream)
+        end = stream.tell()
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
+    arrays = []
+    for size in sizes:
+        start = end + -end % _ALIGNMENT
+        end = start + size
+        arrays.append(content[start:end])
+    return pickle.loads(pickled, buffers=arrays)
 
-    pickled: bytes = cloudpickle.dumps(thing)
-    return pickled
+
+def _name(thing: Any) -> str:
+    return thing.name if isinstance(thing, Workload) else f"{getattr(thing, '__module__', '')}:{_label(thing)}"
+
+
+def _label(thing: Any) -> str:
+    label: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return label
+
+
+def _pickle(
+    thing: Any, what: str, *, by_value: bool, error_type: type[TfaccelError], apart: bool
+) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """The pickle of an object, and its arrays if they are kept apart."""
+
+    def dumped(dumps: Callable[..., bytes]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+        arrays: list[pickle.PickleBuffer] = []
+        return dumps(thing, protocol=5, buffer_callback=arrays.append if apart else None), arrays
+
+    try:
+        if not by_value:
+            with contextlib.suppress(Exception):
+                return dumped(pickle.dumps)
+        import cloudpickle
+
+        return dumped(cloudpickle.dumps)
+    except Exception as error:  # whatever the object's own code raises
+        is_workload = isinstance(thing, Workload)
+        remedy = "Pass a function that creates it, defined" if is_workload else "Define it"
+        raise error_type(
+            f"The {what} {thing.name if is_workload else _label(thing)} cannot be sent to worker processes: {error}. "
+            f"{remedy} at the top level of a module."
+        ) from error

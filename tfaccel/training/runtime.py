@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,11 +21,13 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
-from tfaccel.training.loaded_tensorflow import why_not_with_loaded_tensorflow
+from tfaccel.training.process_settings import note_loaded, unavailable_settings
 from tfaccel.training.workers.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+_GRAPPLER_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"  # in `tf.config.optimizer`'s options
 
 
 class Runtime:
@@ -68,6 +71,7 @@ class Runtime:
         self._dtype_policy: Any = None
         self._random_states: tuple[Any, Any] | None = None
         self._name_counters: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
@@ -83,11 +87,26 @@ class Runtime:
                 self._set_threads()
                 self.strategy = self._make_strategy()
             keras.config.set_dtype_policy(self.plan.dtype_policy)
+            self._set_graph_rewrites()
             self.seed_generators()
         except BaseException:
             self._restore()
             raise
         return self
+
+    def _set_graph_rewrites(self) -> None:
+        """Sets what TensorFlow does to all graphs from now on."""
+        import tensorflow as tf
+
+        optimizer = tf.config.optimizer
+        if self.plan.grappler_bfloat16:
+            before = optimizer.get_experimental_options().get(_GRAPPLER_BFLOAT16, False)
+            self._undo.append(lambda: optimizer.set_experimental_options({_GRAPPLER_BFLOAT16: before}))
+            optimizer.set_experimental_options({_GRAPPLER_BFLOAT16: True})
+        if self.plan.xla_auto_clustering:
+            before_jit = optimizer.get_jit()
+            self._undo.append(lambda: optimizer.set_jit(before_jit or False))
+            optimizer.set_jit("autoclustering")
 
     def seed_generators(self) -> None:
         """Seeds Python, NumPy, TensorFlow and Keras, if a seed is given, and resets Keras's layer name counters.
@@ -118,6 +137,8 @@ class Runtime:
             import keras
 
             keras.config.set_dtype_policy(self._dtype_policy)
+        while self._undo:
+            self._undo.pop()()
         if self._name_counters:
             from tfaccel.training.private.private_models import swap_name_counters
 
@@ -132,6 +153,9 @@ class Runtime:
 
     def _set_environment(self) -> None:
         """Sets environment variables that TensorFlow and Keras read when imported."""
+        for problem in unavailable_settings(self.plan).values():
+            raise PlanError(problem)
+        variables = environment_of(self.plan)
         keras = sys.modules.get("keras")
         if keras is None:
             os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -144,9 +168,8 @@ class Runtime:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             if not self._wants_gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-            os.environ.update(environment_of(self.plan))
-        elif problem := why_not_with_loaded_tensorflow(self.plan):
-            raise PlanError(problem)
+            os.environ.update(variables)
+            note_loaded(variables)
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
 
@@ -249,43 +272,6 @@ def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
     """False for TensorFlow's warnings about retracing its own collective functions between workers."""
     message = record.getMessage()
     return not ("retracing" in message and "Collective" in message)
-
-
-class JaxRuntime:
-    """A context manager that sets dtype policy and seed for Keras on JAX; leaving restores the policy.
-
-    Args:
-        dtype_policy: a dtype policy, such as "mixed_bfloat16".
-        seed: seeds Python, NumPy and Keras.
-
-    Raises:
-        PlanError: on entering, if Keras has another backend.
-    """
-
-    def __init__(self, *, dtype_policy: str, seed: int) -> None:
-        self._wanted = dtype_policy
-        self._seed = seed
-        self._dtype_policy: Any = None
-
-    def __enter__(self) -> Self:
-        import keras
-
-        if keras.backend.backend() != "jax":
-            raise PlanError(
-                f"Keras runs on the backend {keras.backend.backend()!r}, not on 'jax'. Start a new process, or restart "
-                "the notebook, and set KERAS_BACKEND=jax before Keras is imported."
-            )
-        self._dtype_policy = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(self._wanted)
-        keras.utils.set_random_seed(self._seed)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        import keras
-
-        keras.config.set_dtype_policy(self._dtype_policy)
 
 
 def background_thread() -> ThreadPoolExecutor:

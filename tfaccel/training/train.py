@@ -110,7 +110,7 @@ def train(
         check_counts(checkpoint_interval=checkpoint_interval)
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
-    fixed = {"dtype_policy": own.dtype_policy} if own else {}
+    fixed: dict[str, Any] = {"dtype_policy": own.dtype_policy} if own else {}
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume, **fixed)
     config = {
         "recipe": workload.name,

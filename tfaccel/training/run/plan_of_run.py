@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.loaded_tensorflow import why_not_with_loaded_tensorflow
+from tfaccel.training.process_settings import unavailable_settings
 
 logger = logging.getLogger("tfaccel")
 
 
 def plan_of_run(
-    hardware: Hardware, workload: Workload, run_dir: str | os.PathLike[str], *, resume: str, **fixed: Any
+    hardware: Hardware,
+    workload: Workload,
+    run_dir: str | os.PathLike[str],
+    *,
+    resume: str,
+    can_restart: bool = False,
+    **fixed: Any,
 ) -> Plan:
     """Chooses the plan of a run.
 
@@ -32,6 +39,7 @@ def plan_of_run(
         hardware, workload: what the plan is for.
         run_dir: the run directory, which need not exist.
         resume: "never" or "auto", as for `tfaccel.train`.
+        can_restart: whether settings that this process cannot take any more stay in a measured plan.
         **fixed: plan fields, whose values stay fixed.
 
     Raises:
@@ -47,10 +55,16 @@ def plan_of_run(
             fits = all(getattr(saved, name) == value for name, value in fixed.items())
             return saved if fits and places[0] == places[1] else rules
     plan = chosen_plan(hardware, workload, **fixed)
-    problem = why_not_with_loaded_tensorflow(plan)
-    if problem and "onednn" not in fixed:
-        logger.warning("The measured plan is used without its setting of oneDNN. %s", problem)
-        plan = replace(plan, onednn=None)
+    return plan if can_restart else _without_unavailable(plan, fixed)
+
+
+def _without_unavailable(plan: Plan, fixed: Mapping[str, Any]) -> Plan:
+    """A measured plan without the settings that would need a new process."""
+    for field, problem in unavailable_settings(plan).items():
+        if field not in fixed:
+            logger.warning("The measured plan is used without its %s. %s", field, problem)
+            default: Any = Plan.__dataclass_fields__[field].default
+            plan = replace(plan, **{field: default})
     return plan
 
 

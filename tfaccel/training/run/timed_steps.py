@@ -15,6 +15,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.workload_fit import build_for
 from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.replicas import Replicas
 
@@ -59,6 +60,11 @@ class TimedSteps:
         self._engine = engine_of(model, engine_options(plan))
         self._batches_per_step = plan.accumulation_steps
         self._feed: Feed | None = None
+
+    @property
+    def batch_norm_layers(self) -> list[str]:
+        """Names of the layers whose statistics depend on the size of a micro-batch."""
+        return batch_norm_layers(self._engine.model)
 
     def window(self, num_steps: int) -> TimedWindow:
         """Trains for so many optimizer steps, through several epochs if need be."""

@@ -94,10 +94,15 @@ def _say_alone(names: list[str], num_replicas: int, *, everywhere: bool) -> None
     )
 
 
+def batch_norm_layers(model: keras.Model) -> list[str]:
+    """The names of a model's trainable `BatchNormalization` layers, whose results depend on the micro-batch."""
+    kind = keras.layers.BatchNormalization
+    return [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
+
+
 def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
     """Logs that batch normalization sees one micro-batch at a time, if gradients are accumulated."""
-    kind = keras.layers.BatchNormalization
-    names = [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
+    names = batch_norm_layers(model)
     if accumulation_steps > 1 and names:
         logger.warning(
             "Gradients are accumulated over %d micro-batches, and batch normalization (%s) takes its statistics over "

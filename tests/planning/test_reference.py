@@ -1,0 +1,41 @@
+"""References to objects in files: processes share the arrays, and write to copies of their own."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.reference import Reference
+
+
+def total(array, weights=None):
+    return array.sum()
+
+
+def test_arrays_in_files_are_mapped_not_copied(tmp_path):
+    array, weights = np.arange(1_000_003, dtype="float32"), np.ones(7)
+    function = functools.partial(total, array, weights=weights)
+    reference = Reference.by_file(function, "workload", by_value=False, file=tmp_path / "it")
+    first, second = reference.load(), reference.load()
+    np.testing.assert_array_equal(first.args[0], array)
+    np.testing.assert_array_equal(first.keywords["weights"], weights)
+    assert not first.args[0].flags.owndata
+    first.args[0][:] = 0
+    assert first() == 0
+    assert second() == array.sum()
+    assert (tmp_path / "it").stat().st_size < array.nbytes + 1_000
+
+
+def test_definitions_that_only_this_process_has(tmp_path):
+    array = np.arange(5.0)
+    reference = Reference.by_file(lambda: array.sum(), "workload", by_value=True, file=tmp_path / "it")
+    assert reference.load()() == 10
+
+
+def test_what_cannot_be_sent_is_named(tmp_path):
+    lock = threading.Lock()
+    with pytest.raises(WorkloadError, match="The workload partial cannot be sent to worker processes: .*lock.* Define"):
+        Reference.by_file(functools.partial(total, lock), "workload", by_value=False, file=tmp_path / "it")
+    assert not (tmp_path / "it").exists()

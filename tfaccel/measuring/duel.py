@@ -1,0 +1,106 @@
+"""Which of two running plans is faster, measured window by window in turn; and whether a plan computes the same."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+
+from tfaccel.measuring.candidate import CandidateWindow
+from tfaccel.measuring.candidate_child import CandidateChild
+from tfaccel.measuring.measurement import relative_spread
+from tfaccel.planning.plan import Plan
+
+LOSS_TOLERANCE = 0.05  # relative to the reference's loss
+CHECKED_STEPS = 4  # in each of the two windows whose losses are compared with the reference's
+WINDOW_SECONDS = 0.3
+MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 7
+_CLEARLY_SLOWER = 0.9
+
+
+@dataclass(frozen=True)
+class Duel:
+    """The challenger's speed relative to the best plan's, round by round."""
+
+    ratios: tuple[float, ...]
+
+    @property
+    def speedup(self) -> float:
+        """The median."""
+        return statistics.median(self.ratios)
+
+    @property
+    def noise(self) -> float:
+        """The smallest difference that counts: half the interquartile range, and at least `MIN_GAIN`."""
+        return max(MIN_GAIN, relative_spread(self.ratios) / 2)
+
+    @property
+    def won(self) -> bool:
+        """Whether the challenger is measurably faster."""
+        return self.speedup > 1 + self.noise
+
+    def reason_of_loss(self) -> str:
+        """Why the challenger was not chosen.
+
+        Example:
+            >>> Duel((0.99, 1.0, 1.01)).reason_of_loss()
+            'No measurable difference: 1.00 times the speed (± 0.02).'
+        """
+        text = "No measurable difference" if self.speedup > 1 - self.noise else "Slower"
+        return f"{text}: {self.speedup:.2f} times the speed (± {self.noise:.2f})."
+
+
+def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -> Duel:
+    """Runs both in turn, so that a temporary slowdown of the machine affects both, until the difference is clear.
+
+    Args:
+        best, challenger: running, and warmed up.
+        deadline: by `time.monotonic`; after it there are no more rounds than are needed.
+
+    Raises:
+        CandidateFailed: if one of them fails.
+    """
+    ratios: list[float] = []
+    num_steps = [steps_of_window(one) for one in (best, challenger)]
+    for turn in range(_MAX_ROUNDS):
+        pair = [(best, num_steps[0]), (challenger, num_steps[1])]
+        found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
+        rates = [rate_of(found[id(one)], one.candidate.plan) for one in (best, challenger)]
+        ratios.append(rates[1] / rates[0])
+        if turn >= 1 and max(ratios) < _CLEARLY_SLOWER:
+            break
+        if turn + 1 >= _MIN_ROUNDS and (min(ratios) > 1 + MIN_GAIN or max(ratios) < 1):
+            break
+        if turn + 1 >= _MIN_ROUNDS and time.monotonic() > deadline:
+            break
+    return Duel(tuple(ratios))
+
+
+def steps_of_window(child: CandidateChild) -> int:
+    """The number of steps of about `WINDOW_SECONDS`, estimated by an untimed window."""
+    if child.candidate.windows:
+        return child.candidate.windows[0].num_steps
+    probe = child.warm_up(CHECKED_STEPS)
+    return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+
+
+def rate_of(window: CandidateWindow, plan: Plan) -> float:
+    """Examples per second."""
+    return window.num_steps * plan.global_batch_size / window.seconds
+
+
+def departure(losses: tuple[float, float], reference: tuple[float, float]) -> str:
+    """Why losses are not those of the reference; empty if they are.
+
+    Example:
+        >>> departure((1.0, 0.91), (1.0, 0.9)), departure((1.0, 1.2), (1.0, 0.9))
+        ('', 'Its loss is 1.2 where that of float32 is 0.9: more than 5 % apart.')
+    """
+    for loss, wanted in zip(losses, reference, strict=True):
+        if not math.isfinite(loss):
+            return "Its loss is not finite."
+        if abs(loss - wanted) > LOSS_TOLERANCE * max(abs(wanted), 1e-3):
+            return f"Its loss is {loss:.4g} where that of float32 is {wanted:.4g}: more than 5 % apart."
+    return ""

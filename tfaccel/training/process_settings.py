@@ -1,0 +1,79 @@
+"""Settings that a process reads once: which of a plan's it can no longer take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import READ_AT_START, environment_of
+
+# Plan field -> the variables that it sets.
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "onednn": ("TF_ENABLE_ONEDNN_OPTS",),
+    "xla_auto_clustering": ("TF_XLA_FLAGS",),
+    "gpu_thread_mode": ("TF_GPU_THREAD_MODE",),
+    "memory_allocator": READ_AT_START,
+}
+_loaded_with: dict[str, str] = {}
+
+
+def note_loaded(variables: Mapping[str, str]) -> None:
+    """Remembers the variables with which this process loads TensorFlow."""
+    _loaded_with.update(variables)
+
+
+def variables_at_start(plan: Plan) -> dict[str, str]:
+    """The variables with which a process must start to train with a plan, if this one has started without them."""
+    wanted = {name: value for name, value in environment_of(plan).items() if name in READ_AT_START}
+    return {name: value for name, value in wanted.items() if not _started_with(name, value)}
+
+
+def unavailable_settings(plan: Plan) -> dict[str, str]:
+    """Plan field -> why this process cannot train with its value; empty if it can.
+
+    Raises:
+        PlanError: if the plan's memory allocator is not installed.
+    """
+    missing = variables_at_start(plan)
+    wanted = environment_of(plan)
+    if "tensorflow" in sys.modules:
+        missing |= {name: value for name, value in wanted.items() if not _tensorflow_has(name, value, plan)}
+    found = {}
+    for field, names in _VARIABLES.items():
+        needed = " ".join(f"{name}={missing[name]}" for name in names if name in missing)
+        if needed:
+            found[field] = (
+                f"The plan has {field}={getattr(plan, field)!r}, but this process "
+                + ("started without it." if field == "memory_allocator" else "has loaded TensorFlow without it.")
+                + f" Set the environment variable {needed} before Python starts, or use {field}={_neutral(field)}."
+            )
+    return found
+
+
+def _neutral(field: str) -> object:
+    return Plan.__dataclass_fields__[field].default
+
+
+def _tensorflow_has(name: str, value: str, plan: Plan) -> bool:
+    """Whether the loaded TensorFlow has read a variable, or acts as if it had."""
+    if name in READ_AT_START:
+        return _started_with(name, value)
+    if name == "TF_ENABLE_ONEDNN_OPTS":
+        from tfaccel.training.private.private_tensorflow import uses_onednn
+
+        return uses_onednn() == plan.onednn
+    return value in os.environ.get(name, "").split() or _loaded_with.get(name) == value
+
+
+def _started_with(name: str, value: str) -> bool:
+    """Whether this process has started with a value of a variable."""
+    try:
+        if name == "LD_PRELOAD":
+            return value in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        variables = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return any(one.startswith(f"{name}=") and value in one for one in variables)
