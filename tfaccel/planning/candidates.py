@@ -73,7 +73,7 @@ def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fix
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=256)
         >>> gpus = tuple(Device(kind="GPU", index=i, compute_capability=(9, 0)) for i in range(8))
         >>> [plan.strategy for plan in candidate_plans(Hardware(devices=gpus), digits, dtype_policy="float32")]
-        ['mirrored', 'mirrored', 'none', 'none', 'mirrored', 'mirrored']
+        ['mirrored', 'mirrored', 'none', 'none', 'mirrored', 'mirrored', 'mirrored']
     """
     if not isinstance(hardware, Hardware) or not isinstance(workload, Workload):
         raise PlanError(
