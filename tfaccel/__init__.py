@@ -56,6 +56,7 @@ _PUBLIC_NAMES = {
     "SearchError": "tfaccel.errors",
     "NonFiniteLossError": "tfaccel.errors",
     "VersionError": "tfaccel.errors",
+    "Lars": "tfaccel.training.lars",
     "recipe": "tfaccel.training.recipe",
     "Count": "tfaccel.training.recipe_options",
     "DataPath": "tfaccel.training.recipe_options",
