@@ -8,7 +8,7 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _TRAINING = (
     "epochs seed optimizer learning_rate schedule warm_up weight_decay clipnorm global_clipnorm early_stopping ema "
-    "remat"
+    "remat learning_rate_scaling scaling_warm_up"
 )
 _PLAN = (
     "plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps steps_per_execution "

@@ -8,6 +8,7 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import TfaccelError
+from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.model_flags import quiet_tensorflow
@@ -56,6 +57,10 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto continues from the newest checkpoint in --run_dir, if it holds the same run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
+    text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
+    flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
+    text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"
+    flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 
@@ -100,6 +105,11 @@ def run_option(name: str, values: flags.FlagValues) -> int | None:
     """The value of --epochs or --checkpoint_interval; None for auto."""
     text = str(values[name].value)
     return None if text == AUTO else value_of(name, text, COUNT)
+
+
+def scaling_rule(values: flags.FlagValues) -> str | None:
+    """The value of --learning_rate_scaling; None for none."""
+    return None if values.learning_rate_scaling == "none" else str(values.learning_rate_scaling)
 
 
 def run_dir(values: flags.FlagValues) -> str:

@@ -24,8 +24,8 @@ class Lars(OwnWeightDecay):
       v \leftarrow m v + \gamma \lambda (g + \beta w), \quad w \leftarrow w - v$$
 
     The trust ratio $\lambda$ is 1 if $\|w\|$ or $\|g\|$ is zero. Variables that are excluded from layer adaptation are
-    updated with $\lambda = 1$ and without weight decay. Norms are computed in float32 or the dtype of the variable, over
-    the gradient of the global batch. The learning rate is typically between 1 and 30, with a warm-up.
+    updated with $\lambda = 1$ and without weight decay. The norm of $g$ is that of the gradient of the global batch. The
+    learning rate is typically between 1 and 30, with a warm-up.
 
     Args:
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`.

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-# Name -> the class of Keras (`Lars`: of tfaccel) and the peak learning rate, found by training on the digits for 12 epochs in batches of 64: all
-# but Ftrl then misclassified at most 2 of the 360 test images.
+# Name -> Keras's class (`Lars`: tfaccel's) and the peak learning rate, found by training on the digits for 12 epochs in
+# batches of 64: all but Ftrl then misclassified at most 2 of the 360 test images.
 _OPTIMIZERS: dict[str, tuple[str, float]] = {
     "adadelta": ("Adadelta", 3.0),
     "adafactor": ("Adafactor", 3e-2),

@@ -188,6 +188,12 @@ def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
     return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
+def learning_rate_function(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The function without arguments that an optimizer calls for its learning rate, or None if it has none."""
+    rate = private_part(optimizer, "_learning_rate")
+    return rate if callable(rate) and learning_rate_schedule(optimizer) is None else None
+
+
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """The counter of `apply` calls; the public `iterations` divides it by the accumulation steps."""
     return private_part(optimizer, "_iterations")
