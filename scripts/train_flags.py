@@ -41,13 +41,19 @@ _RUN_OPTIONS = {
 }
 
 
-def define_train_flags(values: flags.FlagValues) -> None:
-    """Adds the flags to those of a command."""
-    texts = {name: text for name, (_, text) in _WORKLOAD_OPTIONS.items()} | _DISTILLATION | _RUN_OPTIONS
-    for name, text in texts.items():
+def define_option_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that become arguments of the workload's function to those of a command."""
+    for name, (_, text) in _WORKLOAD_OPTIONS.items():
         flags.DEFINE_string(name, AUTO, text, flag_values=values)
     for name, text in _WORKLOAD_SWITCHES.items():
         flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def define_train_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
+    define_option_flags(values)
+    for name, text in (_DISTILLATION | _RUN_OPTIONS).items():
+        flags.DEFINE_string(name, AUTO, text, flag_values=values)
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_string("teacher", None, "run directory or .keras file of a teacher model for distillation", **own)
     text = "a new folder for the run's files (default: runs/NAME-DATE)"
