@@ -288,6 +288,8 @@ REFUSED = [
         lambda: box_figure(np.zeros((2, 4, 4, 1)), detections=[SimpleNamespace()], **ONE_BOX),
     ),
     ("Received: 0 trials, 0 scores", lambda: parallel_coordinates_figure([], [], names=[], objective="o", rising=True)),
+    ("Received numbers of values: [1, 2, 1].", lambda: learning_rate_figure([0.1], [1.0, 2.0], [1.0])),
+    ("Received numbers of values: [0, 0, 0].", lambda: learning_rate_figure([], [], [])),
     ("at least one hyperparameter", lambda: importance_figure({}, objective="o")),
     ("at least one variant with both", lambda: size_metric_figure([], metric="accuracy", limit=0.9)),
 ]

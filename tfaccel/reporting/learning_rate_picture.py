@@ -11,7 +11,7 @@ from tfaccel.reporting.picture_files import BLUE, GREY, LIGHT, ORANGE, new_figur
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MARGIN = 0.15  # of the smoothed losses' range: losses beyond it are not shown
+_MARGIN = 0.1  # of the range of losses; those far above the smoothed ones are not shown
 
 
 def learning_rate_figure(
@@ -50,7 +50,7 @@ def learning_rate_figure(
     axes.plot(learning_rates, smoothed_losses, color=BLUE, linewidth=2, label="smoothed loss")
     if suggestion is not None:
         axes.axvline(suggestion, color=ORANGE, linestyle="--", label=f"suggestion: {suggestion:.2e}")
-    low, high = min(smoothed_losses), max(smoothed_losses)
+    low, high = min(*losses, *smoothed_losses), max(smoothed_losses)
     margin = _MARGIN * (high - low) or max(abs(low), 1.0) * _MARGIN
     axes.set(xlabel="learning rate", ylabel="loss", ylim=(low - margin, high + margin))
     axes.set_xscale("log" if logarithmic else "linear")

@@ -23,9 +23,9 @@ class Lars(OwnWeightDecay):
     $$\lambda = \eta \frac{\|w\|}{\|g\| + \beta \|w\| + \epsilon}, \quad
       v \leftarrow m v + \gamma \lambda (g + \beta w), \quad w \leftarrow w - v$$
 
-    The trust ratio $\lambda$ is 1 if $\|w\|$ or $\|g\|$ is zero. Variables that are excluded from layer adaptation
-    are updated with $\lambda = 1$ and without weight decay. The norm of $g$ is that of the gradient of the global batch.
-    The learning rate is typically between 1 and 30, with a warm-up.
+    The trust ratio $\lambda$ is 1 if $\|w\|$ or $\|g\|$ is zero. Variables excluded from layer adaptation are updated
+    with $\lambda = 1$ and without weight decay. The norm of $g$ is that of the gradient of the global batch. The
+    learning rate is typically between 1 and 30, with a warm-up.
 
     Args:
         learning_rate: a float, or a `keras.optimizers.schedules.LearningRateSchedule`.

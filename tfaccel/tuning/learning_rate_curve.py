@@ -10,7 +10,7 @@ import numpy as np
 
 from tfaccel.tuning.learning_rate_report import EXPONENTIAL, MIN_POINTS, LearningRateTest
 
-_STANDARD_ERRORS = 2.0  # the loss must fall by more, or batches that differ explain it
+_STANDARD_ERRORS = 3.0  # the loss must fall by more, or batches that differ explain it
 _MEDIAN_TO_DEVIATION = 1.4826  # of normally distributed numbers
 
 
@@ -55,7 +55,8 @@ def suggestion(
     """The rate at which the smoothed loss falls most steeply, and the reason; None if there is no such rate.
 
     The first and the last rates are skipped: there the average holds few losses, and the loss diverges. Steepness is
-    measured over the logarithm of the rate if the rates are spaced exponentially.
+    measured over the logarithm of the rate if the rates are spaced exponentially. It is divided by the weight of a new
+    loss in the average, which is largest at first; otherwise the noise of the first losses often looks steepest.
 
     Args:
         rates, losses, smoothed: the tested rates, their losses and the moving average.
@@ -71,6 +72,7 @@ def suggestion(
     values = np.asarray(smoothed, float)[chosen]
     axis = np.asarray(rates, float)[chosen]
     slopes = np.gradient(values, np.log10(axis) if test.spacing == EXPONENTIAL else axis)
+    slopes *= 1 - test.smoothing ** np.arange(test.skip_first + 1, last + 1)
     fall, error = float(values[0] - values.min()), _standard_error(losses, test)
     if slopes.min() >= 0 or fall <= _STANDARD_ERRORS * error:
         return None, (

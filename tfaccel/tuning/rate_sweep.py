@@ -60,9 +60,11 @@ class RateSweep:
             workload: what is trained, for the report.
             global_batch_size: examples in an optimizer step; None if unknown.
         """
-        usual = float(self._optimizer.learning_rate)
+        usual = _number(self._optimizer.learning_rate)
         smoothed, losses = SmoothedLoss(self._test), list[float]()
-        with private_api.learning_rate_from(self._optimizer, self._rate_in_graph(int(self._optimizer.iterations))):
+        with private_api.learning_rate_from(
+            self._optimizer, self._rate_in_graph(int(_number(self._optimizer.iterations)))
+        ):
             stopped = self._steps(losses, smoothed)
         rates = tuple(float(rate) for rate in self._rates[: len(losses)])
         suggested, reason = suggestion(rates, losses, smoothed.values, self._test)
@@ -93,11 +95,11 @@ class RateSweep:
         """Runs steps until the test ends; returns why it ended."""
         num_skipped = 0
         while len(losses) < self._test.num_steps:
-            rate, before = float(self._rates[len(losses)]), int(self._optimizer.iterations)
+            rate, before = float(self._rates[len(losses)]), int(_number(self._optimizer.iterations))
             loss = self._step()
             if loss is None or not np.isfinite(loss):
                 return f"The loss is NaN or infinite at learning rate {rate:.2e}, step {len(losses) + 1}."
-            if int(self._optimizer.iterations) == before:  # a loss scale skips a step whose gradients overflow
+            if int(_number(self._optimizer.iterations)) == before:  # a loss scale skips a step whose gradients overflow
                 num_skipped += 1
                 if num_skipped > _MAX_SKIPPED:
                     return f"The gradients are not finite at learning rate {rate:.2e}, whatever the loss scale."
@@ -143,6 +145,11 @@ class RateSweep:
         if is_first:
             self._engine.check_rows("train", self._feed)
         return self._feed
+
+
+def _number(value: Any) -> float:
+    """The value of a number or variable, also of one that replicas hold copies of."""
+    return float(keras.ops.convert_to_numpy(value))
 
 
 def tested_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:

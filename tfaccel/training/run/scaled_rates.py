@@ -57,7 +57,7 @@ class ScaledRates:
                 )
             schedule = private_api.learning_rate_schedule(one)
             rate = ScaledRate(
-                float(one.learning_rate) if schedule is None else schedule,
+                float(keras.ops.convert_to_numpy(one.learning_rate)) if schedule is None else schedule,
                 factor=self._scaling.factor,
                 warm_up_steps=self._warm_up_steps,
             )
