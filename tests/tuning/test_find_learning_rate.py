@@ -27,8 +27,12 @@ def build_model():
     return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
 
 
+def small_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
 def linear_model(optimizer="sgd", loss="mse"):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model = small_model()
     model.compile(optimizer, loss)
     return model
 
@@ -36,8 +40,7 @@ def linear_model(optimizer="sgd", loss="mse"):
 # --- The rates ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spacing", ["exponential", "linear"])
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize(("spacing", "steps"), [("exponential", 2), ("linear", None)])
 def test_each_step_has_its_rate(logical_devices, spacing, steps):
     schedule = keras.optimizers.schedules.PolynomialDecay(0.5, 100, 0.0)
     optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=steps)
@@ -114,7 +117,8 @@ def test_a_trained_model_is_as_before_to_the_last_bit(logical_devices, kind):
     assert float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)) == rate == report.learning_rate
 
 
-@pytest.mark.parametrize("kind", ["schedule", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_new_model_trains_as_without_the_test(logical_devices, kind):
     outcomes = []
     for tests in (True, False):
@@ -143,7 +147,7 @@ def test_two_replicas_give_what_one_device_gives_and_are_as_before(logical_devic
 
 
 def test_an_error_leaves_the_model_as_before_too(logical_devices):
-    model = compiled(None, optimizer=lambda: keras.optimizers.Adam(0.01))
+    model = linear_model(keras.optimizers.Adam(0.01))
     tfaccel.fit(model, X, Y, verbose=0)
     before = state(model)
 
@@ -162,12 +166,13 @@ def test_an_error_leaves_the_model_as_before_too(logical_devices):
 def test_a_new_model_of_a_function_or_workload_is_trained(logical_devices):
     plan = tfaccel.Plan(strategy="none", devices=("CPU:0",), global_batch_size=16)
     options = {"optimizer": keras.optimizers.SGD(0.01), "loss": "mse", "batch_size": 16}
-    report = find_learning_rate(build_model, X, Y, plan=plan, test=SHORT, **options)
-    again = find_learning_rate(tfaccel.Workload.of(build_model, X, Y, **options), plan=plan, test=SHORT)
+    build = small_model
+    report = find_learning_rate(build, X, Y, plan=plan, test=SHORT, **options)
+    again = find_learning_rate(tfaccel.Workload.of(build, X, Y, **options), plan=plan, test=SHORT)
     assert report.losses == again.losses
     assert (report.optimizer, report.global_batch_size) == ("SGD", 16)
     seeded = dataclasses.replace(SHORT, seed=1)
-    assert find_learning_rate(build_model, X, Y, plan=plan, test=seeded, **options).losses != report.losses
+    assert find_learning_rate(build, X, Y, plan=plan, test=seeded, **options).losses != report.losses
     assert LearningRateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
