@@ -8,7 +8,7 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _TRAINING = (
     "epochs seed optimizer learning_rate schedule warm_up weight_decay clipnorm global_clipnorm early_stopping ema "
-    "remat"
+    "remat learning_rate_scaling scaling_warm_up"
 )
 _PLAN = (
     "plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps steps_per_execution "
@@ -20,8 +20,9 @@ _GROUPS = {
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
+    "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
     "The run": "run_dir resume checkpoint_interval",
-    "Output": "json quiet",
+    "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"
 

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import TfaccelError
+from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
@@ -41,6 +42,7 @@ from tfaccel.scripts.train_flags import (
     define_train_flags,
     run_dir,
     run_option,
+    scaling_rule,
     with_teacher,
     workload_options,
 )
@@ -78,6 +80,10 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         _restart_if_needed(plan)
         if not values.quiet:
             _print_plan(workload, plan, origin)
+            if scaling_rule(values) is None and (
+                advice := scaling_advice(workload.global_batch_size, plan.global_batch_size)
+            ):
+                print(advice)
         try:
             result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
@@ -163,6 +169,8 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         resume=values.resume,
         checkpoint_interval=run_option("checkpoint_interval", values),
         verbose=0 if values.quiet else 1,
+        learning_rate_scaling=scaling_rule(values),
+        scaling_warm_up=values.scaling_warm_up,
     )
     from tfaccel.training.run_recipe import show_on_chief
 
@@ -193,6 +201,11 @@ def _print_result(result: TrainResult) -> None:
     table.add_row("time", f"{result.wall_seconds:.1f} s, first call {result.first_step_seconds:.1f} s")
     if result.first_step_seconds > 0:  # a run resumed after its last step runs none
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
+    scaled = result.learning_rate_scaling
+    if scaled is not None and "scaled_learning_rate" in scaled:
+        rates = f"{scaled['learning_rate']:.4g} -> {scaled['scaled_learning_rate']:.4g}"
+        sizes = f"batch size {scaled['global_batch_size']}, recommended {scaled['recommended_batch_size']}"
+        table.add_row("peak rate", f"{rates} ({scaled['rule']} scaling: {sizes})")
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):

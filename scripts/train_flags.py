@@ -8,6 +8,7 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import TfaccelError
+from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.model_flags import quiet_tensorflow
@@ -40,13 +41,19 @@ _RUN_OPTIONS = {
 }
 
 
-def define_train_flags(values: flags.FlagValues) -> None:
-    """Adds the flags to those of a command."""
-    texts = {name: text for name, (_, text) in _WORKLOAD_OPTIONS.items()} | _DISTILLATION | _RUN_OPTIONS
-    for name, text in texts.items():
+def define_option_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that become arguments of the workload's function to those of a command."""
+    for name, (_, text) in _WORKLOAD_OPTIONS.items():
         flags.DEFINE_string(name, AUTO, text, flag_values=values)
     for name, text in _WORKLOAD_SWITCHES.items():
         flags.DEFINE_bool(name, False, text, flag_values=values)
+
+
+def define_train_flags(values: flags.FlagValues) -> None:
+    """Adds the flags to those of a command."""
+    define_option_flags(values)
+    for name, text in (_DISTILLATION | _RUN_OPTIONS).items():
+        flags.DEFINE_string(name, AUTO, text, flag_values=values)
     own: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_string("teacher", None, "run directory or .keras file of a teacher model for distillation", **own)
     text = "a new folder for the run's files (default: runs/NAME-DATE)"
@@ -59,6 +66,10 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto continues from the newest checkpoint in --run_dir, if it holds the same run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
+    text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
+    flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
+    text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"
+    flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 
@@ -103,6 +114,11 @@ def run_option(name: str, values: flags.FlagValues) -> int | None:
     """The value of --epochs or --checkpoint_interval; None for auto."""
     text = str(values[name].value)
     return None if text == AUTO else value_of(name, text, COUNT)
+
+
+def scaling_rule(values: flags.FlagValues) -> str | None:
+    """The value of --learning_rate_scaling; None for none."""
+    return None if values.learning_rate_scaling == "none" else str(values.learning_rate_scaling)
 
 
 def run_dir(values: flags.FlagValues) -> str:

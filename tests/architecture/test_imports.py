@@ -52,6 +52,7 @@ NOUN_MODULES = {
     "tfaccel.compressing.variant",
     "tfaccel.compressing.comparison.variant_result",
     "tfaccel.tuning.device_groups",
+    "tfaccel.tuning.learning_rate_report",
     "tfaccel.tuning.objective",
     "tfaccel.tuning.options",
     "tfaccel.tuning.pruning",

@@ -21,7 +21,7 @@ CASES = [
     ParityCase(THREE, "dense", "sgd", source="py_dataset", exact_kernels=True),
     ParityCase(WORKERS, "batch_norm", "adamw", "clipnorm", last_batch="empty", weighting="class_weights"),
     ParityCase(TWO, "batch_norm_by_replica", "ema", "global_clipnorm", 4, last_batch="short", source="py_dataset"),
-    ParityCase(TWO, "dropout", "sgd", "clipvalue", 1, "mixed_float16", xla=True, weighting="sample_weights"),
+    ParityCase(TWO, "dropout", "lars", "clipvalue", 1, "mixed_float16", xla=True, weighting="sample_weights"),
     ParityCase(TWO, "embedding_summed", "adamw", "global_clipnorm", 4, weighting="masks", source="py_dataset"),
     ParityCase(TWO, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16", source="tf_data"),
     ParityCase(NONE, "dense", "adam", "global_clipnorm", xla=True, weighting="sample_weights"),
@@ -30,6 +30,8 @@ CASES = [
 
 # With CASES, every value of each axis.
 FURTHER_CASES = [
+    ParityCase(TWO, "batch_norm", "lars", accumulation=4, last_batch="short", weighting="class_weights"),
+    ParityCase(TWO, "embedding", "lars", "global_clipnorm", dtype_policy="mixed_bfloat16", source="tf_data"),
     ParityCase(TWO, "penalties", "adam", "clipvalue", last_batch="short", weighting="sample_weights"),
     ParityCase(TWO, "attention", "lamb", dtype_policy="mixed_bfloat16", weighting="masks", source="tf_data"),
     ParityCase(TWO, "embedding", "adam", "clipnorm", weighting="class_weights"),

@@ -11,6 +11,7 @@ from tfaccel.reporting.forecast_picture import Forecast, forecast_figure
 from tfaccel.reporting.image_grid import image_grid_figure
 from tfaccel.reporting.importance_picture import importance_figure
 from tfaccel.reporting.latent_map import latent_figure
+from tfaccel.reporting.learning_rate_picture import learning_rate_figure
 from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
 from tfaccel.reporting.prediction_grid import prediction_figure
 from tfaccel.reporting.scatter_picture import scatter_figure
@@ -97,6 +98,9 @@ FIGURES = {
     "grid": lambda: image_grid_figure(IMAGES, captions=[f"{LONG[label]}: {-17 * label}" for label in LABELS]),
     "importance": lambda: importance_figure(
         {"learning_rate": 0.6, "a_hyperparameter_with_a_name_that_is_very_long_indeed": 0.4}, objective="val_loss"
+    ),
+    "learning rates": lambda: learning_rate_figure(
+        [1e-7, 1e-3, 10.0], [3.0, 2.0, 9.0], [3.0, 2.9, 9.0], suggestion=1e-3
     ),
     "latent images": lambda: latent_figure(
         np.random.default_rng(0).normal(size=(24, 2)), labels=LABELS, class_names=LONG, images=IMAGES

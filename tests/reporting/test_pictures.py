@@ -23,13 +23,17 @@ from tfaccel.reporting.forecast_picture import Forecast, forecast_figure
 from tfaccel.reporting.image_grid import image_grid_figure
 from tfaccel.reporting.importance_picture import importance_figure
 from tfaccel.reporting.latent_map import latent_figure
+from tfaccel.reporting.learning_rate_picture import learning_rate_figure
 from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
 from tfaccel.reporting.picture_files import BLUE, GREEN, ORANGE, RED, new_figure, saved
 from tfaccel.reporting.prediction_grid import prediction_figure, shown_rows
 from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import size_metric_figure
 
-PICTURES = ("box", "confusion", "curve", "forecast", "importance", "parallel_coordinates", "scatter", "size_metric")
+PICTURES = (
+    *("box", "confusion", "curve", "forecast", "importance", "learning_rate", "parallel_coordinates", "scatter"),
+    "size_metric",
+)
 MODULES = (*(f"{name}_picture" for name in PICTURES), "image_grid", "latent_map", "picture_files", "prediction_grid")
 
 
@@ -284,6 +288,8 @@ REFUSED = [
         lambda: box_figure(np.zeros((2, 4, 4, 1)), detections=[SimpleNamespace()], **ONE_BOX),
     ),
     ("Received: 0 trials, 0 scores", lambda: parallel_coordinates_figure([], [], names=[], objective="o", rising=True)),
+    ("Received numbers of values: [1, 2, 1].", lambda: learning_rate_figure([0.1], [1.0, 2.0], [1.0])),
+    ("Received numbers of values: [0, 0, 0].", lambda: learning_rate_figure([], [], [])),
     ("at least one hyperparameter", lambda: importance_figure({}, objective="o")),
     ("at least one variant with both", lambda: size_metric_figure([], metric="accuracy", limit=0.9)),
 ]
@@ -294,3 +300,15 @@ def test_what_cannot_be_drawn_is_refused(message, draw, tmp_path):
     with pytest.raises(DataError, match=re.escape(message)):
         saved(draw)(tmp_path / "p.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_suggested_learning_rate_is_marked():
+    rates = [1e-4, 1e-2, 1.0]
+    axes = learning_rate_figure(rates, [3.0, 2.0, 50.0], [3.0, 2.5, 4.0], suggestion=1e-2).axes[0]
+    of_steps, smoothed, mark = axes.lines
+    assert list(smoothed.get_xdata()) == list(of_steps.get_xdata()) == rates
+    assert list(mark.get_xdata()) == [1e-2, 1e-2]
+    assert axes.get_ylim()[1] < 50  # a step far above the average does not flatten it
+    assert axes.get_xscale() == "log"
+    linear = learning_rate_figure(rates, [1.0] * 3, [1.0] * 3, logarithmic=False).axes[0]
+    assert (len(linear.lines), linear.get_xscale()) == (2, "linear")

@@ -15,7 +15,7 @@ def test_every_optimizer_of_keras_has_its_name(logical_devices):
 
     wrappers = {"optimizer", "lossscaleoptimizer", "multioptimizer", "optimizermap"}
     classes = {name.lower() for name, value in vars(keras.optimizers).items() if inspect.isclass(value)}
-    assert set(OPTIMIZER_NAMES) == classes - wrappers
+    assert set(OPTIMIZER_NAMES) - {"lars"} == classes - wrappers
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)

@@ -27,7 +27,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "own_train_step",
         "gan",
     ),
-    "optimizer": ("sgd", "adam", "adamw", "lamb", "ema"),
+    "optimizer": ("sgd", "adam", "adamw", "lamb", "lars", "ema"),
     "clipping": ("none", "clipvalue", "clipnorm", "global_clipnorm"),
     "accumulation": (1, 4),
     "dtype_policy": ("float32", "mixed_bfloat16", "mixed_float16"),

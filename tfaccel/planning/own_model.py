@@ -177,26 +177,35 @@ class RebuiltModel:
 
     def __call__(self) -> Any:
         """The recreated model."""
-        kind = type(self.model)
-        try:
-            made = kind.from_config(self.model.get_config())
-            if len(made.weights) != len(self.model.weights):
-                raise ValueError("its layers are built when it is called")
-        except Exception as error:  # whatever the user's class raises
-            raise WorkloadError(
-                f"The model ({kind.__name__}) cannot be recreated from its config ({type(error).__name__}: "
-                f"{' '.join(str(error).split()):.120}). "
-                "Give the function that builds it in place of the model."
-            ) from error
-        for new, old in zip(_state(made), _state(self.model), strict=True):
-            new.assign(old)
-        return made
+        return recreated(self.model)
 
     def take_weights(self, file: Any) -> None:
         """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
         trained.load_weights(file)
         self.model.set_weights(trained.get_weights())
+
+
+def recreated(model: Any) -> Any:
+    """A new model with the config, weights and seeds of a Keras model, not compiled.
+
+    Raises:
+        WorkloadError: if the model cannot be recreated from its config.
+    """
+    kind = type(model)
+    try:
+        made = kind.from_config(model.get_config())
+        if len(made.weights) != len(model.weights):
+            raise ValueError("its layers are built when it is called")
+    except Exception as error:  # whatever the user's class raises
+        raise WorkloadError(
+            f"The model ({kind.__name__}) cannot be recreated from its config ({type(error).__name__}: "
+            f"{' '.join(str(error).split()):.120}). "
+            "Give the function that builds it in place of the model."
+        ) from error
+    for new, old in zip(_state(made), _state(model), strict=True):
+        new.assign(old)
+    return made
 
 
 def _state(model: Any) -> list[Any]:

@@ -23,7 +23,16 @@ from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 
-_OF_TRAIN = ("epochs", "seed", "resume", "checkpoint_interval", "callbacks", "verbose")
+_OF_TRAIN = (
+    "epochs",
+    "seed",
+    "resume",
+    "checkpoint_interval",
+    "callbacks",
+    "verbose",
+    "learning_rate_scaling",
+    "scaling_warm_up",
+)
 
 
 def run_recipe(
@@ -38,8 +47,9 @@ def run_recipe(
     Args:
         make_workload: the recipe's `workload`.
         run_dir, plan: as in `tfaccel.train`.
-        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks` and `verbose` of `tfaccel.train`;
-            `global_batch_size`, if there is no plan; all others are passed to the workload.
+        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks`, `verbose`, `learning_rate_scaling` and
+            `scaling_warm_up` of `tfaccel.train`; `global_batch_size`, if there is no plan; all others are passed to the
+            workload.
 
     Raises:
         PlanError: if `global_batch_size` differs from the plan's.
@@ -52,10 +62,9 @@ def run_recipe(
             f"The plan has a global_batch_size of {plan.global_batch_size}. Received: global_batch_size={batch_size!r}"
             ". Leave it out, or change the plan."
         )
-    if batch_size is not None:
-        workload = replace(workload, global_batch_size=batch_size)
     if plan is None:
-        plan = default_plan(detect_hardware(), workload)
+        resized = workload if batch_size is None else replace(workload, global_batch_size=batch_size)
+        plan = default_plan(detect_hardware(), resized)
     check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
     result = train(workload, plan, run_dir=run_dir, **of_train)
     return show_on_chief(workload, result)

@@ -50,6 +50,50 @@ class WarmUp(LaterSchedule):
         return later * (part + (1.0 - part) / self.num_steps)
 
 
+@keras.saving.register_keras_serializable(package="tfaccel")
+class ScaledRate(LearningRateSchedule):
+    """A learning rate multiplied by a factor, which rises linearly from 1 during a warm-up.
+
+    Args:
+        learning_rate: a number, or a `LearningRateSchedule`.
+        factor: the factor after the warm-up, above 0.
+        warm_up_steps: number of steps of the warm-up; 0 for none.
+
+    Example:
+        >>> [float(ScaledRate(0.5, factor=3.0, warm_up_steps=2)(step)) for step in range(4)]
+        [0.5, 1.0, 1.5, 1.5]
+    """
+
+    def __init__(self, learning_rate: float | LearningRateSchedule, *, factor: float, warm_up_steps: int) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.factor = factor
+        self.warm_up_steps = warm_up_steps
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step."""
+        part = keras.ops.cast(step, "float32") / max(1, self.warm_up_steps)
+        factor = 1.0 + (self.factor - 1.0) * keras.ops.minimum(part, 1.0) if self.warm_up_steps else self.factor
+        return factor * self.unscaled(step)
+
+    def unscaled(self, step: Any) -> Any:
+        """The learning rate of a step without the factor."""
+        return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+
+    def get_config(self) -> dict[str, Any]:
+        """The config that `from_config` takes."""
+        rate = self.learning_rate
+        rate = keras.optimizers.schedules.serialize(rate) if callable(rate) else rate
+        return {"learning_rate": rate, "factor": self.factor, "warm_up_steps": self.warm_up_steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Creates a schedule from the config that `get_config` returned."""
+        rate = config["learning_rate"]
+        rate = keras.optimizers.schedules.deserialize(rate) if isinstance(rate, dict) else rate
+        return cls(rate, factor=config["factor"], warm_up_steps=config["warm_up_steps"])
+
+
 def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> LearningRateSchedule:
     """Creates a learning-rate schedule.
 

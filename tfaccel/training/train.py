@@ -14,8 +14,9 @@ from typing import Any
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.option_checks import check_counts, check_seed
+from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
@@ -32,6 +33,11 @@ _GO_ON = (
     'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
     "newest checkpoint in {}."
 )
+_NO_RECOMMENDATION = (
+    "learning_rate_scaling needs the batch size that the learning rate is meant for, which is not known for a model "
+    "and its data. Received: learning_rate_scaling={!r}. Pass tfaccel.Workload.of(build_model, x, y, batch_size=...) "
+    "with that size, and a plan with the other one."
+)
 
 
 def train(
@@ -47,6 +53,8 @@ def train(
     checkpoint_interval: int | None = None,
     callbacks: Sequence[Any] = (),
     verbose: int = 1,
+    learning_rate_scaling: str | None = None,
+    scaling_warm_up: float = 0.05,
     **of: Any,
 ) -> TrainResult:
     """Trains your own model, or a workload, with a plan, and writes a run directory.
@@ -75,6 +83,10 @@ def train(
             epochs are so short that saving would take more than 2 % of the time.
         callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
         verbose: 1 shows progress on standard error, 0 is silent.
+        learning_rate_scaling: multiplies the learning rate if the plan's global batch is not the workload's recommended
+            one: "linear" by the ratio of the two (the rule for SGD), "square_root" by its square root (for Adam, LAMB
+            and similar optimizers). None leaves the rate as it is.
+        scaling_warm_up: fraction of all steps over which a higher rate is reached, from the unscaled one; 0 for none.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
             `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
             a recipe, an import path or a function without data: its arguments.
@@ -85,7 +97,8 @@ def train(
     Raises:
         RunDirError: if the run directory holds another run, or is in use by one.
         ClusterError: if another worker does not connect or is lost; the message names it.
-        WorkloadError: for invalid epochs, seed or interval, or a model that is too large for this machine.
+        WorkloadError: for invalid epochs, seed or interval, a learning rate that cannot be scaled, or a model that is
+            too large for this machine.
         DataError: for data that cannot be used for training, such as a generator.
         PlanError: if the plan cannot run here.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
@@ -102,6 +115,8 @@ def train(
         2
     """
     started = time.perf_counter()
+    if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
+        raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     workload, plan = _what_to_train(workload, x, y, plan, of)
     epochs = run_epochs_of(workload, epochs)
     check_counts(epochs=epochs)
@@ -112,18 +127,9 @@ def train(
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     fixed: dict[str, Any] = {"dtype_policy": own.dtype_policy} if own else {}
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume, **fixed)
-    config = {
-        "recipe": workload.name,
-        "options": dict(workload.options),
-        "epochs": epochs,
-        "seed": seed,
-        "checkpoint_interval": checkpoint_interval,
-        "global_batch_size": plan.global_batch_size,
-        "dtype_policy": plan.dtype_policy,
-    }
-    if not plan.synchronize_batch_norm:
-        config["synchronize_batch_norm"] = False
-    directory = RunDir(run_dir, config, resume=resume)
+    scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
+    config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
+    directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
@@ -140,7 +146,13 @@ def train(
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
         session = TrainSession(
-            workload, plan, directory, epochs=epochs, seed=seed, checkpoint_interval=checkpoint_interval
+            workload,
+            plan,
+            directory,
+            epochs=epochs,
+            seed=seed,
+            checkpoint_interval=checkpoint_interval,
+            scaling=scaling,
         )
         outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
         baselines = None
@@ -182,6 +194,39 @@ def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, 
     return Workload.of(given, x, y, **of), plan
 
 
+def _config(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:
+    """What must be the same for a run to be resumed, apart from the arguments of `train`."""
+    config: dict[str, Any] = {
+        "recipe": workload.name,
+        "options": dict(workload.options),
+        "global_batch_size": plan.global_batch_size,
+        "dtype_policy": plan.dtype_policy,
+    }
+    if not plan.synchronize_batch_norm:
+        config["synchronize_batch_norm"] = False
+    if scaling is not None:
+        config["learning_rate_scaling"] = scaling.rule
+        config["scaling_warm_up"] = scaling.warm_up
+        config["recommended_batch_size"] = scaling.recommended_batch_size
+    return config
+
+
+def _scaling(workload: Workload, plan: Plan, rule: str | None, warm_up: float) -> LearningRateScaling | None:
+    """How to scale the learning rate, or None; then logs that it can be, if the batch size is not the recommended."""
+    check_fractions(scaling_warm_up=warm_up)
+    if rule is None:
+        advice = scaling_advice(workload.global_batch_size, plan.global_batch_size)
+        if advice:
+            logger.info(advice)
+        return None
+    return LearningRateScaling(
+        rule=rule,
+        recommended_batch_size=workload.global_batch_size,
+        global_batch_size=plan.global_batch_size,
+        warm_up=warm_up,
+    )
+
+
 def _give_back(own: RebuiltModel | None, directory: RunDir) -> None:
     """Loads the trained weights into the model that `train` was called with."""
     if own is not None and directory.model_file.exists():
@@ -216,4 +261,5 @@ def _result(
         hardware=hardware.to_json(),
         versions=installed_versions(),
         run_dir=str(directory.path),
+        learning_rate_scaling=outcome.learning_rate_scaling,
     )

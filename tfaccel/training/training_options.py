@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-# Name -> Keras's class and the peak learning rate, found by training on the digits for 12 epochs in batches of 64: all
-# but Ftrl then misclassified at most 2 of the 360 test images.
+# Name -> Keras's class (`Lars`: tfaccel's) and the peak learning rate, found by training on the digits for 12 epochs in
+# batches of 64: all but Ftrl then misclassified at most 2 of the 360 test images.
 _OPTIMIZERS: dict[str, tuple[str, float]] = {
     "adadelta": ("Adadelta", 3.0),
     "adafactor": ("Adafactor", 3e-2),
@@ -25,6 +25,7 @@ _OPTIMIZERS: dict[str, tuple[str, float]] = {
     "adamw": ("AdamW", 1e-2),
     "ftrl": ("Ftrl", 0.3),
     "lamb": ("Lamb", 1e-2),
+    "lars": ("Lars", 3.0),
     "lion": ("Lion", 2e-3),
     "muon": ("Muon", 6e-3),
     "nadam": ("Nadam", 1e-2),
@@ -44,8 +45,8 @@ class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.
 
     Args:
-        optimizer: name of a Keras optimizer, in any case: "adamw", "SGD" (with Nesterov momentum), "Lamb" ...; see
-            `OPTIMIZER_NAMES`.
+        optimizer: name of a Keras optimizer or of `tfaccel.Lars`, in any case: "adamw", "SGD" (with Nesterov momentum),
+            "Lamb" ...; see `OPTIMIZER_NAMES`.
         learning_rate: the peak learning rate; None for the optimizer's default here.
         weight_decay: as in Keras, multiplied by the learning rate at each step; biases and the scales and offsets of
             normalization layers are excluded. None to derive it from `decay_per_run`.
@@ -146,8 +147,6 @@ class TrainingOptions:
         Args:
             num_steps: optimizer steps of the whole run.
         """
-        import keras
-
         from tfaccel.training.schedules import make_schedule
 
         decay = self.weight_decay
@@ -169,6 +168,15 @@ class TrainingOptions:
             logger.warning("Ftrl discards initial weights: it suits linear models, and hardly trains deep networks.")
         if self.optimizer == "muon":
             arguments |= {"adam_weight_decay": decay}
-        optimizer = getattr(keras.optimizers, _OPTIMIZERS[self.optimizer][0])(**arguments)
+        optimizer = _optimizer_class(self.optimizer)(**arguments)
         optimizer.exclude_from_weight_decay(var_names=list(_NO_DECAY))
         return optimizer
+
+
+def _optimizer_class(name: str) -> Any:
+    """The class of an optimizer."""
+    import keras
+
+    from tfaccel.training.lars import Lars
+
+    return Lars if name == "lars" else getattr(keras.optimizers, _OPTIMIZERS[name][0])

@@ -7,7 +7,7 @@ API is not enough. An untested minor version of Keras or TensorFlow logs one war
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -186,6 +186,25 @@ def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:
     """An optimizer's schedule, or None; the public `learning_rate` is only its value at the current step."""
     schedule = private_part(optimizer, "_learning_rate")
     return schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def learning_rate_function(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The function without arguments that an optimizer calls for its learning rate, or None if it has none."""
+    rate = private_part(optimizer, "_learning_rate")
+    return rate if callable(rate) and learning_rate_schedule(optimizer) is None else None
+
+
+@contextlib.contextmanager
+def learning_rate_from(optimizer: keras.optimizers.Optimizer, rate: Callable[[], Any]) -> Iterator[None]:
+    """Within the block, an optimizer's learning rate is what `rate()` returns, in new graphs as well.
+
+    The public setter cannot put a number back in place of a schedule, and a schedule in place of a number changes the
+    optimizer's variables.
+    """
+    name = "_get_current_learning_rate"
+    private_part(optimizer, name)
+    with instance_attributes(optimizer, {name: rate}):
+        yield
 
 
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

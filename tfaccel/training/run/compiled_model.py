@@ -14,17 +14,21 @@ from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
-from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.model_parts import has_own_train_step, optimizers_of
 
 
-def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
+def compiled_model(
+    workload: Workload, plan: Plan, *, num_steps: int | None, rates: ScaledRates | None = None
+) -> keras.Model:
     """Builds and compiles a new model of a workload; call it inside the scope of the plan's strategy.
 
     Args:
         workload, plan: the workload to train, and the plan to train it with.
         num_steps: number of optimizer steps of the whole run, for `compile_args`; None if unknown.
+        rates: scales the learning rates; None to leave them as they are.
 
     Raises:
         WorkloadError: if `build_model` does not return a Keras 3 model, which must be compiled if `compile_args` is
@@ -47,6 +51,8 @@ def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> 
     say_if_accumulated(model, plan.accumulation_steps)
     if isinstance(workload.compile_args, CompiledByModel):
         _check_compiled(model, workload)
+        if rates is not None:
+            rates.scale(optimizers_of(model).values())
         return with_plan(model, plan)
     if model.compiled:
         raise WorkloadError(
@@ -55,18 +61,22 @@ def compiled_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> 
         )
     arguments = compile_arguments(workload, num_steps=num_steps)
     text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"
-    call_own(text, _compile, model, arguments, plan)
+    call_own(text, _compile, model, arguments, plan, rates)
     return model
 
 
-def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan) -> None:
+def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan, rates: ScaledRates | None) -> None:
     optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
+    if rates is not None and optimizer is not None:
+        rates.scale([optimizer])
     if plan.accumulation_steps > 1:
         accumulate(optimizer, plan.accumulation_steps)
     arguments |= {"optimizer": optimizer, "jit_compile": plan.jit_compile}
     if plan.steps_per_execution is not None:
         arguments["steps_per_execution"] = plan.steps_per_execution * plan.accumulation_steps
     model.compile(**arguments)
+    if rates is not None:
+        rates.scale(optimizers_of(model).values())  # those of a custom `compile`, as in a GAN
 
 
 def _check_compiled(model: keras.Model, workload: Workload) -> None:

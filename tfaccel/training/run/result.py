@@ -31,6 +31,8 @@ class TrainResult:
         hardware: description of the machine, as JSON data.
         versions: package -> version.
         run_dir: path of the run directory.
+        learning_rate_scaling: how the learning rate was scaled: rule, batch sizes, factor, and the peak rate before and
+            after; None if it was not.
         baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
     """
 
@@ -45,6 +47,7 @@ class TrainResult:
     hardware: dict[str, Any]
     versions: dict[str, str]
     run_dir: str
+    learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
 
     @property

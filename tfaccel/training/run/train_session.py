@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.learning_rate_scaling import LearningRateScaling
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
@@ -20,6 +21,7 @@ from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
@@ -37,6 +39,7 @@ class Outcome:
     history: dict[str, list[float | None]]
     final: dict[str, float]
     times: StepTimes
+    learning_rate_scaling: dict[str, Any] | None = None
 
 
 class TrainSession:
@@ -44,6 +47,7 @@ class TrainSession:
 
     Args:
         workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
+        scaling: how to scale the learning rate; None to leave it as it is.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class TrainSession:
         epochs: int,
         seed: int,
         checkpoint_interval: int | None,
+        scaling: LearningRateScaling | None = None,
     ) -> None:
         self._workload = workload
         self._plan = plan
@@ -62,6 +67,8 @@ class TrainSession:
         self._epochs = epochs
         self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
         self._seed = seed
+        self._scaling = scaling
+        self._rates: ScaledRates | None = None
         self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
 
     def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
@@ -110,6 +117,9 @@ class TrainSession:
         if validation is not None and not callable(validation.source):
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
+        if self._rates is not None:
+            self._rates.check_callbacks([*asked_for, *callbacks])
+            self._rates.log()
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
@@ -138,12 +148,14 @@ class TrainSession:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
-        return Outcome(self._run_dir.history(), final, times)
+        scaled = None if self._rates is None else self._rates.to_json()
+        return Outcome(self._run_dir.history(), final, times, scaled)
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
         name = self._workload.name
+        self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
         with strategy.scope(), within_memory(name, self._plan, hardware):
-            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
+            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps, rates=self._rates)
         build_for(model, self._source.batch_spec, self._workload)
         check_memory(model, name, self._plan, hardware)
         return model
