@@ -34,8 +34,8 @@ _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_b
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     description = (
-        "Prints the candidate plans for a workload, best first, and why. With --compare=cpu,gpu: how long training takes "
-        "on each, and the data size from which the GPU pays."
+        "Prints the candidate plans for a workload, best first, and why. With --compare=cpu,gpu: how long training "
+        "takes on each, and the data size from which the GPU pays."
     )
     values = command_flags(_FLAGS)
     define_workload_flags(values)

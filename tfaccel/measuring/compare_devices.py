@@ -14,7 +14,7 @@ from tfaccel.measuring.step_facts import StepFacts, step_facts
 from tfaccel.measuring.step_time import StepTime, measured_steps
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
-from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks
+from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan, plan_field_names
 
@@ -173,6 +173,9 @@ def _gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
             f"Known models: {', '.join(gpu.name for gpu in GPUS)}."
         )
     gpu = machine.gpus[0]
+    peaks = known_gpu(gpu.model)
+    if peaks is not None and gpu.compute_capability is None:  # which decides about mixed precision
+        gpu = replace(gpu, compute_capability=peaks.compute_capability)
     return gpu, any(one.model == gpu.model for one in here.gpus)
 
 
