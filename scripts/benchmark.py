@@ -23,7 +23,8 @@ fraction of int8's accuracy loss on a network with uneven channels that QAT reco
 reload; six minutes), `scaling` (predicted step times of two workers beside measured ones, each worker on one core, a
 minute and a half per repetition; and predicted efficiencies beside published ones) and `settings` (each recipe's
 settings and neighboring ones, on held-out training data, never on test data; `--out` is written after each run, and a
-later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is missed.
+later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is
+missed.
 """
 
 import json

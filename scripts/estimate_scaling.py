@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _measured(progress: partial[None]) -> Interconnect:
+def _measured(progress: Callable[[str], None]) -> Interconnect:
     from tfaccel.hardware.detect import detect_hardware
     from tfaccel.measuring.loopback import loopback_interconnect
 

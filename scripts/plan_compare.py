@@ -50,17 +50,14 @@ def compare(values: flags.FlagValues, fixed: dict[str, Any]) -> int:
     _check_kinds(values.compare)
     if values.write is not None:
         raise PlanError("--write is for a plan. Received: --write and --compare. Leave one of them out.")
-    for field in ("strategy", "devices"):
-        if field in fixed:
-            raise PlanError(f"--{field} is chosen by --compare. Leave it out.")
     reference = reference_of_workload(values)
     assumed = {name: values[name].value for name in _ASSUMPTION_FLAGS if values[name].value is not None}
     assume = GpuAssumptions(**{name.removeprefix("gpu_"): value for name, value in assumed.items()})
     hardware = None if values.hardware is None else Hardware.load(values.hardware)
-    from tfaccel.measuring.compare_devices import GivenTimes, compare_devices
+    from tfaccel.measuring.compare_devices import ComparisonOptions, compare_devices
 
     names = ("cpu_step_seconds", "gpu_step_seconds", "epochs", "num_examples")
-    given = GivenTimes(**{name: values[name].value for name in names})
+    given = ComparisonOptions(**{name: values[name].value for name in names})
     progress = _silent if values.quiet else partial(show_progress, "plan")
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:

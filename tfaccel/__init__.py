@@ -30,7 +30,7 @@ _PUBLIC_NAMES = {
     "compare_devices": "tfaccel.measuring.compare_devices",
     "DeviceComparison": "tfaccel.planning.device_comparison",
     "GpuAssumptions": "tfaccel.planning.device_comparison",
-    "GivenTimes": "tfaccel.measuring.compare_devices",
+    "ComparisonOptions": "tfaccel.measuring.compare_devices",
     "Report": "tfaccel.measuring.report",
     "export": "tfaccel.exporting.export",
     "search": "tfaccel.tuning.search",

@@ -29,7 +29,17 @@ from tfaccel.reporting.prediction_grid import prediction_figure, shown_rows
 from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import size_metric_figure
 
-PICTURES = ("box", "confusion", "curve", "forecast", "importance", "parallel_coordinates", "scatter", "size_metric")
+PICTURES = (
+    "box",
+    "confusion",
+    "curve",
+    "forecast",
+    "importance",
+    "parallel_coordinates",
+    "scaling",
+    "scatter",
+    "size_metric",
+)
 MODULES = (*(f"{name}_picture" for name in PICTURES), "image_grid", "latent_map", "picture_files", "prediction_grid")
 
 

@@ -25,7 +25,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenTimes:
+class ComparisonOptions:
     """What is known already, or fixed.
 
     Args:
@@ -54,7 +54,7 @@ def compare_devices(
     *,
     hardware: Hardware | None = None,
     assume: GpuAssumptions | None = None,
-    given: GivenTimes | None = None,
+    given: ComparisonOptions | None = None,
     progress: Progress = lambda text: None,
     **options: Any,
 ) -> DeviceComparison:
@@ -79,13 +79,20 @@ def compare_devices(
 
     Example:
         >>> machine = Hardware(devices=(Device(kind="GPU", index=0, model="Tesla T4"),))
-        >>> times = GivenTimes(cpu_step_seconds=0.01, gpu_step_seconds=0.001, epochs=1)
+        >>> times = ComparisonOptions(cpu_step_seconds=0.01, gpu_step_seconds=0.001, epochs=1)
         >>> compare_devices("image_classification", hardware=machine, given=times).break_even_examples
         71112
     """
-    here, assume, given = replace(detect_hardware(), cluster=None), assume or GpuAssumptions(), given or GivenTimes()
+    here, assume, given = (
+        replace(detect_hardware(), cluster=None),
+        assume or GpuAssumptions(),
+        given or ComparisonOptions(),
+    )
     gpu, is_here = _gpu_of(hardware, here)
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    for name in ("strategy", "devices"):
+        if name in fixed:
+            raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")
     made = as_workload(workload, **options)
     one = {**fixed, "strategy": "none"}
     cpu_plan = default_plan(replace(here, devices=()), made, **{**one, "devices": ("CPU:0",)})
@@ -134,7 +141,7 @@ def estimated_gpu(
     if facts.operations is None or facts.num_kernels is None or facts.moved_bytes is None:
         raise WorkloadError(
             f"The time on the GPU cannot be estimated. {facts.uncounted} Give the time of a training step on the GPU: "
-            "--gpu_step_seconds, or GivenTimes(gpu_step_seconds=...)."
+            "--gpu_step_seconds, or ComparisonOptions(gpu_step_seconds=...)."
         )
     counts = {"num_kernels": facts.num_kernels, "moved_bytes": facts.moved_bytes, "batch_bytes": facts.batch_bytes}
     parts = gpu_step(peaks, assume, dtype_policy=plan.dtype_policy, operations=facts.operations, counts=counts)
@@ -180,7 +187,7 @@ def _gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
 
 
 def _measured(
-    task: Mapping[str, Any], cpu: Plan, gpu: Plan | None, given: GivenTimes, progress: Progress
+    task: Mapping[str, Any], cpu: Plan, gpu: Plan | None, given: ComparisonOptions, progress: Progress
 ) -> dict[str, StepTime]:
     plans = {}
     if given.cpu_step_seconds is None:
@@ -194,7 +201,7 @@ def _measured(
 
 
 def _cpu_time(
-    plan: Plan, here: Hardware, measured: StepTime | None, given: GivenTimes, hardware: Hardware | None
+    plan: Plan, here: Hardware, measured: StepTime | None, given: ComparisonOptions, hardware: Hardware | None
 ) -> DeviceTime:
     if measured is None:
         return DeviceTime(

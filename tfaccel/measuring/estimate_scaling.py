@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.measuring.find_fastest import task_of
@@ -76,9 +77,12 @@ def estimate_scaling(
     hardware = replace(detect_hardware(), cluster=None)
     device = next((one.name for one in hardware.gpus), "CPU:0")
     plan = default_plan(hardware, made, **{"strategy": "none", "devices": (device,), **fixed})
-    if assume.scaling == "strong":  # before minutes of measuring
-        given = StepOfOneDevice(step_seconds=1.0, batch_size=plan.global_batch_size, gradient_bytes=())
-        scaling_rows(given, _NO_LATENCY, numbers, replace(assume, fixed_step_seconds=None))
+    if plan.num_replicas > 1:
+        raise PlanError(
+            f"The step of one device is measured. Received: strategy={plan.strategy!r}, devices={list(plan.devices)}, "
+            f"num_workers={plan.num_workers}. Leave strategy and devices out, or give one device."
+        )
+    _check(plan, numbers, step_seconds, assume)
     by_name = isinstance(workload, str)
     task = task_of(workload if by_name else made, options if by_name else {}, _SEED)
     progress("building the model")
@@ -94,7 +98,18 @@ def estimate_scaling(
     return ScalingEstimate(workload=made.name, options=assume, step=step, interconnect=link, rows=rows)
 
 
-_NO_LATENCY = Interconnect(name="", machine_latency_seconds=0.0, machine_bytes_per_second=1.0)
+def _check(plan: Plan, numbers: Sequence[int], step_seconds: float | None, assume: ScalingOptions) -> None:
+    """Raises PlanError for numbers that do not fit, before anything is measured."""
+    is_given = step_seconds is not None
+    step = StepOfOneDevice(
+        step_seconds=step_seconds if step_seconds is not None else 1.0,
+        fixed_seconds=(assume.fixed_step_seconds or 0.0) if is_given else 0.0,
+        batch_size=plan.global_batch_size,
+        gradient_bytes=(),
+    )
+    scaling_rows(
+        step, Interconnect(name="", machine_latency_seconds=0.0, machine_bytes_per_second=1.0), numbers, assume
+    )
 
 
 def _times(
