@@ -45,7 +45,7 @@ def result_of(run_python, code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_given_steps(run_python):
+def test_given_times_and_refused_ones(run_python):
     code = """
 calls = [
     lambda: predicted(assume=ScalingOptions(scaling="strong"), global_batch_size=2),
@@ -55,15 +55,9 @@ calls = [
     lambda: compare_devices("scaling_cases:workload", hardware=T4, devices=("CPU:0",)),
     lambda: ComparisonOptions(epochs=0),
 ]
-print(json.dumps([predicted(global_batch_size=64), compared(gpu_step_seconds=0.001), *map(refused, calls)]))
+print(json.dumps([compared(gpu_step_seconds=0.001), *map(refused, calls)]))
 """
-    found, times, strong, devices, fixed, no_gpu, chosen, epochs = result_of(run_python, code)
-    assert found["step"]["gradient_bytes"] == [4 * 16 * 64, 4 * 64, 4 * 64 * 2, 4 * 2]
-    assert found["step"]["batch_size"] == 64
-    assert found["step"]["num_train_examples"] == 256
-    one, four = found["rows"]
-    assert one["step_seconds"] == 0.05
-    assert four["step_seconds"] == pytest.approx(0.05 + 6 * 0.01 + 6 / 4 * NUM_BYTES / 1e6)
+    times, strong, devices, fixed, no_gpu, chosen, epochs = result_of(run_python, code)
     assert (times["cpu"]["source"], times["gpu"]["source"]) == ("given", "given")
     assert times["break_even_examples"] == 32 * 10 / 0.009 // 1 + 1
     assert "2 examples has too few for 4 replicas" in strong
@@ -114,9 +108,16 @@ kinds = [estimate_scaling(
 ).to_json()["step"] for kind in ("weak", "strong")]
 found = compare_devices("scaling_cases:workload", hardware=T4).to_json()
 calls = [lambda: predicted("failing"), lambda: compared("uncounted")]
-print(json.dumps([policy, *kinds, found["cpu"], found["gpu"], *map(refused, calls)]))
+given = predicted(global_batch_size=64)
+print(json.dumps([given, policy, *kinds, found["cpu"], found["gpu"], *map(refused, calls)]))
 """
-    policy, weak, strong, cpu, gpu, failing, uncounted = result_of(run_python, code)
+    found, policy, weak, strong, cpu, gpu, failing, uncounted = result_of(run_python, code)
+    assert found["step"]["gradient_bytes"] == [4 * 16 * 64, 4 * 64, 4 * 64 * 2, 4 * 2]
+    assert found["step"]["batch_size"] == 64
+    assert found["step"]["num_train_examples"] == 256
+    one, four = found["rows"]
+    assert one["step_seconds"] == 0.05
+    assert four["step_seconds"] == pytest.approx(0.05 + 6 * 0.01 + 6 / 4 * NUM_BYTES / 1e6)
     assert sum(policy) == NUM_BYTES
     assert (weak["source"], cpu["source"], gpu["source"]) == ("measured", "measured", "estimated")
     assert 0 < weak["step_seconds"] < 1

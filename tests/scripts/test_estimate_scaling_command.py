@@ -40,6 +40,7 @@ def test_table_json_and_picture(run_python, folder):
     assert "Predicted scaling of scaling_cases over ours" in done.stdout
     assert "cost of 1e6 examples" in done.stdout
     assert "step of one device: 0.01 s (given), 32 examples" in done.stdout
+    assert "gradients: 4,872 bytes in 1 message(s)" in done.stdout
     assert "estimate-scaling: building the model" in done.stderr
     with Image.open(folder / "scaling.png") as picture:
         assert picture.size == (800, 420)
