@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,11 +37,13 @@ class Repetition:
     Args:
         alone, together: model -> what `scaling_program` says.
         link: latency and bandwidth.
+        load_average: of the machine over a minute, at the end. The benchmark itself contributes up to 2.
     """
 
     alone: Mapping[str, Any]
     together: Mapping[str, Any]
     link: LinkFit
+    load_average: float = 0.0
 
 
 def run_scaling_suite(names: Sequence[str], options: SuiteOptions) -> Report:
@@ -64,12 +67,14 @@ def run_scaling_suite(names: Sequence[str], options: SuiteOptions) -> Report:
         options.progress(f"one worker, {said}")
         alone = _run(task, [{"TF_CONFIG": None}])
         options.progress(f"two workers, {said}")
-        repetitions.append(Repetition(alone, _run(task, cluster_environments(NUM_WORKERS)), link))
+        together = _run(task, cluster_environments(NUM_WORKERS))
+        repetitions.append(Repetition(alone, together, link, os.getloadavg()[0]))
     figures = [figure for name in models for figure in local_figures(name, repetitions)]
     if "published" in names:
         figures += published_figures()
     measurements = {name: _measurements(name, repetitions, task["num_steps"]) for name in models}
-    machine = {**options.machine(), "links": [asdict(one.link) for one in repetitions]}
+    links = [asdict(one.link) for one in repetitions]
+    machine = {**options.machine(), "links": links, "load_averages": [one.load_average for one in repetitions]}
     return Report(suite="scaling", machine=machine, measurements=measurements, figures=tuple(figures))
 
 

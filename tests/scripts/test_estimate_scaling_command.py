@@ -111,7 +111,7 @@ def test_bad_comparison_is_one_line_and_status_2(folder, capsys, arguments, mess
         (["--scaling=week"], "scaling must be one of weak, strong. Received: scaling='week'."),
         (["--interconnect=dgx_a10"], "There is no interconnect 'dgx_a10'. Did you mean 'dgx_a100'?"),
         (["--interconnect=dgx_a100", "--measure"], "Received: --interconnect, --measure."),
-        (["--hardware=t4.json"], "In the hardware file 't4.json': Interconnect has no such field."),
+        (["--hardware=t4.json"], "It describes a machine, but not what connects machines."),
         (["--hardware=nowhere.json"], "Cannot read the hardware file 'nowhere.json'"),
         (["--hardware=link.json", "--write=a.jpg"], "--write must be a PNG file in an existing directory."),
         (["--hardware=link.json", "--step_seconds=-1"], "step_seconds must be positive. Received: step_seconds=-1.0."),

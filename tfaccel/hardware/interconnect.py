@@ -13,6 +13,8 @@ from typing import Any, Self
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
 
+_OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
@@ -90,7 +92,7 @@ class Interconnect:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            if isinstance(data, dict) and "hardware" in data and "interconnect" not in data:
+            if isinstance(data, dict) and "interconnect" not in data and not _OF_A_MACHINE.isdisjoint(data):
                 raise HardwareError(
                     'It describes a machine, but not what connects machines. Add an "interconnect" object with name, '
                     "machine_latency_seconds and machine_bytes_per_second."
