@@ -45,7 +45,7 @@ def estimate_scaling(
 
     The time of a step is that of one device, measured here, plus that of an all-reduce of the gradients in the
     latency-bandwidth (alpha-beta) model; see `tfaccel.planning.all_reduce`. Stragglers, slow input and congestion are
-    not modelled, so that the prediction is an upper bound of the speed.
+    not modelled: expect less than the prediction.
 
     Args:
         workload: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.

@@ -185,7 +185,7 @@ class ScalingEstimate:
             "those of embeddings count as dense",
             f"interconnect: {_described(self.interconnect)}",
             overlap,
-            "Not modelled: stragglers, slow input, synchronized BatchNormalization, congestion, all-reduces over trees.",
+            "Not modelled: stragglers, slow input, synchronized BatchNormalization, congestion, trees.",
             *warnings,
         ]
 
