@@ -21,8 +21,8 @@ class UntilSmall(keras.layers.Layer):
     def call(self, inputs):
         import tensorflow as tf
 
-        halved = tf.while_loop(lambda value: tf.reduce_max(value) > 1.0, lambda value: value @ tf.eye(2) / 2, [inputs])
-        return halved[0]
+        half = tf.eye(2, dtype=inputs.dtype) / 2
+        return tf.while_loop(lambda value: tf.reduce_max(value) > 1.0, lambda value: (value @ half,), [inputs])[0]
 
 
 def build_uncounted() -> keras.Model:
