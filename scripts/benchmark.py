@@ -8,6 +8,7 @@
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
+    tfaccel benchmark scaling --out=benchmarks/scaling.json
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
@@ -19,9 +20,11 @@ TPE and Bayesian; each repetition uses one seed and takes three minutes; needs t
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
-reload; six minutes) and `settings` (each recipe's settings and neighboring ones, on held-out training data, never on
-test data; `--out` is written after each run, and a later call continues it; hours for all recipes). Run nothing else
-during measurements. Exit status 1 if a bound is missed.
+reload; six minutes), `scaling` (predicted step times of two workers beside measured ones, each worker on one core, a
+minute and a half per repetition; and predicted efficiencies beside published ones) and `settings` (each recipe's
+settings and neighboring ones, on held-out training data, never on test data; `--out` is written after each run, and a
+later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is
+missed.
 """
 
 import json
@@ -37,6 +40,7 @@ from rich.text import Text
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
+from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
 from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
@@ -47,7 +51,7 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
-SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
+SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "scaling", "settings")
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
@@ -148,6 +152,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_compress_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
+        if suite == "scaling":
+            return run_scaling_suite(names, options)
         if suite == "search":
             return run_search_suite(names, options)
         if suite == "samplers":
@@ -167,6 +173,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "samplers": SAMPLER_FIGURES,
         "compress": COMPRESS_FIGURE_NAMES,
         "serve": SERVE_FIGURES,
+        "scaling": SCALING_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

@@ -15,6 +15,7 @@ COMMANDS = {
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
     "lr-find": "test a range of learning rates, and suggest one",
+    "estimate-scaling": "predict speed, efficiency and cost on more devices",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
     "tune": "search for the best hyperparameters, with parallel trials",

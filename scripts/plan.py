@@ -17,6 +17,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
+from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_flags
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 
@@ -24,6 +25,7 @@ _FLAGS: dict[str, Flag] = {
     "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
     "write": (str, "write the chosen plan to this JSON file"),
     "json": (False, "print JSON"),
+    **COMPARE_FLAGS,
 }
 
 _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
@@ -31,7 +33,10 @@ _ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_b
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
-    description = "Prints the candidate plans for a workload, best first, and why."
+    description = (
+        "Prints the candidate plans for a workload, best first, and why. With --compare=cpu,gpu: how long training "
+        "takes on each, and the data size from which the GPU pays."
+    )
     values = command_flags(_FLAGS)
     define_workload_flags(values)
     define_plan_flags(values)
@@ -42,6 +47,9 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues) -> int:
     fixed = fixed_fields(values)
+    if values.compare is not None:
+        return compare(values, fixed)
+    refuse_compare_flags(values)
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
     workload = chosen_workload(values)
     plans = candidate_plans(hardware, workload, **fixed)

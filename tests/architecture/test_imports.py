@@ -41,6 +41,7 @@ NOUN_MODULES = {
     "tfaccel.errors",
     "tfaccel.training.run.result",
     "tfaccel.measuring.measurement",
+    "tfaccel.benchmarks.published_scaling",
     "tfaccel.benchmarks.report",
     "tfaccel.compressing.comparison.gate",
     "tfaccel.exporting.export_result",
@@ -62,6 +63,7 @@ HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
     "tfaccel.hardware.doctor_arithmetic",
+    "tfaccel.measuring.interconnect_program",
     "tfaccel.compressing.litert.conversion_program",
     "tfaccel.compressing.comparison.runtime_probe",
     "tfaccel.compressing.tfmot.program",

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tfaccel.hardware.known_interconnects import known_interconnect
+from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, StepOfOneDevice, scaling_rows
 from tfaccel.reporting.box_picture import box_figure
 from tfaccel.reporting.confusion_picture import confusion_figure
 from tfaccel.reporting.curve_picture import curve_figure
@@ -14,6 +16,7 @@ from tfaccel.reporting.latent_map import latent_figure
 from tfaccel.reporting.learning_rate_picture import learning_rate_figure
 from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
 from tfaccel.reporting.prediction_grid import prediction_figure
+from tfaccel.reporting.scaling_picture import scaling_figure
 from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import SizedForm, size_metric_figure
 
@@ -46,6 +49,16 @@ def forecasts(times=None):
     wave = np.sin(np.arange(60.0) / 4)
     one = Forecast("sales", wave[:40], wave[40:], wave[40:, None] + [-0.4, 0.2, 0.5], wave[20:40], times)
     return forecast_figure([one] * 3, num_columns=2, interval="80 % interval", baseline="seasonal naive, season 24")
+
+
+def scaling():
+    """Predicted scaling over many machines, with what was measured on two."""
+    step = StepOfOneDevice(step_seconds=0.1, batch_size=64, gradient_bytes=(10**8,))
+    link, options = known_interconnect("dgx_a100"), ScalingOptions()
+    rows = scaling_rows(step, link, [1, 2, 8, 64, 1024], options)
+    name = "a workload with a rather long name for a title"
+    estimate = ScalingEstimate(workload=name, options=options, step=step, interconnect=link, rows=rows)
+    return scaling_figure(estimate, measured={2: [900.0, 1100.0]})
 
 
 def trials():
@@ -92,6 +105,7 @@ FIGURES = {
     "curves": lambda: curve_figure(
         {"fine-tuned": [0.5, 0.8, 0.9], "from scratch": [0.1, 0.3, 0.6]}, name="accuracy on the test images"
     ),
+    "scaling": scaling,
     "one point": lambda: curve_figure({"one": [0.5]}, name="accuracy"),
     "forecasts": forecasts,
     "forecasts of dates": lambda: forecasts(DATES),

@@ -31,7 +31,15 @@ from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import size_metric_figure
 
 PICTURES = (
-    *("box", "confusion", "curve", "forecast", "importance", "learning_rate", "parallel_coordinates", "scatter"),
+    "box",
+    "confusion",
+    "curve",
+    "forecast",
+    "importance",
+    "learning_rate",
+    "parallel_coordinates",
+    "scaling",
+    "scatter",
     "size_metric",
 )
 MODULES = (*(f"{name}_picture" for name in PICTURES), "image_grid", "latent_map", "picture_files", "prediction_grid")

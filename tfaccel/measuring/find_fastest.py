@@ -108,7 +108,7 @@ def find_fastest(
 
     try:
         by_name = isinstance(workload, str)
-        search.run(servers, _task(workload if by_name else made, options if by_name else {}, measure.seed, folder))
+        search.run(servers, task_of(workload if by_name else made, options if by_name else {}, measure.seed, folder))
         return kept()
     except BaseException:
         if search.has_result:
@@ -119,11 +119,11 @@ def find_fastest(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _task(given: Any, options: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    """What `candidate_program` needs to know to make the workload."""
+def task_of(given: Any, options: Mapping[str, Any], seed: int, folder: Path | None = None) -> dict[str, Any]:
+    """What `candidate_program` needs to know to make the workload; a `folder` holds its arrays, for several processes."""
     origin, by_value = Origin.of([given])
-    if isinstance(given, str):
-        reference = Reference.of(given, "workload", plain_name="recipe")
+    if isinstance(given, str) or folder is None:
+        reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
     else:
         reference = Reference.by_file(given, "workload", by_value=by_value, file=folder / "workload.pickle")
     return {

@@ -35,7 +35,7 @@ def graph_operations(graph: Any) -> int:
         >>> graph_operations(product.get_concrete_function(tf.ones((2, 3)), tf.ones((3, 5))).graph)
         60
     """
-    return _Counter(graph).count(graph)
+    return GraphCounter(graph).count(graph)
 
 
 def needed_operations(graph: Any) -> list[tf.Operation]:
@@ -50,8 +50,11 @@ def needed_operations(graph: Any) -> list[tf.Operation]:
     return list(needed.values())
 
 
-class _Counter:
-    """Counts from the outermost graph inwards, keeping track of the arguments of each function."""
+class GraphCounter:
+    """Counts from the outermost graph inwards, keeping track of the arguments of each function.
+
+    Subclasses may count something else in `of_operation`.
+    """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -62,10 +65,6 @@ class _Counter:
 
     def _operations(self, operation: Any) -> int:
         kind = operation.type
-        if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
-            return 2 * _multiplications(operation)
-        if kind.startswith("CudnnRNN"):
-            raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
         if kind in _CALLS:
             return self._of_function(operation.get_attr("f"), operation.inputs)
         if kind in _BRANCHES:
@@ -76,6 +75,15 @@ class _Counter:
             condition, body = self._enter(operation)
             once = self.count(body)
             return once * self._turns(operation, condition, body) if once else 0
+        return self.of_operation(operation)
+
+    def of_operation(self, operation: Any) -> int:
+        """What an operation counts that is no loop, branch or call: here the floating-point operations."""
+        kind = operation.type
+        if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
+            return 2 * _multiplications(operation)
+        if kind.startswith("CudnnRNN"):
+            raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
         return 0
 
     def _of_function(self, function: Any, inputs: Any) -> int:

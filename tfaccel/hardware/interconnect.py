@@ -1,0 +1,106 @@
+"""`Interconnect`: latency and bandwidth between the devices of one machine, and between machines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import HardwareError
+from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
+
+_OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """What connects devices that train together, in the latency-bandwidth (alpha-beta) model.
+
+    A message of n bytes takes latency + n / bandwidth. Bandwidths are those of one direction.
+
+    Args:
+        name: for tables, such as "dgx_a100".
+        devices_per_machine: devices that the faster links connect.
+        device_latency_seconds: latency of a message between two devices of a machine.
+        device_bytes_per_second: bandwidth of each device to the others of its machine, such as NVLink's.
+        machine_latency_seconds: latency of a message between two machines.
+        machine_bytes_per_second: bandwidth of a machine's network, all its adapters together.
+        source: where the figures are from.
+
+    Raises:
+        HardwareError: if a field is invalid.
+
+    Example:
+        >>> ethernet = Interconnect(name="10 GbE", machine_latency_seconds=5e-5, machine_bytes_per_second=1.25e9)
+        >>> Interconnect.from_json(ethernet.to_json()) == ethernet
+        True
+    """
+
+    name: str
+    devices_per_machine: int = 1
+    device_latency_seconds: float = 0.0
+    device_bytes_per_second: float | None = None
+    machine_latency_seconds: float
+    machine_bytes_per_second: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_text(self, "name")
+        check_text(self, "source")
+        check_count(self, "devices_per_machine", minimum=1)
+        for field in ("device_latency_seconds", "machine_latency_seconds"):
+            self._check_number(field, positive=False)
+        self._check_number("machine_bytes_per_second", positive=True)
+        if self.device_bytes_per_second is not None:
+            self._check_number("device_bytes_per_second", positive=True)
+        elif self.devices_per_machine > 1:
+            raise HardwareError(
+                "An Interconnect with several devices per machine needs device_bytes_per_second. "
+                f"Received: devices_per_machine={self.devices_per_machine}, device_bytes_per_second=None."
+            )
+
+    def _check_number(self, field: str, *, positive: bool) -> None:
+        value = getattr(self, field)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value < 0 or (positive and value == 0):
+            wanted = "a positive number" if positive else "a number of at least 0"
+            raise HardwareError(f"{field} must be {wanted}. Received: {field}={quoted(value)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The interconnect from its `to_json` data; omitted fields have their defaults.
+
+        Raises:
+            HardwareError: for an unknown or missing field, or an invalid value.
+        """
+        return record_from_json(cls, data)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Reads a JSON file: `to_json` data, alone or under "interconnect" (beside "hardware", for example).
+
+        Raises:
+            HardwareError: if the file cannot be read, or describes no interconnect; it names the file.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if isinstance(data, dict) and "interconnect" not in data and not _OF_A_MACHINE.isdisjoint(data):
+                raise HardwareError(
+                    'It describes a machine, but not what connects machines. Add an "interconnect" object with name, '
+                    "machine_latency_seconds and machine_bytes_per_second."
+                )
+            return cls.from_json(data["interconnect"] if isinstance(data, dict) and "interconnect" in data else data)
+        except OSError as error:
+            raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
+        except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise HardwareError(f"The hardware file {str(path)!r} is not JSON: {error}.") from error
+        except HardwareError as error:
+            raise HardwareError(f"In the hardware file {str(path)!r}: {error}") from error

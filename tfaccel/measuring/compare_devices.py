@@ -1,0 +1,235 @@
+"""`compare_devices`: whether a GPU pays for a workload, measured where the device is here, otherwise estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfaccel.errors import HardwareError, PlanError, WorkloadError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.measuring.find_fastest import task_of
+from tfaccel.measuring.step_facts import StepFacts, step_facts
+from tfaccel.measuring.step_time import StepTime, measured_steps
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
+from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.plan import Plan, plan_field_names
+
+LIMIT_SECONDS = 120.0
+_SEED = 0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """What is known already, or fixed.
+
+    Args:
+        cpu_step_seconds, gpu_step_seconds: time of a training step; None to measure or estimate it.
+        epochs: passes over the data; None for the workload's recommendation, or 1.
+        num_examples: examples in an epoch; None for the workload's own.
+
+    Raises:
+        PlanError: for a value that is not positive.
+    """
+
+    cpu_step_seconds: float | None = None
+    gpu_step_seconds: float | None = None
+    epochs: int | None = None
+    num_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_step_seconds", "gpu_step_seconds", "epochs", "num_examples"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise PlanError(f"{name} must be positive. Received: {name}={value}.")
+
+
+def compare_devices(
+    workload: Any,
+    *,
+    hardware: Hardware | None = None,
+    assume: GpuAssumptions | None = None,
+    given: ComparisonOptions | None = None,
+    progress: Progress = lambda text: None,
+    **options: Any,
+) -> DeviceComparison:
+    """Compares training on a CPU and on a GPU: time of an epoch, and the data size from which the GPU pays.
+
+    The CPU's step is measured on this machine. The GPU's is measured if this machine has that GPU. Otherwise it is
+    estimated from the operations, bytes and kernels of the traced step and the GPU's published peak rates; see
+    `tfaccel.planning.device_comparison.gpu_step`.
+
+    Args:
+        workload: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
+        hardware: the machine with the GPU; None for this one.
+        assume: what the estimate assumes; None for the defaults.
+        given: times that are known already, the number of epochs and of examples.
+        progress: called with a line before each measurement.
+        **options: plan fields, such as `global_batch_size`; and whatever `tfaccel.train` takes to make a workload.
+
+    Raises:
+        HardwareError: if the machine has no GPU, or one whose peak rates are not known.
+        PlanError: if a plan field is invalid, or the step cannot be measured.
+        WorkloadError: if the model cannot be built, or its operations cannot be counted.
+
+    Example:
+        >>> machine = Hardware(devices=(Device(kind="GPU", index=0, model="Tesla T4"),))
+        >>> times = ComparisonOptions(cpu_step_seconds=0.01, gpu_step_seconds=0.001, epochs=1)
+        >>> compare_devices("image_classification", hardware=machine, given=times).break_even_examples
+        71112
+    """
+    here, assume, given = (
+        replace(detect_hardware(), cluster=None),
+        assume or GpuAssumptions(),
+        given or ComparisonOptions(),
+    )
+    gpu, is_here = _gpu_of(hardware, here)
+    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    for name in ("strategy", "devices"):
+        if name in fixed:
+            raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")
+    made = as_workload(workload, **options)
+    one = {**fixed, "strategy": "none"}
+    cpu_plan = default_plan(replace(here, devices=()), made, **{**one, "devices": ("CPU:0",)})
+    gpu_machine = replace(here, devices=(replace(gpu, index=0),))
+    gpu_plan = default_plan(gpu_machine, made, **{**one, "devices": ("GPU:0",)})
+    by_name = isinstance(workload, str)
+    task = task_of(workload if by_name else made, options if by_name else {}, _SEED)
+    measured = _measured(task, cpu_plan, gpu_plan if is_here else None, given, progress)
+    cpu = _cpu_time(cpu_plan, here, measured.get("cpu"), given, hardware)
+    if "gpu" in measured:
+        gpu_time = _measured_time("gpu", gpu.model, measured["gpu"], (f"dtype policy {gpu_plan.dtype_policy}",))
+    elif given.gpu_step_seconds is not None:
+        gpu_time = DeviceTime(
+            kind="gpu",
+            device=gpu.model,
+            source="given",
+            batch_size=gpu_plan.global_batch_size,
+            step_seconds=given.gpu_step_seconds,
+            start_seconds=cpu.start_seconds + assume.start_seconds,
+            notes=(_start_note(assume),),
+        )
+    else:
+        gpu_peaks(gpu)  # before the model is built
+        progress("counting the operations of the training step")
+        facts = step_facts(task, gpu_plan, limit_seconds=LIMIT_SECONDS)
+        gpu_time = estimated_gpu(gpu, gpu_plan, facts, assume, cpu.start_seconds)
+    return DeviceComparison(
+        workload=made.name,
+        epochs=given.epochs or made.epochs or 1,
+        num_examples=given.num_examples or made.num_train_examples,
+        cpu=cpu,
+        gpu=gpu_time,
+    )
+
+
+def estimated_gpu(
+    gpu: Device, plan: Plan, facts: StepFacts, assume: GpuAssumptions, cpu_start_seconds: float
+) -> DeviceTime:
+    """The estimated time on a GPU.
+
+    Raises:
+        HardwareError: if its peak rates are not known.
+        WorkloadError: if the operations could not be counted.
+    """
+    peaks, found = gpu_peaks(gpu)
+    if facts.operations is None or facts.num_kernels is None or facts.moved_bytes is None:
+        raise WorkloadError(
+            f"The time on the GPU cannot be estimated. {facts.uncounted} Give the time of a training step on the GPU: "
+            "--gpu_step_seconds, or ComparisonOptions(gpu_step_seconds=...)."
+        )
+    counts = {"num_kernels": facts.num_kernels, "moved_bytes": facts.moved_bytes, "batch_bytes": facts.batch_bytes}
+    parts = gpu_step(peaks, assume, dtype_policy=plan.dtype_policy, operations=facts.operations, counts=counts)
+    step_seconds = parts.pop("step")
+    peak = peaks.operations_per_second(plan.dtype_policy)
+    notes = (
+        f"{facts.operations:,} floating-point operations per step in {plan.dtype_policy}, at "
+        f"{assume.reached_fraction:.0%} of {peak / 1e12:.4g} Tflop/s ({found})",
+        f"{facts.moved_bytes:,} bytes of memory traffic if nothing is fused, and {facts.batch_bytes:,} bytes of input "
+        f"over PCIe, at {assume.reached_bandwidth_fraction:.0%} of {peaks.memory / 1e9:.4g} and {peaks.pcie / 1e9:.4g} "
+        "GB/s",
+        f"{facts.num_kernels:,} operations launched by the host, {1e6 * assume.kernel_seconds:.3g} microseconds each; "
+        "XLA and fused kernels, which launch fewer, are not counted on",
+        _start_note(assume),
+    )
+    return DeviceTime(
+        kind="gpu",
+        device=gpu.model or peaks.name,
+        source="estimated",
+        batch_size=plan.global_batch_size,
+        step_seconds=step_seconds,
+        start_seconds=cpu_start_seconds + assume.start_seconds,
+        parts=parts,
+        notes=notes,
+    )
+
+
+def _gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
+    """The GPU to compare with, and whether this machine has it."""
+    machine = hardware or here
+    if not machine.gpus:
+        where = "This machine has no GPU" if hardware is None else "The hardware file describes no GPU"
+        raise HardwareError(
+            f"{where}. Give --hardware=FILE with a GPU, such as "
+            '{"devices": [{"kind": "GPU", "index": 0, "model": "NVIDIA T4"}]}. '
+            f"Known models: {', '.join(gpu.name for gpu in GPUS)}."
+        )
+    gpu = machine.gpus[0]
+    peaks = known_gpu(gpu.model)
+    if peaks is not None and gpu.compute_capability is None:  # which decides about mixed precision
+        gpu = replace(gpu, compute_capability=peaks.compute_capability)
+    return gpu, any(one.model == gpu.model for one in here.gpus)
+
+
+def _measured(
+    task: Mapping[str, Any], cpu: Plan, gpu: Plan | None, given: ComparisonOptions, progress: Progress
+) -> dict[str, StepTime]:
+    plans = {}
+    if given.cpu_step_seconds is None:
+        plans["cpu"] = cpu
+    if gpu is not None and given.gpu_step_seconds is None:
+        plans["gpu"] = gpu
+    if not plans:
+        return {}
+    progress(f"measuring the training step ({', '.join(plans)})")
+    return measured_steps(task, plans, limit_seconds=LIMIT_SECONDS)
+
+
+def _cpu_time(
+    plan: Plan, here: Hardware, measured: StepTime | None, given: ComparisonOptions, hardware: Hardware | None
+) -> DeviceTime:
+    if measured is None:
+        return DeviceTime(
+            kind="cpu",
+            device=here.cpu_model,
+            source="given",
+            batch_size=plan.global_batch_size,
+            step_seconds=given.cpu_step_seconds or 0.0,
+            start_seconds=0.0,
+            notes=("the time to start is not known, and counts as 0",),
+        )
+    notes = [f"dtype policy {plan.dtype_policy}"]
+    if hardware is not None and hardware.cpu_model not in ("unknown", here.cpu_model):
+        notes.append(f"this machine's CPU, not the {hardware.cpu_model} of the hardware file")
+    return _measured_time("cpu", here.cpu_model, measured, notes)
+
+
+def _measured_time(kind: str, model: str, found: StepTime, notes: Any) -> DeviceTime:
+    return DeviceTime(
+        kind=kind,
+        device=model,
+        source="measured",
+        batch_size=found.batch_size,
+        step_seconds=found.seconds,
+        start_seconds=found.start_seconds,
+        notes=(*notes, f"spread of the windows {found.spread:.0%}"),
+    )
+
+
+def _start_note(assume: GpuAssumptions) -> str:
+    return f"{assume.start_seconds:g} s to initialize CUDA and load its libraries, beyond what the CPU needs to start"
