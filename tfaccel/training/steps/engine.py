@@ -44,6 +44,7 @@ class EngineOptions:
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
+        times_input: measure the time that training steps wait for their batches.
     """
 
     sum_duplicate_indices: bool = False
@@ -53,6 +54,7 @@ class EngineOptions:
     single_steps: bool = False
     batches_per_step: int = 1
     fused_kernels: bool = False
+    times_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Engine:
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
+        self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
     def _kind(self, kind: str) -> StepGraphs:
         """The graphs for one kind of step.
@@ -97,6 +100,7 @@ class Engine:
                 self.replicas,
                 function_of_keras=function,
                 watch_loss=trains and self.options.stop_at_non_finite_loss,
+                times_input=trains and self.options.times_input,
                 fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
             )
             self._kinds[kind] = known
@@ -139,12 +143,14 @@ class Engine:
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
         with self._clear_errors():
-            done, state, own_logs, results, finite = made.function(call_feed, loop, given)(*given)
+            done, state, own_logs, results, finite, waited = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
         call_feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
+        if waited:
+            self.waited_seconds = (self.waited_seconds or 0.0) + float(waited[0])
         return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     @contextlib.contextmanager
