@@ -96,7 +96,7 @@ class Engine:
             known = StepGraphs(
                 self.model,
                 kind,
-                self._make_steps(),
+                self.new_steps(),
                 self.replicas,
                 function_of_keras=function,
                 watch_loss=trains and self.options.stop_at_non_finite_loss,
@@ -110,7 +110,8 @@ class Engine:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
 
-    def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+    def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+        """Steps that nothing has been traced from yet."""
         model, options = self.model, self.options
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:

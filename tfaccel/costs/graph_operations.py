@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.errors import WorkloadError
-from tfaccel.measuring.private_graphs import function_graph
+from tfaccel.costs.private_graphs import function_graph
 
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -35,7 +35,7 @@ def graph_operations(graph: Any) -> int:
         >>> graph_operations(product.get_concrete_function(tf.ones((2, 3)), tf.ones((3, 5))).graph)
         60
     """
-    return _Counter(graph).count(graph)
+    return int(GraphCounter(graph).count(graph))
 
 
 def needed_operations(graph: Any) -> list[tf.Operation]:
@@ -50,8 +50,11 @@ def needed_operations(graph: Any) -> list[tf.Operation]:
     return list(needed.values())
 
 
-class _Counter:
-    """Counts from the outermost graph inwards, keeping track of the arguments of each function."""
+class GraphCounter:
+    """Counts from the outermost graph inwards, keeping track of the arguments of each function.
+
+    Subclasses may count something else in `of_operation`.
+    """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -62,10 +65,6 @@ class _Counter:
 
     def _operations(self, operation: Any) -> int:
         kind = operation.type
-        if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
-            return 2 * _multiplications(operation)
-        if kind.startswith("CudnnRNN"):
-            raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
         if kind in _CALLS:
             return self._of_function(operation.get_attr("f"), operation.inputs)
         if kind in _BRANCHES:
@@ -76,7 +75,11 @@ class _Counter:
             condition, body = self._enter(operation)
             once = self.count(body)
             return once * self._turns(operation, condition, body) if once else 0
-        return 0
+        return self.of_operation(operation)
+
+    def of_operation(self, operation: Any) -> int:
+        """What an operation counts that is no loop, branch or call: here the floating-point operations."""
+        return matrix_operations(operation)
 
     def _of_function(self, function: Any, inputs: Any) -> int:
         graph = function_graph(self._graph, function.name)
@@ -144,6 +147,20 @@ class _Counter:
             return None
         step = next((self._value(one) for one in operation.inputs if one is not before), None)
         return step if step is not None and step > 0 else None
+
+
+def matrix_operations(operation: Any) -> int:
+    """Floating-point operations of one operation: 0 unless it is a matrix product or a convolution.
+
+    Raises:
+        WorkloadError: if a shape is unknown, or the operation hides what it computes.
+    """
+    kind = operation.type
+    if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
+        return 2 * _multiplications(operation)
+    if kind.startswith("CudnnRNN"):
+        raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
+    return 0
 
 
 def _passed_on(tensor: Any) -> Any:
