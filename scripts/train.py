@@ -163,6 +163,8 @@ def _print_result(result: TrainResult) -> None:
     table.add_row("time", f"{result.wall_seconds:.1f} s, first call {result.first_step_seconds:.1f} s")
     if result.first_step_seconds > 0:  # a run resumed after its last step runs none
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
+    if result.performance is not None:
+        table.add_row("limit", result.performance.bottleneck.text)
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.errors import WorkloadError
 from tfaccel.costs.private_graphs import function_graph
+from tfaccel.errors import WorkloadError
 
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")

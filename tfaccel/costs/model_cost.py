@@ -84,6 +84,19 @@ class StepCost:
         """Bytes of all dtypes."""
         return sum(row.bytes_accessed for row in self.rows)
 
+    def repeated(self, times: int) -> StepCost:
+        """The cost of several of these."""
+        rows = [
+            LayerCost(
+                name=row.name,
+                matrix_flops=row.matrix_flops * times,
+                other_flops=row.other_flops * times,
+                num_bytes={name: value * times for name, value in row.num_bytes.items()},
+            )
+            for row in self.rows
+        ]
+        return StepCost(rows=tuple(rows), num_unsized=self.num_unsized)
+
     def to_json(self) -> dict[str, Any]:
         """The fields and totals as JSON values."""
         totals = {"matrix_flops": self.matrix_flops, "flops": self.flops, "num_bytes": self.num_bytes}

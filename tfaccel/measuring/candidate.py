@@ -19,11 +19,17 @@ class CandidateWindow:
         seconds: wall time of all of them, the wait for their batches included.
         num_steps: how many.
         loss: their mean training loss.
+        waited_seconds: how long the steps waited for their batches; None if unknown.
+        cpu_seconds: CPU time of the process, all threads; None if unknown.
+        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
     """
 
     seconds: float
     num_steps: int
     loss: float
+    waited_seconds: float | None = None
+    cpu_seconds: float | None = None
+    gpu_utilization: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

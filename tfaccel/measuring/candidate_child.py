@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from tfaccel.costs.model_cost import StepCost
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
@@ -71,6 +72,18 @@ class CandidateChild:
         self.candidate = replace(self.candidate, windows=(*self.candidate.windows, window))
         return window
 
+    def step_cost(self) -> StepCost:
+        """What one of its training steps computes, counted from the graph in its process.
+
+        Raises:
+            CandidateFailed: as `build`; or if it cannot be counted, since a shape or a loop depends on the data.
+        """
+        self._child.send("cost")
+        answer = self._answer("count the operations of a step")
+        if answer["uncounted"]:
+            raise CandidateFailed(answer["uncounted"])
+        return StepCost.from_json(answer["cost"])
+
     def fail(self, cause: str) -> Candidate:
         """Notes why it could not be measured, and ends the process."""
         self.candidate = replace(self.candidate, failure=cause)
@@ -87,7 +100,7 @@ class CandidateChild:
         self._child.send(num_steps)
         answer = self._answer(doing)
         self.candidate = replace(self.candidate, peak_bytes=answer["peak_bytes"])
-        return CandidateWindow(seconds=answer["seconds"], num_steps=answer["num_steps"], loss=answer["loss"])
+        return CandidateWindow(**{name: answer[name] for name in CandidateWindow.__dataclass_fields__})
 
     def _answer(self, doing: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit_seconds

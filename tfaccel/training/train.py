@@ -216,4 +216,5 @@ def _result(
         hardware=hardware.to_json(),
         versions=installed_versions(),
         run_dir=str(directory.path),
+        performance=outcome.performance,
     )

@@ -19,9 +19,11 @@ from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, w
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
-from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.run_dir import NO_METRICS, RunDir
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.steps.engine import Engine, engine_of
@@ -37,6 +39,7 @@ class Outcome:
     history: dict[str, list[float | None]]
     final: dict[str, float]
     times: StepTimes
+    performance: Performance | None
 
 
 class TrainSession:
@@ -116,7 +119,14 @@ class TrainSession:
             write_state(model, engine.replicas, own)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
+        utilization = Utilization(
+            engine,
+            self._plan,
+            hardware,
+            batch_spec=self._source.batch_spec,
+            examples_per_batch=self._source.batch_size,
+        )
+        container = self._callbacks([*asked_for, *callbacks], engine, times, utilization, verbose=verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
                 run_epochs(
@@ -138,7 +148,7 @@ class TrainSession:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
-        return Outcome(self._run_dir.history(), final, times)
+        return Outcome(self._run_dir.history(), final, times, utilization.of_run())
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
         name = self._workload.name
@@ -149,12 +159,19 @@ class TrainSession:
         return model
 
     def _callbacks(
-        self, callbacks: list[keras.callbacks.Callback], engine: Engine, times: StepTimes, verbose: int
+        self,
+        callbacks: list[keras.callbacks.Callback],
+        engine: Engine,
+        times: StepTimes,
+        utilization: Utilization,
+        *,
+        verbose: int,
     ) -> keras.callbacks.CallbackList:
         steps = self._source.num_batches
-        every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
+        lines = MetricLines(self._run_dir, steps, utilization)
+        every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
         if engine.replicas.is_chief:
-            every.append(TensorBoardScalars(self._run_dir.tensorboard))
+            every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
             if verbose:
                 every.append(
                     TrainingProgress(
@@ -179,7 +196,7 @@ class TrainSession:
     def _final_metrics(self, engine: Engine, validation: Validation | None) -> dict[str, float]:
         if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
-            return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}
+            return {k: v for k, v in rows.items() if k not in NO_METRICS}
         quiet = keras.callbacks.CallbackList([], model=engine.model)
         try:
             return validation.evaluate(engine, quiet)

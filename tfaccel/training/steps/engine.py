@@ -106,6 +106,11 @@ class Engine:
             self._kinds[kind] = known
         return known
 
+    def num_graphs(self, kind: str) -> int:
+        """The number of graphs that were traced for one kind of step."""
+        made = self._kinds.get(kind)
+        return 0 if made is None else len(made.functions)
+
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
