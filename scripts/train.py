@@ -47,6 +47,7 @@ from tfaccel.training.run.run_dir import checked_place
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+_NO_MFU = "unknown: `tfaccel roofline` measures this machine's limits once, for all later runs"
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
@@ -164,6 +165,8 @@ def _print_result(result: TrainResult) -> None:
     if result.first_step_seconds > 0:  # a run resumed after its last step runs none
         table.add_row("speed", f"{result.examples_per_second:,.0f} examples/s")
     if result.performance is not None:
+        mfu = result.performance.mfu
+        table.add_row("MFU", _NO_MFU if mfu is None else f"{mfu:.2f}")
         table.add_row("limit", result.performance.bottleneck.text)
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))

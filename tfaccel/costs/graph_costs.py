@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
 from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
 
+_MATRIX, _OTHER_FLOPS, _LEAST = "matrix flops", "other flops", "least bytes"  # keys of a tally beside dtypes
 _SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
 
 # Operations that compute nothing: they name, shape or pass on values, and need no memory traffic.
@@ -26,6 +27,8 @@ _FREE = {
     *("ExpandDims", "Squeeze", "BroadcastGradientArgs", "Assert", "Switch", "Merge", "Enter", "Exit", "NextIteration"),
     *("TensorListReserve", "EmptyTensorList", "TensorListElementShape", "TensorListLength", "LoopCond"),
 }
+# Operations whose first output holds the values of the first input.
+_VIEWS = {"Identity", "StopGradient", "PreventGradient", "EnsureShape", "Reshape", "ExpandDims", "Squeeze"}
 # Operations that move values and compute none.
 _MOVES = {
     *("Cast", "Concat", "ConcatV2", "Split", "SplitV", "Pack", "Unpack", "Slice", "StridedSlice", "StridedSliceGrad"),
@@ -66,11 +69,12 @@ def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str,
 
 
 def _row(name: str, costs: Mapping[str, int]) -> LayerCost:
-    num_bytes = {key: value for key, value in sorted(costs.items()) if key not in ("matrix", "other")}
+    num_bytes = {key: value for key, value in sorted(costs.items()) if key not in (_MATRIX, _OTHER_FLOPS, _LEAST)}
     return LayerCost(
         name=name,
-        matrix_flops=int(costs.get("matrix", 0)),
-        other_flops=int(costs.get("other", 0)),
+        matrix_flops=int(costs.get(_MATRIX, 0)),
+        other_flops=int(costs.get(_OTHER_FLOPS, 0)),
+        least_bytes=int(costs.get(_LEAST, 0)),
         num_bytes={key: int(value) for key, value in num_bytes.items()},
     )
 
@@ -116,13 +120,24 @@ class _CostCounter(GraphCounter):
         super().__init__(graph)
         self._optimizers = optimizers
         self._callers: list[Any] = [OTHER]  # the row of each loop, branch or call that is being counted
+        self._path: tuple[str, ...] = ()  # their names
+        self._bodies: set[Any] = set()  # inputs of loop bodies: their values differ between iterations
+        self._read: set[Any] = set()
+        self._written: set[Any] = set()
 
     def _operations(self, operation: Any) -> Any:
         self._callers.append(self._row_of(operation))
+        path, self._path = self._path, (*self._path, operation.name)
         try:
             return super()._operations(operation)
         finally:
             self._callers.pop()
+            self._path = path
+
+    def _enter(self, loop: Any) -> tuple[Any, Any]:
+        condition, body = super()._enter(loop)
+        self._bodies.update(tensor.ref() for tensor in (*condition.inputs, *body.inputs))
+        return condition, body
 
     def _row_of(self, operation: Any) -> Any:
         """The layer whose scope is the innermost one; else optimizer or loss; else that of the caller."""
@@ -149,10 +164,58 @@ class _CostCounter(GraphCounter):
                 name = tensor.dtype.name
                 costs[name] = costs.get(name, 0) + size * tensor.dtype.size
         if matrix:
-            costs["matrix"] = matrix
+            costs[_MATRIX] = matrix
         elif other := _elements_computed(operation):
-            costs["other"] = other
-        return _Tally({self._callers[-1]: costs} if costs else {}, num_unsized)
+            costs[_OTHER_FLOPS] = other
+        tally = _Tally({self._callers[-1]: costs} if costs else {}, num_unsized)
+        for row, num_bytes in self._crossings(operation):
+            tally = tally + _Tally({row: {_LEAST: num_bytes}})
+        return tally
+
+    def _crossings(self, operation: Any) -> Iterator[tuple[Any, int]]:
+        """The row, and the bytes, of each tensor that one row's forward or backward pass takes from another."""
+        row, phase = self._callers[-1], _is_backward(operation)
+        for tensor in operation.inputs:
+            origin = self._origin(tensor)
+            num_bytes = (_num_elements(origin) or 0) * origin.dtype.size
+            if not num_bytes or origin.ref() in self._bodies or origin.op.type == "Const":
+                continue
+            is_given = origin.op.type in ("ReadVariableOp", "Placeholder")
+            source = self._row_of(origin.op)
+            if not is_given and (source, _is_backward(origin.op)) == (row, phase):
+                continue
+            key = (self._path[:-1], origin.ref(), row, phase)
+            if key not in self._read:
+                self._read.add(key)
+                yield row, num_bytes
+            if not is_given and origin.ref() not in self._written:
+                self._written.add(origin.ref())
+                yield source, num_bytes
+        yield row, _bytes_of_state(operation)
+
+    def _origin(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that a tensor is a view of, or a name for."""
+        while True:
+            if tensor.ref() in self._given and tensor.ref() not in self._bodies:
+                tensor = self._given[tensor.ref()]
+            elif tensor.op.type in _VIEWS:
+                tensor = tensor.op.inputs[0]
+            else:
+                return tensor
+
+
+def _is_backward(operation: Any) -> bool:
+    return "gradient_tape/" in operation.name or "gradients/" in operation.name or "_grad/" in operation.name
+
+
+def _bytes_of_state(operation: Any) -> int:
+    """Bytes that an operation writes to a variable, or stores in a loop for the backward pass and reads back there."""
+    kind = operation.type
+    if kind.startswith(("Assign", "ResourceApply")) and len(operation.inputs) > 1:
+        return (_num_elements(operation.inputs[1]) or 0) * operation.inputs[1].dtype.size
+    stored = operation.inputs[1:2] if kind == "TensorListPushBack" else ()
+    stored = operation.outputs[1:2] if kind == "TensorListPopBack" else stored
+    return sum((_num_elements(tensor) or 0) * tensor.dtype.size for tensor in stored)
 
 
 def _elements_computed(operation: Any) -> int:

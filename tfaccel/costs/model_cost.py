@@ -19,9 +19,12 @@ class LayerCost:
         other_flops: one for each element that any other arithmetic operation computes.
         num_bytes: dtype -> bytes that the operations read and write, each counted as if it were run on its own. Fusion
             and caches save some of them.
+        least_bytes: those that remain if all operations of the layer's forward pass are fused into one, and all of its
+            backward pass: what it takes from other layers, its weights, and what others take from it, once each; in a
+            loop, once per iteration.
 
     Example:
-        >>> LayerCost(name="dense", matrix_flops=600, other_flops=8, num_bytes={"float32": 304}).intensity
+        >>> LayerCost(name="dense", matrix_flops=600, num_bytes={"float32": 330}, least_bytes=300).intensity
         2.0
     """
 
@@ -29,6 +32,7 @@ class LayerCost:
     matrix_flops: int = 0
     other_flops: int = 0
     num_bytes: Mapping[str, int] = field(default_factory=dict)
+    least_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -42,8 +46,8 @@ class LayerCost:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: floating-point operations per byte; 0 if no bytes are accessed."""
-        return self.flops / self.bytes_accessed if self.bytes_accessed else 0.0
+        """Arithmetic intensity: operations of matrix products per least byte; 0 if no bytes are accessed."""
+        return self.matrix_flops / self.least_bytes if self.least_bytes else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,11 @@ class StepCost:
         """Bytes of all dtypes."""
         return sum(row.bytes_accessed for row in self.rows)
 
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that remain if each layer is fused; see `LayerCost`."""
+        return sum(row.least_bytes for row in self.rows)
+
     def repeated(self, times: int) -> StepCost:
         """The cost of several of these."""
         rows = [
@@ -92,6 +101,7 @@ class StepCost:
                 matrix_flops=row.matrix_flops * times,
                 other_flops=row.other_flops * times,
                 num_bytes={name: value * times for name, value in row.num_bytes.items()},
+                least_bytes=row.least_bytes * times,
             )
             for row in self.rows
         ]
@@ -99,7 +109,8 @@ class StepCost:
 
     def to_json(self) -> dict[str, Any]:
         """The fields and totals as JSON values."""
-        totals = {"matrix_flops": self.matrix_flops, "flops": self.flops, "num_bytes": self.num_bytes}
+        totals: dict[str, Any] = {"matrix_flops": self.matrix_flops, "flops": self.flops, "num_bytes": self.num_bytes}
+        totals["least_bytes"] = self.least_bytes
         return {**totals, "rows": [asdict(row) for row in self.rows], "num_unsized": self.num_unsized}
 
     @classmethod

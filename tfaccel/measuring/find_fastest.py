@@ -79,7 +79,7 @@ def find_fastest(
     if earlier is not None and earlier.complete:
         return replace(earlier, from_cache=True)
     by_name = isinstance(workload, str)
-    task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
+    task = task_of(workload if by_name else made, options if by_name else {}, seed=measure.seed)
     left_out = ("oneDNN",) if "tensorflow" in sys.modules else ()  # this process could not train with the plan
     search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, left_out=left_out, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
@@ -102,7 +102,7 @@ def find_fastest(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def task_of(given: Any, options: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
     """What `candidate_program` needs to know to make the workload."""
     origin, by_value = Origin.of([given])
     reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)

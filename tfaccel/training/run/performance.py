@@ -79,7 +79,7 @@ class Performance:
         if busy is None:
             return Bottleneck(kind="unknown", text=_NO_GPU_UTILIZATION)
         if busy >= BUSY_FROM:
-            limit = _NO_MFU if self.mfu is None else f"MFU {self.mfu:.2f}"
+            limit = "MFU unknown" if self.mfu is None else f"MFU {self.mfu:.2f}"
             return Bottleneck(kind="compute", text=_COMPUTE.format(limit, "GPUs" if on_gpu else "CPU", 100 * busy))
         text = _GPU_HOST if on_gpu else _CPU_HOST
         return Bottleneck(kind="host", text=text.format(100 * (1 - busy)))
@@ -106,7 +106,6 @@ _INPUT = (
     "input-bound: {:.0f} % of the step time is spent waiting for input. Try more --set=data_threads, a larger "
     "--set=prefetch_batches, --set=cache_data=true if the workload can, or cheaper preprocessing"
 )
-_NO_MFU = "MFU unknown until `tfaccel roofline` has measured this machine"
 _COMPUTE = (
     "compute-bound: {}, {} busy {:.0f} % of the time. `tfaccel roofline` tells arithmetic from memory; `tfaccel "
     "autotune` looks for a faster plan"
