@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
+    "roofline": "measure how close a workload comes to the limits of this machine, by layer",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
     "tune": "search for the best hyperparameters, with parallel trials",

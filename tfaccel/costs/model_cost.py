@@ -55,7 +55,8 @@ class StepCost:
     """What one step, or one forward pass, computes.
 
     Args:
-        rows: one for each layer that computes something, in the order of execution; then the rows that are no layers.
+        rows: one for each layer that computes something, in the order in which the model holds them; then the rows that
+            are no layers.
         num_unsized: tensors whose size depends on the data. Their bytes are not counted.
 
     Example:

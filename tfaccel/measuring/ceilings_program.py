@@ -6,6 +6,8 @@ copy reads and writes arrays much larger than the last-level cache.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +22,7 @@ _CPU_SIZES, _GPU_SIZES = (512, 1024, 2048), (4096, 8192, 16384)
 _CPU_COPY_BYTES, _GPU_COPY_BYTES = 256 << 20, 2 << 30
 _MIN_SECONDS = 0.2  # of each timed window
 _NUM_WINDOWS = 4
+_UNDISTURBED_FROM = 0.75  # fraction of the CPU time that products of matrices get if no other program runs
 _STILL_FASTER = 1.05  # a larger matrix is tried while the speed grows by more
 
 
@@ -30,7 +33,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
         from tfaccel.training.runtime import Runtime
 
         with Runtime(plan, seed=0):
-            _measure(connection, on_gpu=plan.devices[0].startswith("GPU"))
+            _measure(connection, plan)
     except Exception as error:
         traceback.print_exc()
         connection.send({"event": "failed", "cause": cause_of(error)})
@@ -38,17 +41,23 @@ def main(connection: Connection, arguments: list[str]) -> int:
     return 0
 
 
-def _measure(connection: Connection, *, on_gpu: bool) -> None:
+def _measure(connection: Connection, plan: Plan) -> None:
     import tensorflow as tf
 
+    on_gpu = plan.devices[0].startswith("GPU")
+    num_threads = min(len(os.sched_getaffinity(0)), plan.intra_op_threads or sys.maxsize)
     device = "/GPU:0" if on_gpu else "/CPU:0"
     sizes = _GPU_SIZES if on_gpu else _CPU_SIZES
     speeds: dict[str, float] = {}
     with tf.device(device):
         for name in ("float32", *((TENSOR_FLOAT_32,) if on_gpu else ()), "bfloat16", "float16"):
             tf.config.experimental.enable_tensor_float_32_execution(name != "float32")
+            started, cpu_started = time.perf_counter(), time.process_time()
             speeds[name] = _best_product(tf.float32 if name == TENSOR_FLOAT_32 else tf.as_dtype(name), sizes)
             connection.send({"event": "measured", "what": name, "value": speeds[name]})
+            busy = (time.process_time() - cpu_started) / (time.perf_counter() - started) / num_threads
+            if not on_gpu and busy < _UNDISTURBED_FROM:
+                connection.send({"event": "disturbed", "what": name, "value": busy})
         num_bytes = _GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
         bandwidth = _copy_speed(num_bytes)
     connection.send({"event": "done", "matrix_flops_per_second": speeds, "bytes_per_second": bandwidth})

@@ -15,13 +15,13 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.ceilings import measure_ceilings
+from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.find_fastest import task_of
 from tfaccel.measuring.plan_search import CHECKED_STEPS, WINDOW_SECONDS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.machine_ceilings import MachineCeilings, cached_ceilings, keep_ceilings
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.machine_ceilings import MachineCeilings
+from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.workload import Workload
 
@@ -83,7 +83,9 @@ def roofline(
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:
-        ceilings = _ceilings(servers, hardware, plan, again=measure_again, limit=limit_seconds, on_progress=on_progress)
+        ceilings = known_or_measured(
+            servers, hardware, plan, again=measure_again, limit_seconds=limit_seconds, on_progress=on_progress
+        )
         child = CandidateChild(servers.of(plan), task, plan, "roofline", limit_seconds=limit_seconds)
         try:
             return _measured(child, made, hardware, ceilings, on_progress)
@@ -94,17 +96,6 @@ def roofline(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ceilings(
-    servers: CandidateServers, hardware: Hardware, plan: Plan, *, again: bool, limit: float, on_progress: Any
-) -> MachineCeilings:
-    known = None if again else cached_ceilings(hardware, plan)
-    if known is None:
-        on_progress("measuring the machine's limits, about half a minute; run nothing else meanwhile")
-        known = measure_ceilings(servers, plan, limit_seconds=limit, on_progress=on_progress)
-        keep_ceilings(hardware, plan, known)
-    return known
 
 
 def _measured(

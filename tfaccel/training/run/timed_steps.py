@@ -21,6 +21,8 @@ from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
 
+_MANY_EPOCHS = 1000
+
 
 @dataclass(frozen=True)
 class TimedWindow:
@@ -60,7 +62,8 @@ class TimedSteps:
     def __init__(
         self, workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None = None
     ) -> None:
-        self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed)
+        # Epochs are prepared ahead, as in a long run.
+        self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed, epochs=_MANY_EPOCHS)
         num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=self._source.num_batches)
         with strategy.scope():
             model = compiled_model(workload, plan, num_steps=num_steps)
