@@ -4,6 +4,7 @@
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
+    tfaccel train --recipe=image_classification --profile=30:40    # a trace of these steps for TensorBoard's profiler
 
 With several workers, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
 Slurm, or in an indexed Kubernetes job). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
@@ -44,6 +45,7 @@ from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flag
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import checked_place
+from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
@@ -68,6 +70,8 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     directory = run_dir(values)
+    if values.profile is not None:
+        StepRange.of(values.profile)  # reports a wrong range before anything is loaded
     checked_place(directory, values.resume)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
@@ -133,6 +137,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         seed=values.seed,
         resume=values.resume,
         checkpoint_interval=run_option("checkpoint_interval", values),
+        profile=values.profile,
         verbose=0 if values.quiet else 1,
     )
     from tfaccel.training.run_recipe import show_on_chief

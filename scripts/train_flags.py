@@ -56,6 +56,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto continues from the newest checkpoint in --run_dir, if it holds the same run"
     flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
+    text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
+    flags.DEFINE_string("profile", None, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 

@@ -44,6 +44,8 @@ def main(connection: Connection, arguments: list[str]) -> int:
 def _measure(connection: Connection, plan: Plan) -> None:
     import tensorflow as tf
 
+    from tfaccel.training.runtime import use_tensor_float_32
+
     on_gpu = plan.devices[0].startswith("GPU")
     num_threads = min(len(os.sched_getaffinity(0)), plan.intra_op_threads or sys.maxsize)
     device = "/GPU:0" if on_gpu else "/CPU:0"
@@ -51,7 +53,7 @@ def _measure(connection: Connection, plan: Plan) -> None:
     speeds: dict[str, float] = {}
     with tf.device(device):
         for name in ("float32", *((TENSOR_FLOAT_32,) if on_gpu else ()), "bfloat16", "float16"):
-            tf.config.experimental.enable_tensor_float_32_execution(name != "float32")
+            use_tensor_float_32(name != "float32")
             started, cpu_started = time.perf_counter(), time.process_time()
             speeds[name] = _best_product(tf.float32 if name == TENSOR_FLOAT_32 else tf.as_dtype(name), sizes)
             connection.send({"event": "measured", "what": name, "value": speeds[name]})

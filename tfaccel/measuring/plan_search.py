@@ -95,6 +95,7 @@ class PlanSearch:
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
         self._stopped_because = _INTERRUPTED
         self._reference_losses: tuple[float, float] | None = None
+        self._step_operations: int | None = None
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
@@ -151,6 +152,7 @@ class PlanSearch:
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
             self._stopped_because = "No further move is left."
+        self._step_operations = _step_operations(best)
         best.end()
 
     def _is_over(self) -> bool:
@@ -269,6 +271,7 @@ class PlanSearch:
             versions=installed_versions(),
             stopped_because=self._stopped_because,
             complete=self._stopped_because != _INTERRUPTED,
+            step_operations=self._step_operations,
         )
 
 
@@ -278,6 +281,14 @@ def steps_of_window(child: CandidateChild) -> int:
         return child.candidate.windows[0].num_steps
     probe = child.warm_up(CHECKED_STEPS)
     return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+
+
+def _step_operations(child: CandidateChild) -> int | None:
+    """Floating-point operations of a step's matrix products; None if they cannot be counted."""
+    try:
+        return child.step_cost().matrix_flops
+    except CandidateFailed:
+        return None
 
 
 def rate_of(window: CandidateWindow, plan: Plan) -> float:

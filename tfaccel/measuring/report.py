@@ -31,6 +31,8 @@ class Report:
         from_cache: whether the measurements are from an earlier call.
         stopped_because: why nothing more was measured.
         complete: whether the search ended by itself; False if it was interrupted and can be continued.
+        step_operations: floating-point operations of an optimizer step's matrix products and convolutions, counted
+            from its graph; None if they cannot be counted.
     """
 
     workload: str
@@ -43,6 +45,7 @@ class Report:
     from_cache: bool = False
     stopped_because: str = ""
     complete: bool = True
+    step_operations: int | None = None
 
     @property
     def plan(self) -> Plan:
@@ -87,6 +90,7 @@ class Report:
             "from_cache": self.from_cache,
             "stopped_because": self.stopped_because,
             "complete": self.complete,
+            "step_operations": self.step_operations,
         }
 
     @classmethod

@@ -288,6 +288,13 @@ class JaxRuntime:
         keras.config.set_dtype_policy(self._dtype_policy)
 
 
+def use_tensor_float_32(enabled: bool) -> None:
+    """Sets whether GPUs multiply float32 matrices with 10 bits of mantissa, which is TensorFlow's default."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(enabled)
+
+
 def background_thread() -> ThreadPoolExecutor:
     """A single-thread executor with the dtype policy of the calling thread, since Keras keeps one per thread."""
     import keras

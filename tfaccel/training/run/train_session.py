@@ -20,7 +20,9 @@ from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.profile_steps import ProfileSteps
 from tfaccel.training.run.run_dir import NO_METRICS, RunDir
+from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.utilization import Utilization
@@ -47,6 +49,7 @@ class TrainSession:
 
     Args:
         workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
+        profile: the optimizer steps to profile; None for none.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class TrainSession:
         epochs: int,
         seed: int,
         checkpoint_interval: int | None,
+        profile: StepRange | None = None,
     ) -> None:
+        self._profile = profile
         self._workload = workload
         self._plan = plan
         self._run_dir = run_dir
@@ -106,6 +111,8 @@ class TrainSession:
             self._num_steps = num_optimizer_steps(
                 self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
             )
+        if self._profile is not None:
+            self._profile.check_length(self._num_steps)
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
@@ -141,7 +148,7 @@ class TrainSession:
                 final = self._final_metrics(engine, validation)
         finally:
             for callback in container.callbacks:
-                if isinstance(callback, TrainingProgress):
+                if isinstance(callback, TrainingProgress | ProfileSteps):
                     callback.close()
             self._source.close()
         if engine.replicas.is_chief:
@@ -172,6 +179,15 @@ class TrainSession:
         every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
         if engine.replicas.is_chief:
             every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
+            if self._profile is not None:
+                every.append(
+                    ProfileSteps(
+                        self._profile,
+                        self._run_dir.tensorboard,
+                        batches_per_step=self._plan.accumulation_steps,
+                        batches_before=self._restored[1]["step"] if self._restored else 0,
+                    )
+                )
             if verbose:
                 every.append(
                     TrainingProgress(
