@@ -61,11 +61,11 @@ def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str,
         >>> cost.matrix_flops, cost.flops, cost.num_bytes
         (60, 70, {'float32': 204})
     """
-    tally = _CostCounter(graph, optimizers).count(graph)
-    found = tally.rows if isinstance(tally, _Tally) else {}
-    names = {**layers, **{name: name for name in (OPTIMIZER, LOSS, OTHER)}}
-    rows = [_row(name, found[key]) for key, name in names.items() if key in found]
-    return StepCost(rows=tuple(rows), num_unsized=tally.num_unsized if isinstance(tally, _Tally) else 0)
+    counted: Any = _CostCounter(graph, optimizers).count(graph)
+    tally = counted if isinstance(counted, _Tally) else _Tally()
+    names: dict[Any, str] = {**layers, **{name: name for name in (OPTIMIZER, LOSS, OTHER)}}
+    rows = [_row(name, tally.rows[key]) for key, name in names.items() if key in tally.rows]
+    return StepCost(rows=tuple(rows), num_unsized=tally.num_unsized)
 
 
 def _row(name: str, costs: Mapping[str, int]) -> LayerCost:

@@ -46,6 +46,8 @@ class Candidate:
         speedup: its speed divided by that of the best plan so far, as the median of pairs of windows that ran in turn;
             None if it was not compared.
         peak_bytes: peak memory of its process, or of its GPUs; None if unknown.
+        step_operations: floating-point operations of an optimizer step's matrix products and convolutions, counted from
+            its graph; only for the first plan, as all compute the same. None if they were not or cannot be counted.
         failure: why it could not be measured; empty if it could.
         rejection: why it was not chosen though it could be measured; empty for a plan that was.
 
@@ -63,6 +65,7 @@ class Candidate:
     windows: tuple[CandidateWindow, ...] = ()
     speedup: float | None = None
     peak_bytes: int | None = None
+    step_operations: int | None = None
     failure: str = ""
     rejection: str = ""
 

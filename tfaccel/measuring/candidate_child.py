@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,11 @@ class CandidateChild:
         if answer["uncounted"]:
             raise CandidateFailed(answer["uncounted"])
         return StepCost.from_json(answer["cost"])
+
+    def count_operations(self) -> None:
+        """Notes how many operations a step computes, unless they cannot be counted."""
+        with contextlib.suppress(CandidateFailed):
+            self.candidate = replace(self.candidate, step_operations=self.step_cost().matrix_flops)
 
     def fail(self, cause: str) -> Candidate:
         """Notes why it could not be measured, and ends the process."""

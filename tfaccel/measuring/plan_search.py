@@ -27,8 +27,7 @@ LOSS_TOLERANCE = 0.05  # relative to the reference's loss
 CHECKED_STEPS = 4  # in each of the two windows whose losses are compared with the reference's
 WINDOW_SECONDS = 0.3
 MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 7
-_CLEARLY_SLOWER = 0.9
+_MIN_ROUNDS, _MAX_ROUNDS, _CLEARLY_SLOWER = 3, 7, 0.9
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
 
@@ -95,7 +94,6 @@ class PlanSearch:
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
         self._stopped_because = _INTERRUPTED
         self._reference_losses: tuple[float, float] | None = None
-        self._step_operations: int | None = None
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
@@ -152,7 +150,6 @@ class PlanSearch:
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
             self._stopped_because = "No further move is left."
-        self._step_operations = _step_operations(best)
         best.end()
 
     def _is_over(self) -> bool:
@@ -186,6 +183,7 @@ class PlanSearch:
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
+            child.count_operations()
         wrong = departure(losses, self._reference_losses)
         if wrong:
             child.end()
@@ -271,7 +269,6 @@ class PlanSearch:
             versions=installed_versions(),
             stopped_because=self._stopped_because,
             complete=self._stopped_because != _INTERRUPTED,
-            step_operations=self._step_operations,
         )
 
 
@@ -281,14 +278,6 @@ def steps_of_window(child: CandidateChild) -> int:
         return child.candidate.windows[0].num_steps
     probe = child.warm_up(CHECKED_STEPS)
     return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
-
-
-def _step_operations(child: CandidateChild) -> int | None:
-    """Floating-point operations of a step's matrix products; None if they cannot be counted."""
-    try:
-        return child.step_cost().matrix_flops
-    except CandidateFailed:
-        return None
 
 
 def rate_of(window: CandidateWindow, plan: Plan) -> float:

@@ -31,8 +31,6 @@ class Report:
         from_cache: whether the measurements are from an earlier call.
         stopped_because: why nothing more was measured.
         complete: whether the search ended by itself; False if it was interrupted and can be continued.
-        step_operations: floating-point operations of an optimizer step's matrix products and convolutions, counted
-            from its graph; None if they cannot be counted.
     """
 
     workload: str
@@ -45,7 +43,6 @@ class Report:
     from_cache: bool = False
     stopped_because: str = ""
     complete: bool = True
-    step_operations: int | None = None
 
     @property
     def plan(self) -> Plan:
@@ -58,6 +55,11 @@ class Report:
         first = next((one for one in self.candidates if one.axis == FIRST_PLAN), None)
         rates = [one.examples_per_second if one else None for one in (self.candidates[self.chosen], first)]
         return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
+
+    @property
+    def step_operations(self) -> int | None:
+        """Floating-point operations of an optimizer step's matrix products and convolutions; None if unknown."""
+        return next((one.step_operations for one in self.candidates if one.step_operations is not None), None)
 
     def rows(self) -> list[list[str]]:
         """A table with a row for each candidate; `HEADINGS` are its columns."""
@@ -90,7 +92,6 @@ class Report:
             "from_cache": self.from_cache,
             "stopped_because": self.stopped_because,
             "complete": self.complete,
-            "step_operations": self.step_operations,
         }
 
     @classmethod

@@ -192,8 +192,10 @@ class Roofline:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The roofline from its `to_json` data."""
         fields = {name: data[name] for name in cls.__dataclass_fields__}
-        nouns = {"plan": Plan, "ceilings": MachineCeilings, "cost": StepCost}
-        return cls(**fields | {name: noun.from_json(data[name]) for name, noun in nouns.items()})
+        fields["plan"] = Plan.from_json(data["plan"])
+        fields["ceilings"] = MachineCeilings.from_json(data["ceilings"])
+        fields["cost"] = StepCost.from_json(data["cost"])
+        return cls(**fields)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the roofline as a JSON file."""

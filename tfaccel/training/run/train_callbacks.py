@@ -69,10 +69,10 @@ class MetricLines(keras.callbacks.Callback):
     Args:
         run_dir: the run directory.
         steps_of_epoch: batches of an epoch; None if unknown.
-        utilization: a callback before this one, which knows the epoch's performance.
+        utilization: a callback before this one, which knows the epoch's performance; None if nothing does.
     """
 
-    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None, utilization: Utilization) -> None:
+    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None, utilization: Utilization | None = None) -> None:
         super().__init__()
         self._utilization = utilization
         self._run_dir = run_dir
@@ -83,9 +83,10 @@ class MetricLines(keras.callbacks.Callback):
         """Adds the epoch's metrics."""
         seconds = time.perf_counter() - self._started
         row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
-        row |= {"seconds": round(seconds, 3), **{k: float(v) for k, v in (logs or {}).items()}}
-        performance = self._utilization.of_epoch
-        self._run_dir.add_row({**row, PERFORMANCE: None if performance is None else performance.to_json()})
+        metrics = {k: float(v) for k, v in (logs or {}).items()}
+        known = self._utilization.of_epoch if self._utilization is not None else None
+        performance = {} if known is None else {PERFORMANCE: known.to_json()}
+        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **metrics, **performance})
 
 
 class Checkpoints(keras.callbacks.Callback):

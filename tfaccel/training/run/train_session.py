@@ -111,8 +111,6 @@ class TrainSession:
             self._num_steps = num_optimizer_steps(
                 self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
             )
-        if self._profile is not None:
-            self._profile.check_length(self._num_steps)
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
@@ -158,6 +156,8 @@ class TrainSession:
         return Outcome(self._run_dir.history(), final, times, utilization.of_run())
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
+        if self._profile is not None:
+            self._profile.check_length(self._num_steps)
         name = self._workload.name
         with strategy.scope(), within_memory(name, self._plan, hardware):
             model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)

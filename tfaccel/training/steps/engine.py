@@ -25,7 +25,7 @@ from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.step_graphs import StepGraphs, metric_results
+from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -99,9 +99,11 @@ class Engine:
                 self.new_steps(),
                 self.replicas,
                 function_of_keras=function,
-                watch_loss=trains and self.options.stop_at_non_finite_loss,
-                times_input=trains and self.options.times_input,
-                fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                options=GraphOptions(
+                    watch_loss=trains and self.options.stop_at_non_finite_loss,
+                    times_input=trains and self.options.times_input,
+                    fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                ),
             )
             self._kinds[kind] = known
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -24,6 +25,21 @@ from tfaccel.training.steps.trace_state import TraceStates
 from tfaccel.training.steps.whole_step import WholeStep
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """What the graphs of one kind do beside the steps.
+
+    Attributes:
+        watch_loss: end a window at the first step whose loss is NaN or infinite.
+        fuse: trace with fused kernels.
+        times_input: measure the time that steps wait for their batches; not on TPUs.
+    """
+
+    watch_loss: bool
+    fuse: bool
+    times_input: bool
+
+
 class StepGraphs:
     """The steps of one kind, and the graphs traced from them.
 
@@ -32,9 +48,7 @@ class StepGraphs:
         kind: "train", "test" or "predict".
         steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
-        watch_loss: end a window at the first step whose loss is NaN or infinite.
-        fuse: trace with fused kernels.
-        times_input: measure the time that steps wait for their batches.
+        options: what the graphs do beside the steps.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -49,9 +63,7 @@ class StepGraphs:
         replicas: Replicas,
         *,
         function_of_keras: Any,
-        watch_loss: bool,
-        fuse: bool,
-        times_input: bool = False,
+        options: GraphOptions,
     ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
@@ -63,10 +75,10 @@ class StepGraphs:
         self._model = model
         self._kind = kind
         self._replicas = replicas
-        self._watch_loss = watch_loss
-        self._fuse = fuse
+        self._watch_loss = options.watch_loss
+        self._fuse = options.fuse
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
-        self._times_input = times_input and not self._is_on_tpu
+        self._times_input = options.times_input and not self._is_on_tpu
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
         """The graph for batches of this kind, traced on first use.
