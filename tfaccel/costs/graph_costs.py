@@ -163,6 +163,9 @@ class _CostCounter(GraphCounter):
             elif size:
                 name = tensor.dtype.name
                 costs[name] = costs.get(name, 0) + size * tensor.dtype.size
+        if _changes_variable(operation):
+            name = operation.inputs[1].dtype.name
+            costs[name] = costs.get(name, 0) + _bytes_of_state(operation)
         if matrix:
             costs[_MATRIX] = matrix
         elif other := _elements_computed(operation):
@@ -208,11 +211,16 @@ def _is_backward(operation: Any) -> bool:
     return "gradient_tape/" in operation.name or "gradients/" in operation.name or "_grad/" in operation.name
 
 
+def _changes_variable(operation: Any) -> bool:
+    return operation.type.startswith(("Assign", "ResourceApply")) and len(operation.inputs) > 1
+
+
 def _bytes_of_state(operation: Any) -> int:
     """Bytes that an operation writes to a variable, or stores in a loop for the backward pass and reads back there."""
     kind = operation.type
-    if kind.startswith(("Assign", "ResourceApply")) and len(operation.inputs) > 1:
-        return (_num_elements(operation.inputs[1]) or 0) * operation.inputs[1].dtype.size
+    if _changes_variable(operation):
+        num_bytes = (_num_elements(operation.inputs[1]) or 0) * operation.inputs[1].dtype.size
+        return num_bytes if kind == "AssignVariableOp" else 2 * num_bytes  # others read the variable as well
     stored = operation.inputs[1:2] if kind == "TensorListPushBack" else ()
     stored = operation.outputs[1:2] if kind == "TensorListPopBack" else stored
     return sum((_num_elements(tensor) or 0) * tensor.dtype.size for tensor in stored)

@@ -81,7 +81,10 @@ def _without_data(model: Any, rows: int) -> ModelCost:
 
     from tfaccel.training.steps.marked_layers import forward_cost
 
-    inputs = getattr(model, "input", None) if isinstance(model, keras.Model) and model.built else None
+    inputs = None
+    if isinstance(model, keras.Model) and model.built:
+        inputs = getattr(model, "input", None)  # a sequential model has only `inputs`
+        inputs = (getattr(model, "inputs", None) or [None])[0] if inputs is None else inputs
     if inputs is None:
         raise WorkloadError(
             "cost_of takes a Keras model with known inputs (functional, or sequential with `keras.Input`), or a model "

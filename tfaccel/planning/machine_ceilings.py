@@ -146,7 +146,7 @@ def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> 
         os.replace(part.name, file)
     except OSError as error:
         logger.warning(
-            f"The measured ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to."
+            f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to."
         )
         return None
     return file
