@@ -145,9 +145,7 @@ def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> 
             json.dump(entry, part, indent=2)
         os.replace(part.name, file)
     except OSError as error:
-        logger.warning(
-            f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to."
-        )
+        logger.warning(f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
         return None
     return file
 
