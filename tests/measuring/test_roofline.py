@@ -73,8 +73,8 @@ from tfaccel import roofline
 from fastest_cases import workload
 
 said = []
-first = roofline(workload(), num_threads=1, on_progress=said.append)
-again = roofline(workload(), num_threads=1, on_progress=said.append)
+first = roofline(workload(), intra_op_threads=1, on_progress=said.append)
+again = roofline(workload(), intra_op_threads=1, on_progress=said.append)
 assert first.ceilings == again.ceilings
 print(json.dumps([first.to_json(), said]))
 """

@@ -47,7 +47,7 @@ class Candidate:
             None if it was not compared.
         peak_bytes: peak memory of its process, or of its GPUs; None if unknown.
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions, counted from
-            its graph; only for the first plan, as all compute the same. None if they were not or cannot be counted.
+            its graph; only of the chosen plan, as all compute the same. None if they were not or cannot be counted.
         failure: why it could not be measured; empty if it could.
         rejection: why it was not chosen though it could be measured; empty for a plan that was.
 

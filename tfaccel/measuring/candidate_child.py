@@ -85,10 +85,11 @@ class CandidateChild:
             raise CandidateFailed(answer["uncounted"])
         return StepCost.from_json(answer["cost"])
 
-    def count_operations(self) -> None:
-        """Notes how many operations a step computes, unless they cannot be counted."""
+    def counted(self) -> Candidate:
+        """Notes how many operations a step computes, unless they cannot be counted; returns the candidate."""
         with contextlib.suppress(CandidateFailed):
             self.candidate = replace(self.candidate, step_operations=self.step_cost().matrix_flops)
+        return self.candidate
 
     def fail(self, cause: str) -> Candidate:
         """Notes why it could not be measured, and ends the process."""

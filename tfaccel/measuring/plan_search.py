@@ -150,6 +150,7 @@ class PlanSearch:
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
             self._stopped_because = "No further move is left."
+        self._candidates[best.candidate.plan] = best.counted()
         best.end()
 
     def _is_over(self) -> bool:
@@ -183,7 +184,6 @@ class PlanSearch:
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
-            child.count_operations()
         wrong = departure(losses, self._reference_losses)
         if wrong:
             child.end()
