@@ -20,7 +20,7 @@ _GROUPS = {
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
-    "The run": "run_dir resume checkpoint_interval",
+    "The run": "run_dir resume checkpoint_interval profile",
     "Output": "json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"
