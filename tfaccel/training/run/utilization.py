@@ -52,7 +52,7 @@ class Utilization(keras.callbacks.Callback):
         self._epoch, self._traced, self._all = _Sums(), _Sums(), _Sums()
         self._epoch_began: float | None = None
         self._began = (0, 0.0, 0.0, 0.0)
-        self._num_graphs = 0
+        self._num_graphs = self._num_epochs = 0
         self._least_seconds: float | None = None  # of a batch's matrix products, at the machine's ceiling
         self._looked_for_ceilings = False
 
@@ -87,14 +87,17 @@ class Utilization(keras.callbacks.Callback):
         """Computes `of_epoch`."""
         sums = self._epoch if self._epoch.num_batches else self._traced
         sums.gpu_utilization = self._meter.mean()
+        if self._num_epochs == 1:  # it may have compiled, which no trace shows
+            self._all = _Sums()
         self._all = self._all + self._epoch
+        self._num_epochs += 1
         if not self._looked_for_ceilings:
             self._looked_for_ceilings = True
             self._least_seconds = self._seconds_at_ceiling()
         self.of_epoch = self._performance(sums)
 
     def of_run(self) -> Performance | None:
-        """The performance of all epochs so far; that of the last one if each was a single graph call."""
+        """The performance of all epochs so far but the first one, if there are others."""
         return self._performance(self._all) if self._all.num_batches else self.of_epoch
 
     def _performance(self, sums: _Sums) -> Performance | None:
