@@ -21,7 +21,7 @@ _GROUPS = {
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
-    "The run": "run_dir resume checkpoint_interval",
+    "The run": "run_dir resume checkpoint_interval profile",
     "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"

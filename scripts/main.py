@@ -16,6 +16,7 @@ COMMANDS = {
     "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
     "lr-find": "test a range of learning rates, and suggest one",
     "estimate-scaling": "predict speed, efficiency and cost on more devices",
+    "roofline": "measure how close a workload comes to the limits of this machine, by layer",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
     "tune": "search for the best hyperparameters, with parallel trials",

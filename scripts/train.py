@@ -5,6 +5,7 @@
     tfaccel train --recipe=image_classification --autotune             # measures plans first, as `tfaccel autotune`
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
+    tfaccel train --recipe=image_classification --profile=30:40    # a trace of these steps for TensorBoard's profiler
 
 With several workers, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
 Slurm, or in an indexed Kubernetes job). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
@@ -50,10 +51,12 @@ from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flag
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import checked_place
+from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _RESTARTED = "TFACCEL_RESTARTED"  # set in the environment of a command that has started itself again
+_NO_MFU = "unknown: `tfaccel roofline` measures this machine's limits once, for all later runs"
 _INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
@@ -74,6 +77,8 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     directory = run_dir(values)
+    if values.profile is not None:
+        StepRange.of(values.profile)  # reports a wrong range before anything is loaded
     checked_place(directory, values.resume)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
@@ -168,6 +173,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         seed=values.seed,
         resume=values.resume,
         checkpoint_interval=run_option("checkpoint_interval", values),
+        profile=values.profile,
         verbose=0 if values.quiet else 1,
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
@@ -206,6 +212,10 @@ def _print_result(result: TrainResult) -> None:
         rates = f"{scaled['learning_rate']:.4g} -> {scaled['scaled_learning_rate']:.4g}"
         sizes = f"batch size {scaled['global_batch_size']}, recommended {scaled['recommended_batch_size']}"
         table.add_row("peak rate", f"{rates} ({scaled['rule']} scaling: {sizes})")
+    if result.performance is not None:
+        mfu = result.performance.mfu
+        table.add_row("MFU", _NO_MFU if mfu is None else f"{mfu:.2f}")
+        table.add_row("limit", result.performance.bottleneck.text)
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):

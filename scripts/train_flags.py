@@ -70,6 +70,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
     text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"
     flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
+    text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
+    flags.DEFINE_string("profile", None, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 

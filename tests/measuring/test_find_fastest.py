@@ -72,6 +72,7 @@ def test_a_plan_is_chosen_with_evidence_and_found_again(find):
     losers = [one for one in report.candidates if one.speedup is not None and one.rejection]
     assert all(one.rejection.startswith(("Slower: ", "No measurable difference: ")) for one in losers)
     assert report.complete
+    assert report.step_operations == 2 * 32 * (2 * 16 * 64 + 3 * 64 * 2)
     assert report.stopped_because == "No further move is left."
     again = find("workload")
     assert again.from_cache

@@ -108,7 +108,7 @@ def test_embeddings_only_look_up(logical_devices):
 def test_loops_branches_and_functions_of_one_s_own(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.measuring.graph_operations import graph_operations
+    from tfaccel.costs.graph_operations import graph_operations
 
     def counted(function, *shapes):
         return graph_operations(tf.function(function).get_concrete_function(*map(tf.TensorSpec, shapes)).graph)
@@ -133,6 +133,6 @@ def test_loops_branches_and_functions_of_one_s_own(logical_devices):
 
 
 def test_examples(logical_devices):
-    for name in ("graph_operations", "step_costs"):
-        outcome = doctest.testmod(importlib.import_module(f"tfaccel.measuring.{name}"))
+    for name in ("costs.graph_operations", "measuring.step_costs"):
+        outcome = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
         assert (outcome.failed, outcome.attempted > 0) == (0, True)

@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tfaccel.costs.model_cost import LayerCost, StepCost
 from tfaccel.hardware.known_interconnects import known_interconnect
+from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.planning.machine_ceilings import MachineCeilings
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, StepOfOneDevice, scaling_rows
 from tfaccel.reporting.box_picture import box_figure
 from tfaccel.reporting.confusion_picture import confusion_figure
@@ -16,6 +20,7 @@ from tfaccel.reporting.latent_map import latent_figure
 from tfaccel.reporting.learning_rate_picture import learning_rate_figure
 from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
 from tfaccel.reporting.prediction_grid import prediction_figure
+from tfaccel.reporting.roofline_picture import roofline_figure
 from tfaccel.reporting.scaling_picture import scaling_figure
 from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import SizedForm, size_metric_figure
@@ -96,6 +101,24 @@ def confusions(num_classes=10):
     return confusion_figure({"network": matrix, "gradient boosting": matrix}, class_names=names)
 
 
+def roof():
+    """Layers with equal and with far apart intensities, and one without matrix products."""
+    sizes = {"a rather long name of a layer": (10**9, 10**6), "twin": (10**9, 10**6), "small": (10**5, 10**5)}
+    rows = [LayerCost(name=name, matrix_flops=flops, least_bytes=num) for name, (flops, num) in sizes.items()]
+    return roofline_figure(
+        Roofline(
+            workload="price in $ and $",
+            plan=Plan(strategy="none", devices=("CPU:0",), global_batch_size=8),
+            ceilings=MachineCeilings(
+                device="CPU", matrix_flops_per_second={"float32": 1e11, "bfloat16": 4e11}, bytes_per_second=1e10
+            ),
+            cost=StepCost(rows=(*rows, LayerCost(name="relu", least_bytes=10**6))),
+            step_seconds=0.03,
+            cpu_utilization=0.9,
+        )
+    )
+
+
 DATES = np.datetime64("2024-11-20") + np.arange(60) * np.timedelta64(1, "D")
 FIGURES = {
     "boxes": boxes,
@@ -128,5 +151,6 @@ FIGURES = {
     ),
     "constant": lambda: scatter_figure(np.ones(9), {"constant": np.ones(9)}, name="price"),
     "trials": trials,
+    "roofline": roof,
     "forms": forms,
 }

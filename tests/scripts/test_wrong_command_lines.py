@@ -15,6 +15,7 @@ QUICK = {
     "plan": 7,
     "train": 29,
     "compress": 11,
+    "roofline": 9,
     "doctor": 5,
     "test": 3,
     "recipes": 1,

@@ -45,25 +45,30 @@ def visible_gpus(gpus: Sequence[DriverGpu], selection: str | None) -> tuple[Devi
     abbreviated. A slice of a GPU ("MIG-...") counts as a device of unknown memory.
     See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables.
     """
+    return tuple(gpu.device for gpu in visible_driver_gpus(gpus, selection))
+
+
+def visible_driver_gpus(gpus: Sequence[DriverGpu], selection: str | None) -> tuple[DriverGpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, renumbered, with the driver's identifiers; see `visible_gpus`."""
     if selection is None:
-        return tuple(gpu.device for gpu in gpus)
-    chosen: list[Device] = []
+        return tuple(gpus)
+    chosen: list[DriverGpu] = []
     for entry in (text.strip() for text in selection.split(",")):
-        device = _named_gpu(gpus, entry)
-        if device is None:
+        gpu = _named_gpu(gpus, entry)
+        if gpu is None:
             break
-        chosen.append(dataclasses.replace(device, index=len(chosen)))
+        chosen.append(dataclasses.replace(gpu, device=dataclasses.replace(gpu.device, index=len(chosen))))
     return tuple(chosen)
 
 
-def _named_gpu(gpus: Sequence[DriverGpu], entry: str) -> Device | None:
+def _named_gpu(gpus: Sequence[DriverGpu], entry: str) -> DriverGpu | None:
     if entry.isdigit():
-        return gpus[int(entry)].device if int(entry) < len(gpus) else None
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
     if entry.startswith("MIG-") and gpus:
         models = {gpu.device.model for gpu in gpus}
         model = f"{models.pop()} (MIG)" if len(models) == 1 else "MIG"
-        return dataclasses.replace(gpus[0].device, model=model, memory_bytes=None)
-    matches = [gpu.device for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        return DriverGpu(device=dataclasses.replace(gpus[0].device, model=model, memory_bytes=None), uuid=entry)
+    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -19,11 +19,17 @@ class CandidateWindow:
         seconds: wall time of all of them, the wait for their batches included.
         num_steps: how many.
         loss: their mean training loss.
+        waited_seconds: how long the steps waited for their batches; None if unknown.
+        cpu_seconds: CPU time of the process, all threads; None if unknown.
+        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
     """
 
     seconds: float
     num_steps: int
     loss: float
+    waited_seconds: float | None = None
+    cpu_seconds: float | None = None
+    gpu_utilization: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,8 @@ class Candidate:
         speedup: its speed divided by that of the best plan so far, as the median of pairs of windows that ran in turn;
             None if it was not compared.
         peak_bytes: peak memory of its process, or of its GPUs; None if unknown.
+        step_operations: floating-point operations of an optimizer step's matrix products and convolutions, counted from
+            its graph; only of the chosen plan, as all compute the same. None if they were not or cannot be counted.
         failure: why it could not be measured; empty if it could.
         rejection: why it was not chosen though it could be measured; empty for a plan that was.
 
@@ -57,6 +65,7 @@ class Candidate:
     windows: tuple[CandidateWindow, ...] = ()
     speedup: float | None = None
     peak_bytes: int | None = None
+    step_operations: int | None = None
     failure: str = ""
     rejection: str = ""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
 
+from tfaccel.costs.model_cost import StepCost
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
@@ -74,6 +76,24 @@ class CandidateChild:
         self.candidate = replace(self.candidate, windows=(*self.candidate.windows, window))
         return window
 
+    def step_cost(self) -> StepCost:
+        """What one of its training steps computes, counted from the graph in its process.
+
+        Raises:
+            CandidateFailed: as `build`; or if it cannot be counted, since a shape or a loop depends on the data.
+        """
+        self._child.send("cost")
+        answer = self._answer("count the operations of a step")
+        if answer["uncounted"]:
+            raise CandidateFailed(answer["uncounted"])
+        return StepCost.from_json(answer["cost"])
+
+    def counted(self) -> Candidate:
+        """Notes how many operations a step computes, unless they cannot be counted; returns the candidate."""
+        with contextlib.suppress(CandidateFailed):
+            self.candidate = replace(self.candidate, step_operations=self.step_cost().matrix_flops)
+        return self.candidate
+
     def fail(self, cause: str) -> Candidate:
         """Notes why it could not be measured, and ends the process."""
         self.candidate = replace(self.candidate, failure=cause)
@@ -90,7 +110,7 @@ class CandidateChild:
         self._child.send(num_steps)
         answer = self._answer(doing)
         self.candidate = replace(self.candidate, peak_bytes=answer["peak_bytes"])
-        return CandidateWindow(seconds=answer["seconds"], num_steps=answer["num_steps"], loss=answer["loss"])
+        return CandidateWindow(**{name: answer[name] for name in CandidateWindow.__dataclass_fields__})
 
     def _answer(self, doing: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit_seconds

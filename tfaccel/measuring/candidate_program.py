@@ -1,6 +1,7 @@
 """The process that measures one plan: it trains in windows, as its parent orders over the connection.
 
-It receives the task, reports what it has built, and answers each number of steps with a timed window.
+It receives the task, reports what it has built, and answers each number of steps with a timed window, and "cost" with
+what a step computes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import resource
 import time
 import traceback
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,18 +53,20 @@ def _measure(connection: Connection, workload: Workload, plan: Plan, *, seed: in
         steps = TimedSteps(workload, plan, runtime.strategy, seed=seed)
         built = {"seconds": time.perf_counter() - started, "batch_norm_layers": steps.batch_norm_layers}
         connection.send({"event": "built", **built})
-        while (num_steps := connection.recv()) is not None:
-            window = steps.window(num_steps)
-            connection.send(
-                {
-                    "event": "window",
-                    "seconds": window.seconds,
-                    "num_steps": window.num_steps,
-                    "loss": window.loss,
-                    "peak_bytes": peak_bytes(plan),
-                }
-            )
+        while (order := connection.recv()) is not None:
+            if order == "cost":
+                connection.send({"event": "cost", **_cost(steps)})
+                continue
+            window = steps.window(order)
+            connection.send({"event": "window", **asdict(window), "peak_bytes": peak_bytes(plan)})
         steps.close()
+
+
+def _cost(steps: Any) -> dict[str, Any]:
+    try:
+        return {"cost": steps.cost().to_json(), "uncounted": ""}
+    except TfaccelError as error:
+        return {"cost": None, "uncounted": str(error)}
 
 
 def peak_bytes(plan: Plan) -> int:

@@ -120,7 +120,7 @@ def find_fastest(
 
 
 def task_of(given: Any, options: Mapping[str, Any], seed: int, folder: Path | None = None) -> dict[str, Any]:
-    """What `candidate_program` needs to know to make the workload; a `folder` holds its arrays, for several processes."""
+    """What `candidate_program` needs to know to make the workload; arrays are kept in the folder, if there is one."""
     origin, by_value = Origin.of([given])
     if isinstance(given, str) or folder is None:
         reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.measuring.graph_operations import GraphCounter
+from tfaccel.costs.graph_operations import GraphCounter
 
 # Operations that compute nothing on a device: they name, shape or pass on values.
 _NO_KERNELS = {

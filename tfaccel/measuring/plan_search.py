@@ -172,6 +172,7 @@ class PlanSearch:
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
             self._stopped_because = "No further move is left."
+        self._candidates[best.candidate.plan] = best.counted()
         best.end()
 
     def _is_over(self) -> bool:

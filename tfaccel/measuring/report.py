@@ -56,6 +56,11 @@ class Report:
         rates = [one.examples_per_second if one else None for one in (self.candidates[self.chosen], first)]
         return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
 
+    @property
+    def step_operations(self) -> int | None:
+        """Floating-point operations of an optimizer step's matrix products and convolutions; None if unknown."""
+        return next((one.step_operations for one in self.candidates if one.step_operations is not None), None)
+
     def rows(self) -> list[list[str]]:
         """A table with a row for each candidate; `HEADINGS` are its columns."""
         return [self._row(number, candidate) for number, candidate in enumerate(self.candidates)]

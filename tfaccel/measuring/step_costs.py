@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from tfaccel.measuring.graph_operations import graph_operations
+from tfaccel.costs.graph_operations import graph_operations
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.compiled_model import compiled_model

@@ -89,8 +89,8 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
+    from tfaccel.costs.graph_operations import graph_operations
     from tfaccel.measuring.graph_kernels import graph_kernels
-    from tfaccel.measuring.graph_operations import graph_operations
     from tfaccel.training.run.compiled_model import compiled_model
     from tfaccel.training.run.workload_fit import build_for
     from tfaccel.training.runtime import Runtime

@@ -91,7 +91,7 @@ def nodes_of(graph: Any) -> list[Node]:
     """The operations that results and side effects of a traced `tf.function` need, including nested functions."""
     import tensorflow as tf
 
-    from tfaccel.measuring.graph_operations import needed_operations
+    from tfaccel.costs.graph_operations import needed_operations
 
     needed = {operation.name for operation in needed_operations(graph)}
     graph_def = graph.as_graph_def()

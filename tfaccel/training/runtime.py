@@ -270,8 +270,12 @@ class Runtime:
 
 def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
     """False for TensorFlow's warnings about retracing its own collective functions between workers."""
-    message = record.getMessage()
-    return not ("retracing" in message and "Collective" in message)
+    return not all(word in record.getMessage() for word in ("retracing", "Collective"))
+
+
+def use_tensor_float_32(enabled: bool) -> None:
+    """Sets whether GPUs multiply float32 matrices with 10 bits of mantissa, which is TensorFlow's default."""
+    sys.modules["tensorflow"].config.experimental.enable_tensor_float_32_execution(enabled)
 
 
 def background_thread() -> ThreadPoolExecutor:

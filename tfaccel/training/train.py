@@ -24,6 +24,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.verdict.trivial_scores import trivial_scores
 
@@ -52,6 +53,7 @@ def train(
     resume: str = "never",
     checkpoint_interval: int | None = None,
     callbacks: Sequence[Any] = (),
+    profile: str | None = None,
     verbose: int = 1,
     learning_rate_scaling: str | None = None,
     scaling_warm_up: float = 0.05,
@@ -82,6 +84,8 @@ def train(
         checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
         callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
+        profile: optimizer steps to write a trace of, such as "10:12" for steps 10 to 12, counted from 1 over the whole
+            run; it is in `tensorboard/`, for TensorBoard's profiler. None for none.
         verbose: 1 shows progress on standard error, 0 is silent.
         learning_rate_scaling: multiplies the learning rate if the plan's global batch is not the workload's recommended
             one: "linear" by the ratio of the two (the rule for SGD), "square_root" by its square root (for Adam, LAMB
@@ -97,8 +101,8 @@ def train(
     Raises:
         RunDirError: if the run directory holds another run, or is in use by one.
         ClusterError: if another worker does not connect or is lost; the message names it.
-        WorkloadError: for invalid epochs, seed or interval, a learning rate that cannot be scaled, or a model that is
-            too large for this machine.
+        WorkloadError: for invalid epochs, seed, interval or steps to profile, a learning rate that cannot be scaled, or
+            a model that is too large for this machine.
         DataError: for data that cannot be used for training, such as a generator.
         PlanError: if the plan cannot run here.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
@@ -123,6 +127,7 @@ def train(
     check_seed(seed)
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
+    steps_to_profile = None if profile is None else StepRange.of(profile)
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     fixed: dict[str, Any] = {"dtype_policy": own.dtype_policy} if own else {}
@@ -153,6 +158,7 @@ def train(
             seed=seed,
             checkpoint_interval=checkpoint_interval,
             scaling=scaling,
+            profile=steps_to_profile,
         )
         outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
         baselines = None
@@ -262,4 +268,5 @@ def _result(
         versions=installed_versions(),
         run_dir=str(directory.path),
         learning_rate_scaling=outcome.learning_rate_scaling,
+        performance=outcome.performance,
     )

@@ -108,4 +108,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
         fused_kernels=plan.fused_kernels,
+        times_input=True,
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import Performance
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 from tfaccel.training.verdict.fit_verdict import FitVerdict, verdict
 
@@ -34,6 +35,8 @@ class TrainResult:
         learning_rate_scaling: how the learning rate was scaled: rule, batch sizes, factor, and the peak rate before and
             after; None if it was not.
         baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
+        performance: speed, share of time waiting for input, MFU, utilization and memory; None if nothing was trained,
+            or the run is from an earlier version.
     """
 
     recipe: str
@@ -49,6 +52,7 @@ class TrainResult:
     run_dir: str
     learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
+    performance: Performance | None = None
 
     @property
     def verdict(self) -> FitVerdict:
@@ -58,7 +62,16 @@ class TrainResult:
     def to_json(self) -> dict[str, Any]:
         """The result and its verdict as JSON-serializable data."""
         baselines = None if self.baselines is None else self.baselines.to_json()
-        return {**asdict(self), "plan": self.plan.to_json(), "baselines": baselines, "verdict": self.verdict.to_json()}
+        performance = None if self.performance is None else self.performance.to_json()
+        limit = None if self.performance is None else self.performance.bottleneck.to_json()
+        return {
+            **asdict(self),
+            "plan": self.plan.to_json(),
+            "baselines": baselines,
+            "performance": performance,
+            "bottleneck": limit,
+            "verdict": self.verdict.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -66,6 +79,8 @@ class TrainResult:
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         baselines = data.get("baselines")
         known["baselines"] = None if baselines is None else BaselineScores.from_json(baselines)
+        performance = data.get("performance")
+        known["performance"] = None if performance is None else Performance.from_json(performance)
         return cls(**{**known, "plan": Plan.from_json(data["plan"])})
 
 

@@ -16,7 +16,8 @@ from tfaccel.errors import RunDirError
 from tfaccel.training.run.files import write_json, write_json_lines
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_POSITION = ("epoch", "step", "seconds")  # keys of a row that are not metrics
+PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
+NO_METRICS = ("epoch", "step", "seconds", PERFORMANCE)  # keys of a row that are not metrics
 
 
 class RunDir:
@@ -146,7 +147,7 @@ class RunDir:
 
     def history(self) -> dict[str, list[float | None]]:
         """The metrics of all epochs, by name."""
-        names = [name for name in (self.rows[0] if self.rows else {}) if name not in _POSITION]
+        names = [name for name in (self.rows[0] if self.rows else {}) if name not in NO_METRICS]
         return {name: [row.get(name) for row in self.rows] for name in names}
 
     def add_row(self, row: dict[str, Any]) -> None:

@@ -16,18 +16,23 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
 
 
 class TensorBoardScalars(keras.callbacks.Callback):
     """Writes `epoch_NAME` for each metric, and the learning rates, into `train` and `validation` folders.
 
+    The epoch's performance is in `train` too, as `performance/NAME`.
+
     Args:
         folder: the directory to pass to `tensorboard --logdir`.
+        utilization: a callback before this one, which knows the epoch's performance.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, utilization: Utilization) -> None:
         super().__init__()
+        self._utilization = utilization
         self._folder = folder
         self._writers: dict[str, EventFileWriter] = {}
         self._rates: Any = None
@@ -37,8 +42,11 @@ class TensorBoardScalars(keras.callbacks.Callback):
         values = {name: float(value) for name, value in (logs or {}).items()}
         held_out = {name.removeprefix("val_"): value for name, value in values.items() if name.startswith("val_")}
         trained = {name: value for name, value in values.items() if not name.startswith("val_")}
-        self._write("train", epoch, trained | self._learning_rates())
-        self._write("validation", epoch, held_out)
+        performance = self._utilization.of_epoch
+        scalars = {} if performance is None else performance.scalars()
+        tags = {f"epoch_{name}": value for name, value in (trained | self._learning_rates()).items()}
+        self._write("train", epoch, tags | {f"performance/{name}": value for name, value in scalars.items()})
+        self._write("validation", epoch, {f"epoch_{name}": value for name, value in held_out.items()})
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the files."""
@@ -51,7 +59,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
             return
         if name not in self._writers:
             self._writers[name] = EventFileWriter(str(self._folder / name))
-        scalars = [Summary.Value(tag=f"epoch_{key}", simple_value=value) for key, value in values.items()]
+        scalars = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
         self._writers[name].add_event(Event(wall_time=time.time(), step=epoch, summary=Summary(value=scalars)))
 
     def _learning_rates(self) -> dict[str, float]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.feeds import Feed
+from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
@@ -17,7 +19,10 @@ from tfaccel.training.run.workload_fit import build_for
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
+
+_MANY_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,17 @@ class TimedWindow:
         seconds: wall time of all of them, the wait for their batches included.
         num_steps: how many.
         loss: their mean training loss.
+        waited_seconds: how long the steps waited for their batches; None if unknown.
+        cpu_seconds: CPU time of the process, all threads.
+        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
     """
 
     seconds: float
     num_steps: int
     loss: float
+    waited_seconds: float | None = None
+    cpu_seconds: float | None = None
+    gpu_utilization: float | None = None
 
 
 class TimedSteps:
@@ -52,7 +63,8 @@ class TimedSteps:
     def __init__(
         self, workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None = None
     ) -> None:
-        self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed)
+        # Epochs are prepared ahead, as in a long run.
+        self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed, epochs=_MANY_EPOCHS)
         num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=self._source.num_batches)
         with strategy.scope():
             model = compiled_model(workload, plan, num_steps=num_steps)
@@ -60,6 +72,7 @@ class TimedSteps:
         self._engine = engine_of(model, engine_options(plan))
         self._batches_per_step = plan.accumulation_steps
         self._feed: Feed | None = None
+        self._meter = GpuMeter(visible_gpu_ids(plan.devices))
 
     @property
     def batch_norm_layers(self) -> list[str]:
@@ -68,19 +81,35 @@ class TimedSteps:
 
     def window(self, num_steps: int) -> TimedWindow:
         """Trains for so many optimizer steps, through several epochs if need be."""
-        started = time.perf_counter()
-        left, total = num_steps * self._batches_per_step, 0.0
-        while left > 0:
+        self._meter.reset()
+        started, cpu_started, waited_before = time.perf_counter(), time.process_time(), self._engine.waited_seconds
+        left, total, before_epochs = num_steps * self._batches_per_step, 0.0, 0.0
+        loss: float | None = None
+        while left > 0 and loss is None:
             if self._feed is None or self._feed.exhausted:
+                begun = time.perf_counter()
                 self._feed = self._source.feed()
+                before_epochs += time.perf_counter() - begun
             self._engine.model.reset_metrics()
             result = self._engine.run("train", self._feed, left)
             total += float(np.asarray(result.logs["loss"])) * result.num_steps  # waits for the device
             left -= result.num_steps
-            if not result.loss_is_finite:
-                return TimedWindow(time.perf_counter() - started, num_steps, float("nan"))
-        seconds = time.perf_counter() - started
-        return TimedWindow(seconds, num_steps, total / (num_steps * self._batches_per_step))
+            loss = None if result.loss_is_finite else float("nan")
+            self._meter.sample()
+        waited = self._engine.waited_seconds
+        return TimedWindow(
+            seconds=time.perf_counter() - started,
+            num_steps=num_steps,
+            loss=total / (num_steps * self._batches_per_step) if loss is None else loss,
+            waited_seconds=None if waited is None else waited - (waited_before or 0.0) + before_epochs,
+            cpu_seconds=time.process_time() - cpu_started,
+            gpu_utilization=self._meter.mean(),
+        )
+
+    def cost(self) -> StepCost:
+        """What one optimizer step computes on all replicas; see `train_step_cost`."""
+        cost = train_step_cost(self._engine, self._source.batch_spec, rows=self._source.batch_size)
+        return cost.repeated(self._batches_per_step)
 
     def close(self) -> None:
         """Lets the input pipeline go."""

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfaccel.training.run.checkpoint import read_state, save_checkpoint
-from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_dir import PERFORMANCE, RunDir
+from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.engine import Engine
 
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
@@ -63,10 +64,17 @@ class StepTimes(keras.callbacks.Callback):
 
 
 class MetricLines(keras.callbacks.Callback):
-    """Writes one line of `metrics.jsonl` per epoch."""
+    """Writes one line of `metrics.jsonl` per epoch.
 
-    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None) -> None:
+    Args:
+        run_dir: the run directory.
+        steps_of_epoch: batches of an epoch; None if unknown.
+        utilization: a callback before this one, which knows the epoch's performance; None if nothing does.
+    """
+
+    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None, utilization: Utilization | None = None) -> None:
         super().__init__()
+        self._utilization = utilization
         self._run_dir = run_dir
         self._steps = steps_of_epoch
         self._started = time.perf_counter()
@@ -75,7 +83,10 @@ class MetricLines(keras.callbacks.Callback):
         """Adds the epoch's metrics."""
         seconds = time.perf_counter() - self._started
         row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
-        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **{k: float(v) for k, v in (logs or {}).items()}})
+        metrics = {k: float(v) for k, v in (logs or {}).items()}
+        known = self._utilization.of_epoch if self._utilization is not None else None
+        performance = {} if known is None else {PERFORMANCE: known.to_json()}
+        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **metrics, **performance})
 
 
 class Checkpoints(keras.callbacks.Callback):

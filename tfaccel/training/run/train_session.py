@@ -20,10 +20,14 @@ from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, w
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
-from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.profile_steps import ProfileSteps
+from tfaccel.training.run.run_dir import NO_METRICS, RunDir
 from tfaccel.training.run.scaled_rates import ScaledRates
+from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.steps.engine import Engine, engine_of
@@ -39,6 +43,7 @@ class Outcome:
     history: dict[str, list[float | None]]
     final: dict[str, float]
     times: StepTimes
+    performance: Performance | None
     learning_rate_scaling: dict[str, Any] | None = None
 
 
@@ -48,6 +53,7 @@ class TrainSession:
     Args:
         workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
         scaling: how to scale the learning rate; None to leave it as it is.
+        profile: the optimizer steps to profile; None for none.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class TrainSession:
         seed: int,
         checkpoint_interval: int | None,
         scaling: LearningRateScaling | None = None,
+        profile: StepRange | None = None,
     ) -> None:
+        self._profile = profile
         self._workload = workload
         self._plan = plan
         self._run_dir = run_dir
@@ -126,7 +134,14 @@ class TrainSession:
             write_state(model, engine.replicas, own)
         self._run_dir.start(self._plan.to_json())
         times = StepTimes()
-        container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
+        utilization = Utilization(
+            engine,
+            self._plan,
+            hardware,
+            batch_spec=self._source.batch_spec,
+            examples_per_batch=self._source.batch_size,
+        )
+        container = self._callbacks([*asked_for, *callbacks], engine, times, utilization, verbose=verbose)
         try:
             with only_chief_writes(model, container.callbacks, engine.replicas):
                 run_epochs(
@@ -141,7 +156,7 @@ class TrainSession:
                 final = self._final_metrics(engine, validation)
         finally:
             for callback in container.callbacks:
-                if isinstance(callback, TrainingProgress):
+                if isinstance(callback, TrainingProgress | ProfileSteps):
                     callback.close()
             self._source.close()
         if engine.replicas.is_chief:
@@ -149,9 +164,11 @@ class TrainSession:
                 model.save(temporary)
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
-        return Outcome(self._run_dir.history(), final, times, scaled)
+        return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
+        if self._profile is not None:
+            self._profile.check_length(self._num_steps)
         name = self._workload.name
         self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
         with strategy.scope(), within_memory(name, self._plan, hardware):
@@ -161,12 +178,28 @@ class TrainSession:
         return model
 
     def _callbacks(
-        self, callbacks: list[keras.callbacks.Callback], engine: Engine, times: StepTimes, verbose: int
+        self,
+        callbacks: list[keras.callbacks.Callback],
+        engine: Engine,
+        times: StepTimes,
+        utilization: Utilization,
+        *,
+        verbose: int,
     ) -> keras.callbacks.CallbackList:
         steps = self._source.num_batches
-        every: list[keras.callbacks.Callback] = [*callbacks, times, MetricLines(self._run_dir, steps)]
+        lines = MetricLines(self._run_dir, steps, utilization)
+        every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
         if engine.replicas.is_chief:
-            every.append(TensorBoardScalars(self._run_dir.tensorboard))
+            every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
+            if self._profile is not None:
+                every.append(
+                    ProfileSteps(
+                        self._profile,
+                        self._run_dir.tensorboard,
+                        batches_per_step=self._plan.accumulation_steps,
+                        batches_before=self._restored[1]["step"] if self._restored else 0,
+                    )
+                )
             if verbose:
                 every.append(
                     TrainingProgress(
@@ -191,7 +224,7 @@ class TrainSession:
     def _final_metrics(self, engine: Engine, validation: Validation | None) -> dict[str, float]:
         if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
-            return {k: v for k, v in rows.items() if k not in ("epoch", "step", "seconds")}
+            return {k: v for k, v in rows.items() if k not in NO_METRICS}
         quiet = keras.callbacks.CallbackList([], model=engine.model)
         try:
             return validation.evaluate(engine, quiet)

@@ -25,7 +25,7 @@ from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.step_graphs import StepGraphs, metric_results
+from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -44,6 +44,7 @@ class EngineOptions:
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
+        times_input: measure the time that training steps wait for their batches.
     """
 
     sum_duplicate_indices: bool = False
@@ -53,6 +54,7 @@ class EngineOptions:
     single_steps: bool = False
     batches_per_step: int = 1
     fused_kernels: bool = False
+    times_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Engine:
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
         self.step_seconds: dict[str, float] = {}
+        self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
     def _kind(self, kind: str) -> StepGraphs:
         """The graphs for one kind of step.
@@ -93,20 +96,29 @@ class Engine:
             known = StepGraphs(
                 self.model,
                 kind,
-                self._make_steps(),
+                self.new_steps(),
                 self.replicas,
                 function_of_keras=function,
-                watch_loss=trains and self.options.stop_at_non_finite_loss,
-                fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                options=GraphOptions(
+                    watch_loss=trains and self.options.stop_at_non_finite_loss,
+                    times_input=trains and self.options.times_input,
+                    fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                ),
             )
             self._kinds[kind] = known
         return known
+
+    def num_graphs(self, kind: str) -> int:
+        """The number of graphs that were traced for one kind of step."""
+        made = self._kinds.get(kind)
+        return 0 if made is None else len(made.functions)
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
 
-    def _make_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+    def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
+        """Steps that nothing has been traced from yet."""
         model, options = self.model, self.options
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:
@@ -139,12 +151,14 @@ class Engine:
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
         with self._clear_errors():
-            done, state, own_logs, results, finite = made.function(call_feed, loop, given)(*given)
+            done, state, own_logs, results, finite, waited = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
         call_feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
+        if waited:
+            self.waited_seconds = (self.waited_seconds or 0.0) + float(waited[0])
         return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from tfaccel.data.feeds import CallFeed, GraphBatches
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
+from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
 from tfaccel.training.steps.model_parts import has_own_logs
 from tfaccel.training.steps.one_replica import OneReplica
@@ -23,6 +25,21 @@ from tfaccel.training.steps.trace_state import TraceStates
 from tfaccel.training.steps.whole_step import WholeStep
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """What the graphs of one kind do beside the steps.
+
+    Attributes:
+        watch_loss: end a window at the first step whose loss is NaN or infinite.
+        fuse: trace with fused kernels.
+        times_input: measure the time that steps wait for their batches; not on TPUs.
+    """
+
+    watch_loss: bool
+    fuse: bool
+    times_input: bool
+
+
 class StepGraphs:
     """The steps of one kind, and the graphs traced from them.
 
@@ -31,8 +48,7 @@ class StepGraphs:
         kind: "train", "test" or "predict".
         steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
-        watch_loss: end a window at the first step whose loss is NaN or infinite.
-        fuse: trace with fused kernels.
+        options: what the graphs do beside the steps.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -47,8 +63,7 @@ class StepGraphs:
         replicas: Replicas,
         *,
         function_of_keras: Any,
-        watch_loss: bool,
-        fuse: bool,
+        options: GraphOptions,
     ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
@@ -60,9 +75,10 @@ class StepGraphs:
         self._model = model
         self._kind = kind
         self._replicas = replicas
-        self._watch_loss = watch_loss
-        self._fuse = fuse
+        self._watch_loss = options.watch_loss
+        self._fuse = options.fuse
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
+        self._times_input = options.times_input and not self._is_on_tpu
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
         """The graph for batches of this kind, traced on first use.
@@ -110,28 +126,34 @@ class StepGraphs:
         # On a TPU too: reading the loss would stop the cores at every step.
         may_leave = self._replicas.num_workers == 1 and not self._is_on_tpu
         watch_loss = self._watch_loss and may_leave
+        on_gpu = runs_on_gpu(self._replicas)
+        times_input = self._times_input and (watch_loss or not on_gpu)
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> Any:
+            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any) -> Any:
                 del finite
+                clock = InputClock(on_gpu=on_gpu)
                 batch, state = batches.fetch(arguments, state, step)
-                own_logs = step_fn(batches, batch)
+                own_logs = clock.step(step_fn, batches, batch)
                 finite = self._loss_is_finite() if watch_loss else tf.constant(True)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite
+                if times_input:
+                    waited = (waited[0] + clock.waited(state, finite),)
+                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite, waited
 
-            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor) -> tf.Tensor:
-                del logs
+            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any) -> tf.Tensor:
+                del logs, waited
                 more = (step < num_steps) & batches.has_next(state)
                 return more & finite if watch_loss else more
 
-            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True))
+            waited = (tf.constant(0.0, tf.float64),) if times_input else ()
+            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True), waited)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
-            done, state, logs, finite = tf.while_loop(go_on, body, variables) if loop else variables
+            done, state, logs, finite, waited = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and not isinstance(steps, OneReplica):
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-            return done, state, logs, metric_results(self._model, self._replicas), finite
+            return done, state, logs, metric_results(self._model, self._replicas), finite, waited
 
         return window
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.costs.private_graphs import function_graph
 from tfaccel.errors import WorkloadError
-from tfaccel.measuring.private_graphs import function_graph
 
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -35,7 +35,7 @@ def graph_operations(graph: Any) -> int:
         >>> graph_operations(product.get_concrete_function(tf.ones((2, 3)), tf.ones((3, 5))).graph)
         60
     """
-    return GraphCounter(graph).count(graph)
+    return int(GraphCounter(graph).count(graph))
 
 
 def needed_operations(graph: Any) -> list[tf.Operation]:
@@ -79,12 +79,7 @@ class GraphCounter:
 
     def of_operation(self, operation: Any) -> int:
         """What an operation counts that is no loop, branch or call: here the floating-point operations."""
-        kind = operation.type
-        if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
-            return 2 * _multiplications(operation)
-        if kind.startswith("CudnnRNN"):
-            raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
-        return 0
+        return matrix_operations(operation)
 
     def _of_function(self, function: Any, inputs: Any) -> int:
         graph = function_graph(self._graph, function.name)
@@ -152,6 +147,20 @@ class GraphCounter:
             return None
         step = next((self._value(one) for one in operation.inputs if one is not before), None)
         return step if step is not None and step > 0 else None
+
+
+def matrix_operations(operation: Any) -> int:
+    """Floating-point operations of one operation: 0 unless it is a matrix product or a convolution.
+
+    Raises:
+        WorkloadError: if a shape is unknown, or the operation hides what it computes.
+    """
+    kind = operation.type
+    if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
+        return 2 * _multiplications(operation)
+    if kind.startswith("CudnnRNN"):
+        raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
+    return 0
 
 
 def _passed_on(tensor: Any) -> Any:

@@ -1,0 +1,151 @@
+"""Measures how close a recipe or your own workload comes to the limits of this machine.
+
+    tfaccel roofline                                              # the machine's limits alone, for MFU in `train`
+    tfaccel roofline --recipe=image_classification
+    tfaccel roofline --recipe=image_classification --write=roofline.png --report=roofline.json
+    tfaccel roofline --workload=my_project.digits:workload --dtype_policy=mixed_bfloat16 --global_batch_size=256
+
+The machine's limits are the speed of large matrix products in each dtype, and that of copying memory. They are
+measured once, for the plan's device and threads, and kept in TFACCEL_CACHE or ~/.cache/tfaccel; `tfaccel train` then
+reports MFU. The operations of a step are counted from its graph, and its time is measured in a process of its own. Run
+nothing else meanwhile: other programs disturb the measurements.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from absl import flags
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.errors import PlanError
+from tfaccel.measuring.roofline_report import LAYER_HEADINGS, Roofline
+from tfaccel.planning.machine_ceilings import MachineCeilings
+from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.flag_help import grouped_flags_help
+from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
+from tfaccel.scripts.workload_parameters import WorkloadParameters
+
+_FLAGS: dict[str, Flag] = {
+    "limit_seconds": (300.0, "time limit for each of: measuring the machine, building the model, one timed window"),
+    "write": (str, "draw the roofline into this PNG file"),
+    "report": (str, "write everything that was measured to this JSON file"),
+    "again": (False, "measure the machine's limits again, even if they are kept"),
+    "quiet": (False, "show no progress"),
+    "json": (False, "print JSON"),
+}
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    values = command_flags(_FLAGS)
+    define_workload_flags(values)
+    define_plan_flags(values)
+    parameters = WorkloadParameters(argv, values)
+    return run_command(
+        lambda: _main(values, parameters),
+        argv,
+        values,
+        description=(__doc__ or "").strip(),
+        flags_help=lambda: grouped_flags_help(values, parameters),
+    )
+
+
+def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+    if not values.limit_seconds > 0:
+        raise PlanError(f"--limit_seconds must be positive. Received: --limit_seconds={values.limit_seconds:g}.")
+    for name in ("write", "report"):
+        _check_writable(name, values[name].value)
+    if values.recipe is None and values.workload is None:
+        return _only_ceilings(values)
+    from tfaccel.measuring.roofline import roofline
+
+    with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
+        found = roofline(
+            reference_of_workload(values),
+            measure_again=values.again,
+            limit_seconds=values.limit_seconds,
+            on_progress=_silent if values.quiet else _show,
+            **parameters.chosen(),
+            **fixed_fields(values),
+        )
+    if values.write is not None:
+        from tfaccel.reporting.roofline_picture import save_roofline_picture
+
+        save_roofline_picture(values.write, found)
+    if values.report is not None:
+        found.save(values.report)
+    if values.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(found)
+    return 0
+
+
+def _only_ceilings(values: flags.FlagValues) -> int:
+    from tfaccel.measuring.ceilings import ceilings_of_plan
+
+    if values.write is not None or values.report is not None:
+        raise PlanError(
+            "--write and --report need a workload. Give --recipe=NAME or --workload=package.module:function."
+        )
+    found = ceilings_of_plan(
+        fixed_fields(values),
+        measure_again=values.again,
+        limit_seconds=values.limit_seconds,
+        on_progress=_silent if values.quiet else _show,
+    )
+    if values.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        table_console().print(_ceilings_table(found))
+    return 0
+
+
+def _check_writable(flag: str, path: str | None) -> None:
+    """Refuses an output file that cannot be written, before anything is measured."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
+
+
+def _show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Shows no progress."""
+
+
+def _ceilings_table(ceilings: MachineCeilings) -> Table:
+    title = f"Limits of one {ceilings.device} of this machine, measured {ceilings.measured}"
+    table = Table("what", "speed", "ridge", title=title, title_justify="left")
+    for name, speed in ceilings.matrix_flops_per_second.items():
+        ridge = f"{speed / ceilings.bytes_per_second:.3g} FLOP/byte"
+        table.add_row(f"matrix products, {name}", f"{speed / 1e9:,.0f} GFLOP/s", ridge)
+    table.add_row("memory, read and written", f"{ceilings.bytes_per_second / 1e9:,.1f} GB/s", "")
+    return table
+
+
+def _print(roofline: Roofline) -> None:
+    console = table_console()
+    console.print(_ceilings_table(roofline.ceilings))
+    table = Table(title=f"A step of {roofline.workload}, by layer", title_justify="left")
+    for heading in LAYER_HEADINGS:
+        table.add_column(heading, overflow="fold")
+    for row in roofline.rows():
+        table.add_row(*(Text(text) for text in row))
+    console.print(table)
+    cost = roofline.cost
+    console.print(
+        Text(
+            f"A step computes {cost.matrix_flops / 1e9:,.3g} GFLOP in matrix products and convolutions, and takes "
+            f"{1e3 * roofline.step_seconds:,.3g} ms; at the limits, {1e3 * roofline.least_seconds:,.3g} ms."
+        )
+    )
+    if cost.num_unsized:
+        console.print(Text(f"{cost.num_unsized} tensors of unknown size were not counted."))
+    console.print(Text(roofline.text))

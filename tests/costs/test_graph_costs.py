@@ -1,0 +1,121 @@
+"""Costs by layer: operations and bytes beside closed formulas, for models of several kinds."""
+
+import doctest
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+from tfaccel.costs.model_cost import LayerCost, ModelCost, StepCost
+from tfaccel.errors import WorkloadError
+from tfaccel.measuring.cost_of import cost_of
+
+ROWS = 8
+
+
+def by_name(step):
+    return {row.name: row for row in step.rows}
+
+
+def zeros(*shape):
+    return np.zeros((ROWS, *shape), "float32")
+
+
+def test_dense_layers_with_their_bytes(logical_devices):
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7, "relu", name="first"), keras.layers.Dense(3, name="last")]
+    )
+    model.compile("sgd", "mse")
+    cost = cost_of(model, zeros(5), zeros(3), batch_size=ROWS)
+    forward, step = by_name(cost.forward), by_name(cost.step)
+    assert list(forward) == ["first", "last"]
+    assert list(step) == ["first", "last", "optimizer", "loss", "other"]
+    assert forward["first"].matrix_flops == 2 * ROWS * 5 * 7
+    assert forward["first"].other_flops == 2 * ROWS * 7  # bias and ReLU
+    # The inputs, the kernel, the bias and the result; each operation on its own, intermediate results twice more.
+    least = 4 * (ROWS * 5 + 5 * 7 + 7 + ROWS * 7)
+    assert forward["first"].least_bytes == least
+    assert forward["first"].num_bytes == {"float32": least + 4 * 4 * ROWS * 7}
+    assert step["first"].matrix_flops == 2 * 2 * ROWS * 5 * 7  # nothing goes back to the inputs
+    assert step["last"].matrix_flops == 3 * 2 * ROWS * 7 * 3
+    assert step["optimizer"].least_bytes >= 4 * 3 * cost.num_parameters  # gradients and weights read, weights written
+    assert cost.step.matrix_flops == sum(row.matrix_flops for row in cost.step.rows)
+    assert cost.num_parameters == 5 * 7 + 7 + 7 * 3 + 3
+    assert ModelCost.from_json(json.loads(json.dumps(cost.to_json()))) == cost
+
+
+def test_layers_inside_layers_and_loops(logical_devices):
+    import keras
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.inner = keras.layers.Dense(4, name="inner")
+
+        def call(self, x):
+            return keras.ops.tanh(self.inner(x))
+
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.cell = keras.layers.LSTM(4, name="recurrent")
+            self.block = Block()
+
+        def call(self, x):
+            x = self.cell(x)
+            for _ in range(3):
+                x = self.block(x)
+            return x
+
+    cost = cost_of(Subclassed, zeros(6, 5), zeros(4), batch_size=ROWS, optimizer="adam", loss="mse")
+    forward = by_name(cost.forward)
+    inner = next(row for name, row in forward.items() if name.endswith("inner"))
+    block = next(row for name, row in forward.items() if name.endswith("block"))
+    cell = next(row for name, row in forward.items() if "lstm_cell" in name)
+    assert inner.matrix_flops == 3 * 2 * ROWS * 4 * 4
+    assert (block.matrix_flops, block.other_flops) == (0, 3 * ROWS * 4)
+    assert cell.matrix_flops == 6 * 2 * ROWS * 4 * 4 * (5 + 4)
+    assert set(by_name(cost.step)) >= {*forward, "optimizer", "loss", "other"}
+
+
+def test_loop_whose_length_depends_on_data(logical_devices):
+    import keras
+    import tensorflow as tf
+
+    class Endless(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(4, 4))
+
+        def call(self, x):
+            return tf.while_loop(lambda y: tf.reduce_sum(y) < 9, lambda y: (y @ self.kernel,), (x,))[0]
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    model = keras.Sequential([keras.Input((4,)), Endless()])
+    with pytest.raises(WorkloadError, match="cannot be counted: how often it runs depends on data"):
+        cost_of(model, replica_batch_size=ROWS)
+
+
+def test_model_without_data(logical_devices):
+    import keras
+
+    cost = cost_of(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), replica_batch_size=16)
+    assert (cost.step, cost.forward.matrix_flops, cost.replica_batch_size) == (None, 2 * 16 * 4 * 2, 16)
+    with pytest.raises(WorkloadError, match=r"cost_of takes a Keras model with known inputs .* without data\."):
+        cost_of(keras.Sequential([keras.layers.Dense(2)]))
+
+
+def test_repeated_cost():
+    row = LayerCost(name="a", matrix_flops=2, other_flops=3, num_bytes={"float32": 4}, least_bytes=1)
+    twice = StepCost(rows=(row,), num_unsized=5).repeated(2)
+    assert (twice.flops, twice.bytes_accessed, twice.least_bytes, twice.num_unsized) == (10, 8, 2, 5)
+
+
+@pytest.mark.parametrize("name", ["costs.graph_costs", "costs.model_cost", "measuring.cost_of"])
+def test_examples(logical_devices, name):
+    outcome = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)

@@ -1,0 +1,1 @@
+"""What a traced graph computes: operations and bytes, overall and by layer."""

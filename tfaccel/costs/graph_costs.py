@@ -1,0 +1,243 @@
+"""The cost of a traced graph by layer: operations and bytes, loops multiplied by their iterations.
+
+Layers are found by name scopes that were opened around their `call` while tracing (`layer_scope`). Operations of the
+backward pass carry the name of the forward operation that they differentiate, and so the same scope.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
+from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
+
+_MATRIX, _OTHER_FLOPS, _LEAST = "matrix flops", "other flops", "least bytes"  # keys of a tally beside dtypes
+_SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
+
+# Operations that compute nothing: they name, shape or pass on values, and need no memory traffic.
+_FREE = {
+    *("Const", "Placeholder", "PlaceholderWithDefault", "NoOp", "Identity", "IdentityN", "StopGradient"),
+    *("PreventGradient", "EnsureShape", "ReadVariableOp", "VarHandleOp", "Shape", "ShapeN", "Size", "Rank", "Reshape"),
+    *("ExpandDims", "Squeeze", "BroadcastGradientArgs", "Assert", "Switch", "Merge", "Enter", "Exit", "NextIteration"),
+    *("TensorListReserve", "EmptyTensorList", "TensorListElementShape", "TensorListLength", "LoopCond"),
+}
+# Operations whose first output holds the values of the first input.
+_VIEWS = {"Identity", "StopGradient", "PreventGradient", "EnsureShape", "Reshape", "ExpandDims", "Squeeze"}
+# Operations that move values and compute none.
+_MOVES = {
+    *("Cast", "Concat", "ConcatV2", "Split", "SplitV", "Pack", "Unpack", "Slice", "StridedSlice", "StridedSliceGrad"),
+    *("Transpose", "Tile", "Pad", "PadV2", "MirrorPad", "Gather", "GatherV2", "ResourceGather", "GatherNd", "Fill"),
+    *("ZerosLike", "OnesLike", "BroadcastTo", "ReverseV2", "Select", "SelectV2", "TensorListFromTensor"),
+    *("TensorListGetItem", "TensorListSetItem", "TensorListStack", "TensorListPushBack", "TensorListPopBack"),
+    *("AssignVariableOp", "Range", "Where", "Copy", "DeepCopy"),
+}
+
+
+def layer_scope(index: int) -> str:
+    """The name scope that marks the operations of layer number `index`."""
+    return f"tfaccel_layer.{index}"
+
+
+def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str, ...] = ()) -> StepCost:
+    """Counts what one run of a graph computes, by layer.
+
+    Args:
+        graph: of a concrete `tf.function`, with static shapes.
+        layers: number of each layer's name scope (`layer_scope`) -> its name.
+        optimizers: names of the optimizers, which open name scopes of that name.
+
+    Raises:
+        WorkloadError: if the shape of a matrix product, or the number of iterations of a loop, depends on the data.
+
+    Example:
+        >>> product = tf.function(lambda a, b: tf.nn.relu(a @ b))
+        >>> cost = graph_costs(product.get_concrete_function(tf.ones((2, 3)), tf.ones((3, 5))).graph, {})
+        >>> cost.matrix_flops, cost.flops, cost.num_bytes
+        (60, 70, {'float32': 204})
+    """
+    counted: Any = _CostCounter(graph, optimizers).count(graph)
+    tally = counted if isinstance(counted, _Tally) else _Tally()
+    names: dict[Any, str] = {**layers, **{name: name for name in (OPTIMIZER, LOSS, OTHER)}}
+    rows = [_row(name, tally.rows[key]) for key, name in names.items() if key in tally.rows]
+    return StepCost(rows=tuple(rows), num_unsized=tally.num_unsized)
+
+
+def _row(name: str, costs: Mapping[str, int]) -> LayerCost:
+    num_bytes = {key: value for key, value in sorted(costs.items()) if key not in (_MATRIX, _OTHER_FLOPS, _LEAST)}
+    return LayerCost(
+        name=name,
+        matrix_flops=int(costs.get(_MATRIX, 0)),
+        other_flops=int(costs.get(_OTHER_FLOPS, 0)),
+        least_bytes=int(costs.get(_LEAST, 0)),
+        num_bytes={key: int(value) for key, value in num_bytes.items()},
+    )
+
+
+@dataclass
+class _Tally:
+    """Costs by row, that can be added, repeated and compared as `GraphCounter` does with numbers."""
+
+    rows: dict[Any, dict[str, int]] = field(default_factory=dict)
+    num_unsized: int = 0
+
+    def __add__(self, other: Any) -> _Tally:
+        if not isinstance(other, _Tally):
+            return self
+        rows = {key: dict(costs) for key, costs in self.rows.items()}
+        for key, costs in other.rows.items():
+            own = rows.setdefault(key, {})
+            for name, value in costs.items():
+                own[name] = own.get(name, 0) + value
+        return _Tally(rows, self.num_unsized + other.num_unsized)
+
+    __radd__ = __add__
+
+    def __mul__(self, times: int) -> _Tally:
+        rows = {key: {name: value * times for name, value in costs.items()} for key, costs in self.rows.items()}
+        return _Tally(rows, self.num_unsized)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._size() > (other._size() if isinstance(other, _Tally) else 0)
+
+    def __lt__(self, other: Any) -> bool:
+        return not self > other
+
+    def _size(self) -> int:
+        return sum(value for costs in self.rows.values() for value in costs.values())
+
+
+class _CostCounter(GraphCounter):
+    def __init__(self, graph: Any, optimizers: tuple[str, ...]) -> None:
+        super().__init__(graph)
+        self._optimizers = optimizers
+        self._callers: list[Any] = [OTHER]  # the row of each loop, branch or call that is being counted
+        self._path: tuple[str, ...] = ()  # their names
+        self._bodies: set[Any] = set()  # inputs of loop bodies: their values differ between iterations
+        self._read: set[Any] = set()
+        self._written: set[Any] = set()
+
+    def _operations(self, operation: Any) -> Any:
+        self._callers.append(self._row_of(operation))
+        path, self._path = self._path, (*self._path, operation.name)
+        try:
+            return super()._operations(operation)
+        finally:
+            self._callers.pop()
+            self._path = path
+
+    def _enter(self, loop: Any) -> tuple[Any, Any]:
+        condition, body = super()._enter(loop)
+        self._bodies.update(tensor.ref() for tensor in (*condition.inputs, *body.inputs))
+        return condition, body
+
+    def _row_of(self, operation: Any) -> Any:
+        """The layer whose scope is the innermost one; else optimizer or loss; else that of the caller."""
+        scopes = _SCOPE.findall(operation.name)
+        if scopes:
+            return int(scopes[-1])
+        parts = [re.sub(r"_\d+$", "", part) for part in operation.name.split("/")]
+        if any(part in (name, re.sub(r"_\d+$", "", name)) for part in parts[:-1] for name in self._optimizers):
+            return OPTIMIZER
+        return LOSS if "compile_loss" in parts else self._callers[-1]
+
+    def of_operation(self, operation: Any) -> Any:
+        """The bytes and floating-point operations of one operation."""
+        if operation.type in _FREE:
+            return _Tally()
+        costs: dict[str, int] = {}
+        num_unsized = 0
+        matrix = matrix_operations(operation)
+        for tensor in [*operation.inputs, *operation.outputs]:
+            size = _num_elements(tensor)
+            if size is None:
+                num_unsized += 1
+            elif size:
+                name = tensor.dtype.name
+                costs[name] = costs.get(name, 0) + size * tensor.dtype.size
+        if _changes_variable(operation):
+            name = operation.inputs[1].dtype.name
+            costs[name] = costs.get(name, 0) + _bytes_of_state(operation)
+        if matrix:
+            costs[_MATRIX] = matrix
+        elif other := _elements_computed(operation):
+            costs[_OTHER_FLOPS] = other
+        tally = _Tally({self._callers[-1]: costs} if costs else {}, num_unsized)
+        for row, num_bytes in self._crossings(operation):
+            tally = tally + _Tally({row: {_LEAST: num_bytes}})
+        return tally
+
+    def _crossings(self, operation: Any) -> Iterator[tuple[Any, int]]:
+        """The row, and the bytes, of each tensor that one row's forward or backward pass takes from another."""
+        row, phase = self._callers[-1], _is_backward(operation)
+        for tensor in operation.inputs:
+            origin = self._origin(tensor)
+            num_bytes = (_num_elements(origin) or 0) * origin.dtype.size
+            if not num_bytes or origin.ref() in self._bodies or origin.op.type == "Const":
+                continue
+            is_given = origin.op.type in ("ReadVariableOp", "Placeholder")
+            source = self._row_of(origin.op)
+            if not is_given and (source, _is_backward(origin.op)) == (row, phase):
+                continue
+            key = (self._path[:-1], origin.ref(), row, phase)
+            if key not in self._read:
+                self._read.add(key)
+                yield row, num_bytes
+            if not is_given and origin.ref() not in self._written:
+                self._written.add(origin.ref())
+                yield source, num_bytes
+        yield row, _bytes_of_state(operation)
+
+    def _origin(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that a tensor is a view of, or a name for."""
+        while True:
+            if tensor.ref() in self._given and tensor.ref() not in self._bodies:
+                tensor = self._given[tensor.ref()]
+            elif tensor.op.type in _VIEWS:
+                tensor = tensor.op.inputs[0]
+            else:
+                return tensor
+
+
+def _is_backward(operation: Any) -> bool:
+    return "gradient_tape/" in operation.name or "gradients/" in operation.name or "_grad/" in operation.name
+
+
+def _changes_variable(operation: Any) -> bool:
+    return operation.type.startswith(("Assign", "ResourceApply")) and len(operation.inputs) > 1
+
+
+def _bytes_of_state(operation: Any) -> int:
+    """Bytes that an operation writes to a variable, or stores in a loop for the backward pass and reads back there."""
+    kind = operation.type
+    if _changes_variable(operation):
+        num_bytes = (_num_elements(operation.inputs[1]) or 0) * operation.inputs[1].dtype.size
+        return num_bytes if kind == "AssignVariableOp" else 2 * num_bytes  # others read the variable as well
+    stored = operation.inputs[1:2] if kind == "TensorListPushBack" else ()
+    stored = operation.outputs[1:2] if kind == "TensorListPopBack" else stored
+    return sum((_num_elements(tensor) or 0) * tensor.dtype.size for tensor in stored)
+
+
+def _elements_computed(operation: Any) -> int:
+    """One operation per element of the largest tensor that takes part: reductions read more than they write."""
+    if operation.type in _MOVES:
+        return 0
+    floats = [one for one in [*operation.inputs, *operation.outputs] if one.dtype.is_floating]
+    return max((_num_elements(tensor) or 0 for tensor in floats), default=0)
+
+
+def _num_elements(tensor: tf.Tensor) -> int | None:
+    """The number of elements; 0 for handles, None if it depends on the data."""
+    if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    if tensor.shape.rank is None or None in tensor.shape.as_list():
+        return None
+    return math.prod(tensor.shape.as_list())

@@ -1,0 +1,157 @@
+"""The nouns `LayerCost`, `StepCost` and `ModelCost`: what a model computes, overall and by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+OPTIMIZER, LOSS, OTHER = "optimizer", "loss", "other"  # rows that are no layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """What one layer computes, forward and (in a training step) backward.
+
+    Args:
+        name: the layer's path in the model; or "optimizer", "loss", or "other" for what belongs to none of these.
+        matrix_flops: floating-point operations of matrix products and convolutions; a multiply-add counts as two.
+        other_flops: one for each element that any other arithmetic operation computes.
+        num_bytes: dtype -> bytes that the operations read and write, each counted as if it were run on its own. Fusion
+            and caches save some of them.
+        least_bytes: those that remain if all operations of the layer's forward pass are fused into one, and all of its
+            backward pass: what it takes from other layers, its weights, and what others take from it, once each; in a
+            loop, once per iteration.
+
+    Example:
+        >>> LayerCost(name="dense", matrix_flops=600, num_bytes={"float32": 330}, least_bytes=300).intensity
+        2.0
+    """
+
+    name: str
+    matrix_flops: int = 0
+    other_flops: int = 0
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+    least_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """All floating-point operations."""
+        return self.matrix_flops + self.other_flops
+
+    @property
+    def bytes_accessed(self) -> int:
+        """Bytes of all dtypes."""
+        return sum(self.num_bytes.values())
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: operations of matrix products per least byte; 0 if no bytes are accessed."""
+        return self.matrix_flops / self.least_bytes if self.least_bytes else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What one step, or one forward pass, computes.
+
+    Args:
+        rows: one for each layer that computes something, in the order in which the model holds them; then the rows that
+            are no layers.
+        num_unsized: tensors whose size depends on the data. Their bytes are not counted.
+
+    Example:
+        >>> rows = (LayerCost(name="dense", matrix_flops=600), LayerCost(name="optimizer", other_flops=50))
+        >>> StepCost(rows=rows).flops
+        650
+    """
+
+    rows: tuple[LayerCost, ...]
+    num_unsized: int = 0
+
+    @property
+    def matrix_flops(self) -> int:
+        """Floating-point operations of all matrix products and convolutions."""
+        return sum(row.matrix_flops for row in self.rows)
+
+    @property
+    def flops(self) -> int:
+        """All floating-point operations."""
+        return sum(row.flops for row in self.rows)
+
+    @property
+    def num_bytes(self) -> dict[str, int]:
+        """dtype -> bytes."""
+        names = sorted({name for row in self.rows for name in row.num_bytes})
+        return {name: sum(row.num_bytes.get(name, 0) for row in self.rows) for name in names}
+
+    @property
+    def bytes_accessed(self) -> int:
+        """Bytes of all dtypes."""
+        return sum(row.bytes_accessed for row in self.rows)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that remain if each layer is fused; see `LayerCost`."""
+        return sum(row.least_bytes for row in self.rows)
+
+    def repeated(self, times: int) -> StepCost:
+        """The cost of several of these."""
+        rows = [
+            LayerCost(
+                name=row.name,
+                matrix_flops=row.matrix_flops * times,
+                other_flops=row.other_flops * times,
+                num_bytes={name: value * times for name, value in row.num_bytes.items()},
+                least_bytes=row.least_bytes * times,
+            )
+            for row in self.rows
+        ]
+        return StepCost(rows=tuple(rows), num_unsized=self.num_unsized)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and totals as JSON values."""
+        totals: dict[str, Any] = {"matrix_flops": self.matrix_flops, "flops": self.flops, "num_bytes": self.num_bytes}
+        totals["least_bytes"] = self.least_bytes
+        return {**totals, "rows": [asdict(row) for row in self.rows], "num_unsized": self.num_unsized}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The cost from its `to_json` data."""
+        return cls(rows=tuple(LayerCost(**row) for row in data["rows"]), num_unsized=data["num_unsized"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """What a model computes for one batch.
+
+    Args:
+        replica_batch_size: number of examples in the batch.
+        num_parameters: number of trainable parameters.
+        forward: a forward pass in inference mode.
+        step: a training step: forward and backward pass, and the optimizer's update; None if the model was given
+            without a loss or data.
+
+    Example:
+        >>> ModelCost(replica_batch_size=8, num_parameters=10, forward=StepCost(rows=())).step is None
+        True
+    """
+
+    replica_batch_size: int
+    num_parameters: int
+    forward: StepCost
+    step: StepCost | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            "replica_batch_size": self.replica_batch_size,
+            "num_parameters": self.num_parameters,
+            "forward": self.forward.to_json(),
+            "step": None if self.step is None else self.step.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The cost from its `to_json` data."""
+        step = None if data["step"] is None else StepCost.from_json(data["step"])
+        return cls(**{**data, "forward": StepCost.from_json(data["forward"]), "step": step})

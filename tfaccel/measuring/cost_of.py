@@ -1,0 +1,99 @@
+"""`cost_of`: what a model computes, counted from its traced graph."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+from tfaccel.costs.model_cost import ModelCost
+from tfaccel.errors import WorkloadError
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.option_checks import check_counts
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+
+
+def cost_of(
+    workload: Any, x: Any = None, y: Any = None, *, replica_batch_size: int | None = None, **options: Any
+) -> ModelCost:
+    """Counts the operations and bytes of a forward pass and of a training step, overall and by layer.
+
+    The model may be of any kind: functional, subclassed, with loops, or with a `train_step` of its own. Its graph is
+    traced, without XLA and without fused kernels, in the current dtype policy, and nothing is trained. A loop counts
+    as often as it runs, and of several branches the most expensive one. Operations of a layer and of its gradients
+    count for the innermost layer whose `call` they are in; what is in no layer is in the rows "optimizer", "loss" and
+    "other". No row is left out.
+
+    Args:
+        workload: a Keras model, or a function that builds one; or a `Workload`, a recipe's name or an import path.
+        x, y: data for the model, as for `tfaccel.train`. Without data, the model must have known inputs (a functional
+            or sequential model), and only the forward pass is counted.
+        replica_batch_size: the number of examples in the batch; None for the workload's `global_batch_size`, or for
+            32 without data.
+        **options: whatever `tfaccel.train` takes to make a workload from `workload`, `x` and `y`.
+
+    Returns:
+        A `ModelCost`.
+
+    Raises:
+        WorkloadError: if the model does not take the data, has no known inputs, or a shape or the length of a loop
+            depends on the data; the message names the operation.
+
+    Example:
+        >>> import keras
+        >>> cost = cost_of(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), replica_batch_size=8)
+        >>> cost.forward.matrix_flops, cost.num_parameters
+        (64, 5)
+    """
+    if replica_batch_size is not None:
+        check_counts(replica_batch_size=replica_batch_size)
+    is_model = x is None and not isinstance(workload, str | Workload) and not inspect.isroutine(workload)
+    if is_model:
+        return _without_data(workload, replica_batch_size or 32)
+    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    return _with_data(made, replica_batch_size or made.global_batch_size)
+
+
+def _with_data(workload: Workload, rows: int) -> ModelCost:
+    import keras
+
+    from tfaccel.planning.own_model import RebuiltModel
+    from tfaccel.training.run.compiled_model import compiled_model
+    from tfaccel.training.run.workload_fit import build_for
+    from tfaccel.training.steps.engine import engine_of
+    from tfaccel.training.steps.marked_layers import forward_cost, train_step_cost, with_rows
+
+    own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    policy = own.dtype_policy if own else keras.config.dtype_policy().name
+    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=rows, dtype_policy=policy)
+    spec = with_rows(workload.train_data(rows, seed=0, epoch=0).element_spec, rows)
+    model = compiled_model(workload, plan, num_steps=1)
+    build_for(model, spec, workload)
+    step = train_step_cost(engine_of(model), spec, rows=rows)
+    forward = forward_cost(model, keras.utils.unpack_x_y_sample_weight(spec)[0], rows=rows)
+    return ModelCost(replica_batch_size=rows, num_parameters=_num_parameters(model), forward=forward, step=step)
+
+
+def _without_data(model: Any, rows: int) -> ModelCost:
+    import keras
+    import tensorflow as tf
+
+    from tfaccel.training.steps.marked_layers import forward_cost
+
+    inputs = None
+    if isinstance(model, keras.Model) and model.built:
+        inputs = getattr(model, "input", None)  # a sequential model has only `inputs`
+        inputs = (getattr(model, "inputs", None) or [None])[0] if inputs is None else inputs
+    if inputs is None:
+        raise WorkloadError(
+            "cost_of takes a Keras model with known inputs (functional, or sequential with `keras.Input`), or a model "
+            f"with its data: cost_of(build_model, x, y, ...). Received: {model!r:.200} without data."
+        )
+    spec = keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), inputs)
+    forward = forward_cost(model, spec, rows=rows)
+    return ModelCost(replica_batch_size=rows, num_parameters=_num_parameters(model), forward=forward)
+
+
+def _num_parameters(model: Any) -> int:
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)

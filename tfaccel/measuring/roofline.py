@@ -1,0 +1,135 @@
+"""`roofline`: how close a workload's training step comes to the limits of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.candidate import CandidateWindow
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.ceilings import known_or_measured
+from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
+from tfaccel.measuring.find_fastest import task_of
+from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.machine_ceilings import MachineCeilings
+from tfaccel.planning.plan import plan_field_names
+from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.workload import Workload
+
+_NUM_WINDOWS = 5
+
+
+def roofline(
+    workload: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    measure_again: bool = False,
+    limit_seconds: float = 300.0,
+    on_progress: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> Roofline:
+    """Measures how close a workload's training step comes to the limits of this machine.
+
+    Three measurements in processes of their own: the machine's limits, which are large matrix products in each dtype
+    and copies of memory (once for a machine, kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel); the operations and
+    bytes of a step, counted from its graph; and the time of a step. The plan is the one that `tfaccel.train` would use.
+    Nothing that is passed in is trained or changed.
+
+    Args:
+        workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
+        x, y: data, if `workload` is a model or a function that builds one.
+        measure_again: measure the machine's limits even if they are known.
+        limit_seconds: time limit for measuring the limits, for building the model, and for each timed window.
+        on_progress: called with a line of text for each result.
+        **options: plan fields; and whatever `tfaccel.train` takes to make a workload from `workload`, `x` and `y`.
+
+    Returns:
+        A `Roofline`.
+
+    Raises:
+        PlanError: if the plan cannot run here, several workers would train, or a process fails; the message says why.
+        WorkloadError: if the workload cannot be made, or cannot be sent to another process.
+
+    Example:
+        >>> import keras, numpy as np, tfaccel
+        >>> def build_model():
+        ...     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> x = np.ones((64, 4))
+        >>> found = roofline(build_model, x, x[:, :1], loss="mse", batch_size=32)
+        >>> found.cost.matrix_flops, 0 < found.mfu < 1
+        (512, True)
+    """
+    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    hardware = detect_hardware()
+    plan = chosen_plan(hardware, made, **fixed)
+    if plan.num_workers > 1 or plan.strategy == "tpu":
+        raise PlanError(
+            "The limits can be measured of one machine with CPUs or GPUs. Received a plan with "
+            f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
+        )
+    by_name = isinstance(workload, str)
+    task = task_of(workload if by_name else made, options if by_name else {}, seed=0)
+    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
+    servers = CandidateServers(folder)
+    try:
+        ceilings = known_or_measured(
+            servers, hardware, plan, again=measure_again, limit_seconds=limit_seconds, on_progress=on_progress
+        )
+        child = CandidateChild(servers.of(plan), task, plan, "roofline", limit_seconds=limit_seconds)
+        try:
+            return _measured(child, made, hardware, ceilings, on_progress)
+        except CandidateFailed as error:
+            raise PlanError(f"The step of {made.name!r} could not be measured. {error}") from error
+        finally:
+            child.end()
+    finally:
+        servers.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measured(
+    child: CandidateChild, workload: Workload, hardware: Hardware, ceilings: MachineCeilings, on_progress: Any
+) -> Roofline:
+    child.build(CHECKED_STEPS)
+    cost = child.step_cost()
+    on_progress(f"a step computes {cost.matrix_flops / 1e9:,.3g} GFLOP in matrix products and convolutions")
+    probe = child.warm_up(CHECKED_STEPS)
+    num_steps = max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+    windows = [child.window(num_steps) for _ in range(_NUM_WINDOWS)]
+    step_seconds = statistics.median(window.seconds / window.num_steps for window in windows)
+    on_progress(f"a step takes {1e3 * step_seconds:,.3g} ms")
+    busy = _mean(windows, lambda one: one.gpu_utilization)
+    waits = _mean(windows, lambda one: None if one.waited_seconds is None else one.waited_seconds / one.seconds)
+    plan = child.candidate.plan
+    if plan.devices[0].startswith("GPU") and waits is not None:  # an upper bound: a GPU that computes does not wait
+        waits = None if busy is None else min(waits, 1 - busy)
+    cores = max(1, hardware.num_usable_cores)
+    return Roofline(
+        workload=workload.name,
+        plan=plan,
+        ceilings=ceilings,
+        cost=cost,
+        step_seconds=step_seconds,
+        input_wait_share=None if waits is None else min(1.0, max(0.0, waits)),
+        cpu_utilization=(_mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0) / cores,
+        gpu_utilization=busy,
+    )
+
+
+def _mean(windows: list[CandidateWindow], value: Callable[[CandidateWindow], float | None]) -> float | None:
+    """The mean over the windows, weighted by their time; None if it is unknown for one."""
+    found = [(value(window), window.seconds) for window in windows]
+    if any(one is None for one, _ in found):
+        return None
+    return sum((one or 0.0) * seconds for one, seconds in found) / sum(seconds for _, seconds in found)

@@ -1,0 +1,164 @@
+"""The noun `MachineCeilings`: how fast this machine multiplies matrices and copies memory, kept on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.errors import PlanError
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import CACHE_VARIABLE, cache_dir
+from tfaccel.planning.plan_environment import environment_of
+
+logger = logging.getLogger("tfaccel")
+
+TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
+_FORMAT = 1
+_PACKAGES = ("keras", "tensorflow")
+_COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCeilings:
+    """The highest speeds that TensorFlow reached on one device of this machine.
+
+    Args:
+        device: "CPU" or "GPU".
+        matrix_flops_per_second: dtype -> floating-point operations per second of a large matrix product; for GPUs,
+            "tensorfloat32" is the speed of float32 tensors as TensorFlow multiplies them by default.
+        bytes_per_second: bytes read and written per second while copying memory, far beyond the size of caches.
+        measured: the date.
+
+    Raises:
+        PlanError: if a speed is not positive and finite.
+
+    Example:
+        >>> ceilings = MachineCeilings(
+        ...     device="CPU", matrix_flops_per_second={"float32": 2e11}, bytes_per_second=2e10, measured="2026-01-31"
+        ... )
+        >>> ceilings.ridge("float32")
+        10.0
+    """
+
+    device: str
+    matrix_flops_per_second: Mapping[str, float]
+    bytes_per_second: float
+    measured: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.matrix_flops_per_second, "memory": self.bytes_per_second}.items():
+            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise PlanError(f"A ceiling must be a positive number. Received: {name}={value!r}.")
+        if "float32" not in self.matrix_flops_per_second:
+            raise PlanError(f"The ceilings lack float32. Received: {dict(self.matrix_flops_per_second)}.")
+
+    def matrix_flops(self, dtype: str) -> float:
+        """Floating-point operations per second in a dtype; that of float32 if it was not measured."""
+        found = self.matrix_flops_per_second
+        if dtype == "float32":
+            return found.get(TENSOR_FLOAT_32, found["float32"])
+        return found.get(dtype, found["float32"])
+
+    def ridge(self, dtype: str) -> float:
+        """The arithmetic intensity from which a computation is bound by arithmetic rather than by memory."""
+        return self.matrix_flops(dtype) / self.bytes_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The ceilings from their `to_json` data."""
+        return cls(**data)
+
+
+def compute_dtype(plan: Plan) -> str:
+    """The dtype in which layers compute under a plan.
+
+    Example:
+        >>> compute_dtype(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, dtype_policy="mixed_bfloat16"))
+        'bfloat16'
+    """
+    return _COMPUTE_DTYPES.get(plan.dtype_policy, "float32")
+
+
+def num_limited_devices(plan: Plan) -> int:
+    """How many times a plan has the ceilings of one device: logical CPUs share one CPU."""
+    return len(plan.devices) if plan.devices[0].startswith("GPU") else 1
+
+
+def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
+    """The file of the ceilings: it depends on the machine, the versions, and what the plan sets for the process."""
+    import importlib.metadata
+
+    machine = {name: value for name, value in hardware.to_json().items() if name not in ("memory_bytes", "cluster")}
+    parts = {
+        "format": _FORMAT,
+        "hardware": machine,
+        "device": _kind(plan),
+        "versions": {"python": sys.version, **{name: importlib.metadata.version(name) for name in _PACKAGES}},
+        "threads": [plan.intra_op_threads, plan.inter_op_threads],
+        "environment": environment_of(plan),
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_dir().parent / "ceilings" / f"{digest}.json"
+
+
+def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
+    """The ceilings that were measured on this machine with the plan's settings; None if there are none.
+
+    A file that cannot be read is ignored, with one warning.
+    """
+    file = ceilings_file(hardware, plan)
+    try:
+        entry = json.loads(file.read_text(encoding="utf-8"))
+        if entry["format"] != _FORMAT or entry["ceilings"]["device"] != _kind(plan):
+            raise ValueError("it is an entry for something else")
+        return MachineCeilings.from_json(entry["ceilings"])
+    except FileNotFoundError:
+        return None
+    except (OSError, PlanError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return None
+
+
+def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> Path | None:
+    """Saves ceilings; returns their file, or None with one warning if it cannot be written."""
+    file = ceilings_file(hardware, plan)
+    entry = {"format": _FORMAT, "ceilings": ceilings.to_json()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as part:
+            json.dump(entry, part, indent=2)
+        os.replace(part.name, file)
+    except OSError as error:
+        logger.warning(f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
+        return None
+    return file
+
+
+def today() -> str:
+    """The date, as ceilings record it."""
+    return time.strftime("%Y-%m-%d")
+
+
+def _kind(plan: Plan) -> str:
+    return plan.devices[0].partition(":")[0]
+
+
+@functools.cache
+def _warn_once(file: Path, reason: str) -> None:
+    logger.warning(f"The measured ceilings in {file} are ignored: {reason}")

@@ -1,0 +1,96 @@
+"""Traces one step with the layers marked by name scopes, so that its cost can be counted by layer."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.costs.graph_costs import graph_costs, layer_scope
+from tfaccel.costs.model_cost import StepCost
+from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.overrides import instance_attributes
+
+
+def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int) -> StepCost:
+    """The cost of one training step of a compiled and built model, over all replicas, counted in Keras's operations.
+
+    Nothing is trained, and random states are left as they are. Operations are counted before they are fused.
+
+    Args:
+        engine: whose step is traced, once more.
+        batch_spec: specs of a global batch.
+        rows: the number of examples in it.
+
+    Raises:
+        WorkloadError: if a shape or the length of a loop depends on the data.
+    """
+    spec = with_rows(batch_spec, rows)
+    batches = IteratorBatches()
+    steps = engine.new_steps()
+    graph = _traced(engine.model, lambda batch: steps.train(batches, batch), spec)
+    return _counted(engine.model, graph)
+
+
+def forward_cost(model: keras.Model, inputs_spec: Any, *, rows: int) -> StepCost:
+    """The cost of a forward pass in inference mode of a built model.
+
+    Args:
+        model: the model.
+        inputs_spec: specs of its inputs.
+        rows: the number of examples.
+
+    Raises:
+        WorkloadError: if a shape or the length of a loop depends on the data.
+    """
+    graph = _traced(model, lambda inputs: model(inputs, training=False), with_rows(inputs_spec, rows))
+    return _counted(model, graph)
+
+
+def with_rows(batch_spec: Any, rows: int) -> Any:
+    """The specs of a batch with this many rows."""
+    return keras.tree.map_structure(
+        lambda one: None if one is None else tf.TensorSpec([rows, *one.shape[1:]], one.dtype), batch_spec
+    )
+
+
+def _traced(model: keras.Model, function: Any, spec: Any) -> Any:
+    states = random.getstate(), np.random.get_state()
+    try:
+        with _layers_marked(model):
+            return tf.function(function, autograph=False).get_concrete_function(spec).graph
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _counted(model: keras.Model, graph: Any) -> StepCost:
+    layers = {number: layer.path or layer.name for number, layer in enumerate(private_api.all_layers(model))}
+    names = tuple(one.name for one in optimizers_of(model).values()) if model.compiled else ()
+    return graph_costs(graph, layers, optimizers=names)
+
+
+@contextlib.contextmanager
+def _layers_marked(model: keras.Model) -> Iterator[None]:
+    """While tracing: each layer's `call` opens the name scope of its number."""
+    with contextlib.ExitStack() as stack:
+        for number, layer in enumerate(private_api.all_layers(model)):
+            if layer is not model:
+                stack.enter_context(instance_attributes(layer, {"call": _marked(layer.call, layer_scope(number))}))
+        yield
+
+
+def _marked(call: Any, scope: str) -> Any:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with tf.name_scope(scope):
+            return call(*args, **kwargs)
+
+    return marked
