@@ -23,6 +23,7 @@ PUBLIC_NAMES = [
     "Plan",
     "PlanError",
     "Report",
+    "ReportError",
     "Run",
     "RunDirError",
     "Runtime",
@@ -54,6 +55,7 @@ PUBLIC_NAMES = [
     "search",
     "serve",
     "train",
+    "write_report",
 ]
 
 
