@@ -53,6 +53,7 @@ class Table:
         numeric: columns that are aligned at the right.
         strong: (row, column) of the cells that stand out, such as the best ones.
         folded: shown only once the reader opens it.
+        stacked: on narrow pages, a row's cells stand below each other; for few columns of long texts.
     """
 
     kind: ClassVar[str] = "table"
@@ -62,6 +63,7 @@ class Table:
     numeric: frozenset[int] = frozenset()
     strong: frozenset[tuple[int, int]] = frozenset()
     folded: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,9 @@ from tfaccel.errors import VersionError
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# Each has a contrast of at least 3 with the page's background, in light and dark (WCAG 2.2, 1.4.11).
+# Each has a contrast of at least 3 with the backgrounds in page.css, light and dark (WCAG 2.2, 1.4.11).
 COLORS = ("#2f7fd6", "#d2691e", "#2a9457", "#9466d1", "#d1495b", "#0f8f9c", "#8f7a1f", "#c2559d", "#6f7d8c")
 GOOD, BAD, MUTED = COLORS[2], COLORS[4], COLORS[8]
-BACKGROUNDS = ("#ffffff", "#14171c")  # of the page in page.css: light, dark
-LEAST_CONTRAST = 3.0
 HEIGHT = 260  # pixels
 _MAX_WHOLE = 7  # steps of an axis on which each whole number has a tick
 _DASHES = {"line": "solid", "dotted": "dot"}
@@ -183,7 +181,7 @@ def bar_figure(bars: Sequence[Bar], *, x_title: str) -> dict[str, Any]:
     )
     for place, bar in zip(places, bars, strict=True):
         figure.add_annotation(
-            x=0, xref="paper", y=place, text=_text(_cut(bar.label)), showarrow=False, xanchor="left", yshift=16
+            x=0, xref="paper", y=place, text=_text(_cut(bar.label)), showarrow=False, xanchor="left", yshift=18
         )
     figure.update_yaxes(visible=False, range=[len(bars) - 0.5, -0.8])
     figure.update_xaxes(title={"text": _text(x_title)}, rangemode="tozero")

@@ -12,7 +12,7 @@
   window.addEventListener("beforeprint", () => {
     for (const chart of charts) Plotly.relayout(chart, { autosize: false, width: paperWidth });
   });
-  window.addEventListener("afterprint", () => {
+  window.addEventListener("afterprint", () => requestAnimationFrame(() => {
     for (const chart of charts) Plotly.relayout(chart, { autosize: true, width: null });
-  });
+  }));
 }

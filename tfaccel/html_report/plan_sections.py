@@ -10,10 +10,9 @@ from pathlib import Path
 
 from tfaccel.errors import ReportError, TfaccelError
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
-from tfaccel.html_report.figures import BAD, COLORS, GOOD, Bar, bar_figure
+from tfaccel.html_report.figures import COLORS, GOOD, Bar, bar_figure
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import setting_text, words_of
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
@@ -62,6 +61,7 @@ def _plan_table(caption: str, explained: Sequence[FieldExplanation], *, folded: 
         headings=("field", "value", "reason"),
         rows=tuple((one.field, setting_text(one.value), one.reason) for one in explained),
         folded=folded,
+        stacked=True,
     )
 
 
@@ -130,7 +130,7 @@ def _candidates(run_name: str, report: Report) -> list[Block]:
         rate = candidate.examples_per_second
         if rate is None:
             continue
-        state, color = _state(candidate, number == report.chosen)
+        state, color = _state(number == report.chosen)
         legend[state] = LegendEntry(label=state, color=color, shape="dot")
         rates = [window.num_steps * candidate.plan.global_batch_size / window.seconds for window in candidate.windows]
         label = described(candidate, first)
@@ -170,7 +170,5 @@ def _candidates(run_name: str, report: Report) -> list[Block]:
     return blocks
 
 
-def _state(candidate: Candidate, is_chosen: bool) -> tuple[str, str]:
-    if is_chosen:
-        return "chosen", GOOD
-    return ("not chosen", BAD) if candidate.rejection else ("correct, not faster", COLORS[0])
+def _state(is_chosen: bool) -> tuple[str, str]:
+    return ("chosen", GOOD) if is_chosen else ("not chosen", COLORS[0])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
+from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Section, Table
 from tfaccel.html_report.figures import Series, color_of, line_figure
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import number_of, unit_of, value_text, words_of
 
 VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400
-_MIB = 2**20
 # Unit of a field -> title of its section, and the heading of its chart if one chart has several fields.
 _SYSTEM = {
     "examples/s": "Throughput",
@@ -112,27 +111,37 @@ def system_sections(runs: Sequence[RunRecord]) -> list[Section]:
 def _field_chart(unit: str, names: Sequence[str], runs: Sequence[RunRecord]) -> Chart:
     """Several fields of one run, or one field of several runs."""
     by_field = len(names) > 1
-    series = []
-    for place, name in enumerate(names):
-        for number, run in enumerate(runs):
-            values = run.values(name)
-            if unit == "bytes":
-                values = [None if value is None else value / _MIB for value in values]
-            if any(value is not None for value in values):
-                label = words_of(name) if by_field else run.name
-                series.append(Series(name=label, x=run.epochs, y=values, color=color_of(place if by_field else number)))
-    show_legend = by_field or len(runs) > 1
-    last = "; ".join(f"{run.name}, {words_of(n)}: {value_text(n, _last(run, n))}" for n in names for run in runs)
+    found = [(place, name, number, run) for place, name in enumerate(names) for number, run in enumerate(runs)]
+    found = [one for one in found if _last(one[3], one[1]) is not None]
+    scale, y_title = _scale(unit, [value for _, name, _, run in found for value in run.values(name)])
+    series = [
+        Series(
+            name=words_of(name) if by_field else run.name,
+            x=run.epochs,
+            y=[None if value is None else value * scale for value in run.values(name)],
+            color=color_of(place if by_field else number),
+        )
+        for place, name, number, run in found
+    ]
+    last = "; ".join(f"{run.name}, {words_of(name)}: {value_text(name, _last(run, name))}" for _, name, _, run in found)
     title = _SYSTEM[unit] if by_field else words_of(names[0])
-    titles = {"bytes": "MiB", "s": "seconds", "share": ""}
+    legend = tuple(LegendEntry(label=one.name, color=one.color) for one in series)
     return Chart(
         title=title[0].upper() + title[1:],
         description=f"After each epoch. At the end: {last}.",
-        figure=line_figure(
-            series, x_title="epoch", y_title=titles.get(unit, unit), percent=unit == "share", from_zero=True
-        ),
-        legend=tuple(LegendEntry(label=one.name, color=one.color) for one in series) if show_legend else (),
+        figure=line_figure(series, x_title="epoch", y_title=y_title, percent=unit == "share", from_zero=True),
+        legend=legend if len(series) > 1 else (),
     )
+
+
+def _scale(unit: str, values: Sequence[float | None]) -> tuple[float, str]:
+    """What values are multiplied with, and the title of their axis."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    if unit == "bytes":
+        return (1 / 2**30, "GiB") if largest >= 2**31 else (1 / 2**20, "MiB")
+    if unit == "s":
+        return (1000.0, "ms") if largest < 1 else (1.0, "seconds")
+    return 1.0, "" if unit == "share" else unit
 
 
 def _last(run: RunRecord, name: str) -> float | None:
@@ -155,15 +164,9 @@ def _derived_throughput(runs: Sequence[RunRecord]) -> list[Block]:
         description=f"{'; '.join(said)} examples per second.",
         figure=line_figure(series, x_title="epoch", y_title="examples/s", from_zero=True),
         legend=tuple(LegendEntry(label=one.name, color=one.color) for one in series) if len(runs) > 1 else (),
-        note="By wall time, with validation, checkpoints and, in the first epoch, tracing and compilation.",
+        note="By wall time: with validation and checkpoints, and at the start of a process tracing and compilation.",
     )
-    rates = [
-        f"{run.name}: {run.result.examples_per_second:,.0f}"
-        for run in runs
-        if run.result is not None and run.result.examples_per_second > 0
-    ]
-    steps = f"Training steps alone, in examples per second: {'; '.join(rates)}."
-    return [chart, *([Message(lines=(steps,), tone="quiet")] if rates else [])]
+    return [chart]
 
 
 def epoch_rates(run: RunRecord) -> list[float | None]:

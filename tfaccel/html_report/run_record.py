@@ -104,7 +104,7 @@ def read_run(path: Path, name: str) -> RunRecord:
         path=path,
         name=name,
         config=config,
-        rows=tuple(rows),
+        rows=tuple(map(_flat, rows)),
         result=result,
         result_data=data,
         plan=plan,
@@ -189,6 +189,13 @@ def read_rows(file: Path, problems: list[str]) -> list[Mapping[str, Any]]:
         more = f" ({len(damaged)} in all)" if len(damaged) > 5 else ""
         problems.append(f"{file.name}: {which} damaged and left out{more}")
     return rows
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the fields of the objects in it, such as `performance`."""
+    inner = [value for value in row.values() if isinstance(value, dict)]
+    own = {name: value for name, value in row.items() if not isinstance(value, dict)}
+    return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
 
 
 def _rows_of(history: Any) -> list[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from tfaccel.errors import SearchError
 from tfaccel.html_report.blocks import Block, Card, Cards, Message, Section, Table
 from tfaccel.html_report.found_records import Records
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import NONE, bytes_text, number_of, seconds_text, setting_text, value_text
+from tfaccel.html_report.texts import NONE, bytes_text, number_of, seconds_text, setting_text, value_text, words_of
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import direction_of
@@ -52,6 +52,11 @@ def _cards(run: RunRecord) -> tuple[Card, ...]:
             cards.append(Card(label="examples per second", value=f"{rate:,.0f}", note=step))
         first = seconds_text(run.result.first_step_seconds)
         cards.append(Card(label="time", value=seconds_text(run.result.wall_seconds), note=f"first call {first}"))
+    performance = run.result_data.get("performance")
+    for name, note in (("mfu", "of the machine's speed"), ("input_wait_share", "of the training time")):
+        value = number_of(performance.get(name)) if isinstance(performance, dict) else None
+        if value is not None:
+            cards.append(Card(label=words_of(name), value=value_text(name, value), note=note))
     if run.rows:
         cards.append(Card(label="epochs", value=str(len(run.rows)), note=f"of {run.config.get('epochs') or '?'}"))
     return tuple(cards)
@@ -69,7 +74,10 @@ def _verdict(run: RunRecord) -> Message:
         return Message(lines=(text,), tone="warning")
     verdict = run.result.verdict
     tone = "good" if verdict.kind == SOUND else "quiet" if verdict.kind == UNKNOWN else "warning"
-    return Message(lines=(verdict.text(),), tone=tone)
+    bottleneck = run.result_data.get("bottleneck")
+    limit = bottleneck.get("text") if isinstance(bottleneck, dict) else None
+    lines = [verdict.text(), *([f"Speed: {limit}."] if isinstance(limit, str) and limit else [])]
+    return Message(lines=tuple(lines), tone=tone)
 
 
 def comparison_section(runs: Sequence[RunRecord]) -> Section:

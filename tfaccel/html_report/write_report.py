@@ -142,8 +142,9 @@ def _picture_section(runs: Sequence[RunRecord]) -> Section:
 def _titles(records: Records) -> tuple[str, str]:
     workloads = dict.fromkeys(run.workload for run in records.runs if run.workload)
     title = f"Report: {', '.join(workloads)}" if workloads else "Report"
-    names = dict.fromkeys(one.name for one in (*records.runs, *records.searches, *records.comparisons))
-    return title, ", ".join(names)
+    names = [run.name for run in records.runs]
+    names += [search.name for search in records.searches] + [one.name for one in records.comparisons]
+    return title, ", ".join(dict.fromkeys(names))
 
 
 def checked_output(output: str | os.PathLike[str]) -> Path:
