@@ -26,6 +26,7 @@ _FLAGS: dict[str, Flag] = {
         "a file of `tfaccel autotune --report=FILE`; without it, the measurements kept in TFACCEL_CACHE are shown if "
         "they chose a run's plan",
     ),
+    "roofline": (str, "a file of `tfaccel roofline --report=FILE`: how close a step comes to the machine's limits"),
     "quiet": (False, "print nothing but errors"),
     "json": (False, "print what was written as JSON"),
 }
@@ -45,7 +46,9 @@ def run(argv: list[str]) -> int:
 
 
 def _main(values: flags.FlagValues, run_dirs: list[str]) -> int:
-    report = write_report(*run_dirs, output=values.output, autotune_report=values.autotune_report)
+    report = write_report(
+        *run_dirs, output=values.output, autotune_report=values.autotune_report, roofline=values.roofline
+    )
     if values.json:
         print(json.dumps(report.to_json(), indent=2))
     elif not values.quiet:

@@ -96,6 +96,31 @@ def autotune_report(workload="digits"):
     )
 
 
+def roofline_data():
+    """What `tfaccel roofline --report=FILE` writes, as far as a report reads it."""
+
+    def layer(name, flops, least_bytes, least_seconds, share, bound):
+        cost = {"name": name, "matrix_flops": flops, "least_bytes": least_bytes}
+        return {"name": name, "cost": cost, "bound": bound, "least_seconds": least_seconds, "share": share}
+
+    return {
+        "workload": "digits",
+        "plan": PLAN.to_json(),
+        "ceilings": {
+            "device": "CPU",
+            "matrix_flops_per_second": {"float32": 1e11, "bfloat16": 2e11},
+            "bytes_per_second": 2e10,
+        },
+        "step_seconds": 0.05,
+        "mfu": 0.4,
+        "text": "Bound by arithmetic: MFU 0.40.",
+        "layers": [
+            layer("dense", 2_000_000_000, 10_000_000, 0.02, 0.9, "arithmetic"),
+            layer("bias", 0, 0, 0.0, 0.1, "memory"),
+        ],
+    }
+
+
 def keep(report, cache):
     """Keeps a report as `find_fastest` does."""
     (cache / "plans").mkdir(parents=True)

@@ -10,6 +10,7 @@ from report_cases import (
     PLAN,
     autotune_report,
     keep,
+    roofline_data,
     write_comparison,
     write_run,
     write_search,
@@ -49,12 +50,10 @@ def test_one_run_has_all_its_sections(tmp_path, cache):
         "Learning curves": 2,
         "Compressed variants": 2,
         "Pictures": 0,
-        "Throughput": 1,
-        "Times": 1,
-        "Utilization": 1,
-        "Memory": 1,
+        "Speed and utilization": 4,
         "Plan": 0,
         "Measured candidates": 1,
+        "Roofline": 0,
         "Options": 0,
         "Environment": 0,
     }
@@ -226,6 +225,28 @@ def test_kept_candidates_of_another_machine_or_plan_are_not_shown(tmp_path, cach
         (run / "result.json").write_text(json.dumps({**data, **change}))
         report, _ = written(tmp_path, run)
         assert report.sections["Measured candidates"] == 0
+
+
+def test_roofline(tmp_path):
+    run = write_run(tmp_path / "run")
+    _, page = written(tmp_path, run)
+    assert "Not measured. `tfaccel roofline --report=FILE` measures it; --roofline=FILE shows it here." in page.text
+    file = tmp_path / "roofline.json"
+    file.write_text(json.dumps(roofline_data()))
+    report, page = written(tmp_path, run, roofline=file)
+    assert report.sections["Roofline"] == 1
+    *limits, layers, step = page.figures[-1]["data"]
+    assert [trace["y"] for trace in limits] == [[2.0, 100.0, 100.0], [2.0, 200.0, 200.0]]
+    assert (layers["x"], layers["y"]) == ([200.0], [100.0])
+    assert step["y"] == [40.0]
+    assert page.figures[-1]["layout"]["xaxis"]["type"] == page.figures[-1]["layout"]["yaxis"]["type"] == "log"
+    assert page.texts.count("bias") == 1
+    for damage in ({"layers": [{}]}, {"step_seconds": 0}, {"mfu": None}, {"plan": {"devices": []}}, {"ceilings": 1}):
+        file.write_text(json.dumps({**roofline_data(), **damage}))
+        with pytest.raises(ReportError, match=r"is not a report of `tfaccel roofline --report=FILE`: \w+Error"):
+            write_report(run, roofline=file)
+    with pytest.raises(ReportError, match=r"Cannot read the roofline 'nowhere.json': No such file"):
+        write_report(run, roofline="nowhere.json")
 
 
 def test_what_is_no_run_directory(tmp_path):

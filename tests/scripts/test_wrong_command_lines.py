@@ -10,7 +10,17 @@ import pytest
 import wrong_command_lines as program
 
 # Commands that read their input without TensorFlow; of the lines of each, about twenty run by default.
-QUICK = {"inspect-data": 3, "plan": 7, "train": 29, "compress": 11, "doctor": 5, "test": 3, "recipes": 1, "env": 1, "report": 1}
+QUICK = {
+    "inspect-data": 3,
+    "plan": 7,
+    "train": 29,
+    "compress": 11,
+    "doctor": 5,
+    "test": 3,
+    "recipes": 1,
+    "env": 1,
+    "report": 1,
+}
 MIN_LINES = 250
 
 

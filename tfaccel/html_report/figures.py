@@ -188,15 +188,23 @@ def bar_figure(bars: Sequence[Bar], *, x_title: str) -> dict[str, Any]:
     return _finished(figure, height=90 + 50 * len(bars))
 
 
-def with_logarithmic_x(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """The same chart with a logarithmic x axis.
+def with_logarithmic_axes(figure: Mapping[str, Any], *, only_x: bool = False) -> dict[str, Any]:
+    """The same chart with logarithmic axes, with a tick at each power of ten.
+
+    Args:
+        figure: a chart of `line_figure`.
+        only_x: leave the y axis linear.
 
     Example:
-        >>> with_logarithmic_x({"layout": {"xaxis": {}}})["layout"]["xaxis"]["type"]
-        'log'
+        >>> figure = line_figure([Series(name="a", x=[1, 100], y=[1, 2], color=COLORS[0])], x_title="x")
+        >>> layout = with_logarithmic_axes(figure, only_x=True)["layout"]
+        >>> layout["xaxis"]["type"], layout["yaxis"].get("type")
+        ('log', None)
     """
-    layout = {**figure["layout"], "xaxis": {**figure["layout"]["xaxis"], "type": "log"}}
-    return {**figure, "layout": layout}
+    logarithmic = {"type": "log", "exponentformat": "power", "dtick": 1}
+    names = ("xaxis",) if only_x else ("xaxis", "yaxis")
+    axes = {name: {**figure["layout"][name], **logarithmic} for name in names}
+    return {**figure, "layout": {**figure["layout"], **axes}}
 
 
 def _finished(figure: Figure, *, height: int = HEIGHT) -> dict[str, Any]:

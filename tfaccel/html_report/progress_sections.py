@@ -1,4 +1,4 @@
-"""The sections of what was written after each epoch: learning curves, throughput, times, utilisation, memory."""
+"""The sections of what was written after each epoch: learning curves, throughput, times, utilization, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfaccel.html_report.texts import number_of, unit_of, value_text, words_of
 
 VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400
-# Unit of a field -> title of its section, and the heading of its chart if one chart has several fields.
+# Unit of a field -> the title of its chart, if one chart has several fields; charts stand in this order.
 _SYSTEM = {
     "examples/s": "Throughput",
     "per second": "Throughput",
@@ -80,7 +80,7 @@ def _values_table(run: RunRecord) -> Table:
     cells = tuple((str(epoch), *(value_text(name, row.get(name)) for name in names)) for epoch, row in rows)
     cut = "" if len(rows) == len(run.rows) else f" (the last {len(rows)} epochs)"
     return Table(
-        caption=f"Values of {run.name}{cut}",
+        caption=f"Values of {run.name} after each epoch{cut}",
         headings=("epoch", *names),
         rows=cells,
         numeric=frozenset(range(len(names) + 1)),
@@ -88,24 +88,19 @@ def _values_table(run: RunRecord) -> Table:
     )
 
 
-def system_sections(runs: Sequence[RunRecord]) -> list[Section]:
+def system_section(runs: Sequence[RunRecord]) -> Section:
     """Throughput, times, utilization and memory after each epoch, as far as the runs hold them."""
-    blocks: dict[str, list[Block]] = {title: [] for title in dict.fromkeys(_SYSTEM.values())}
     fields = list(dict.fromkeys(name for run in runs for name in run.fields()))
     metrics = {name for run in runs for name in run.fields() if f"{VALIDATION}{name}" in run.fields()}
-    groups: dict[str, list[str]] = {}
-    for name in fields:
-        unit = unit_of(name)
-        if unit and name not in metrics and not name.startswith(VALIDATION):
-            groups.setdefault(unit, []).append(name)
-    if _RATE not in fields:
-        blocks["Throughput"] += _derived_throughput(runs)
-    for unit, names in groups.items():
+    own = [name for name in fields if name not in metrics and not name.startswith(VALIDATION)]
+    blocks: list[Block] = [] if _RATE in fields else _derived_throughput(runs)
+    for unit in _SYSTEM:
+        names = [name for name in own if unit_of(name) == unit]
         if len(runs) == 1 and len(names) > 1 and unit != "per second":
-            blocks[_SYSTEM[unit]].append(_field_chart(unit, names, runs))
+            blocks.append(_field_chart(unit, names, runs))
         else:
-            blocks[_SYSTEM[unit]] += [_field_chart(unit, [name], runs) for name in names]
-    return [Section(anchor=title.lower(), title=title, blocks=found) for title, found in blocks.items()]
+            blocks += [_field_chart(unit, [name], runs) for name in names]
+    return Section(anchor="speed", title="Speed and utilization", blocks=blocks)
 
 
 def _field_chart(unit: str, names: Sequence[str], runs: Sequence[RunRecord]) -> Chart:
@@ -124,7 +119,7 @@ def _field_chart(unit: str, names: Sequence[str], runs: Sequence[RunRecord]) -> 
         for place, name, number, run in found
     ]
     last = "; ".join(f"{run.name}, {words_of(name)}: {value_text(name, _last(run, name))}" for _, name, _, run in found)
-    title = _SYSTEM[unit] if by_field else words_of(names[0])
+    title = _SYSTEM[unit] if by_field else words_of(names[0]) + (" time" if names[0] == "step_seconds" else "")
     legend = tuple(LegendEntry(label=one.name, color=one.color) for one in series)
     return Chart(
         title=title[0].upper() + title[1:],

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Section, Table
-from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_x
+from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
 from tfaccel.html_report.found_records import SearchRecord
 from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, setting_text, value_text
 from tfaccel.tuning.objective import Objective
@@ -133,7 +133,7 @@ def _hyperparameter_chart(name: str, scored: Sequence[TrialRow], objective: Obje
     x: Sequence[Any] = known if are_numbers else [setting_text(value) for value in values]
     figure = line_figure(_by_status(rows, x), x_title=name, y_title=_short(_score_name(objective)))
     if are_numbers and min(known) > 0 and max(known) / min(known) >= _LOGARITHMIC:
-        figure = with_logarithmic_x(figure)
+        figure = with_logarithmic_axes(figure, only_x=True)
     best = max(rows, key=lambda row: (1 if objective.direction == "max" else -1) * (row.score or 0.0))
     return Chart(
         title=name,

@@ -7,7 +7,7 @@ from typing import Any
 
 NONE = "–"
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_SHARES = ("_share", "_fraction", "_utilization", "_utilisation")
+_SHARES = tuple(f"_{word}" for word in ("share", "fraction", "utilization"))
 
 
 def number_of(value: Any) -> float | None:

@@ -16,7 +16,8 @@ from tfaccel.html_report.figures import check_plotly
 from tfaccel.html_report.found_records import Records, find_records
 from tfaccel.html_report.page import page
 from tfaccel.html_report.plan_sections import candidate_section, plan_section, read_autotune_report
-from tfaccel.html_report.progress_sections import curve_section, system_sections
+from tfaccel.html_report.progress_sections import curve_section, system_section
+from tfaccel.html_report.roofline_section import RooflineRecord, read_roofline, roofline_section
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.search_section import search_sections
 from tfaccel.html_report.summary_sections import (
@@ -63,6 +64,7 @@ def write_report(
     *run_dirs: str | os.PathLike[str],
     output: str | os.PathLike[str] = "report.html",
     autotune_report: str | os.PathLike[str] | None = None,
+    roofline: str | os.PathLike[str] | None = None,
 ) -> WrittenReport:
     """Writes one HTML page about runs: verdict, learning curves, throughput, plan, measured candidates, pictures.
 
@@ -75,10 +77,11 @@ def write_report(
         output: the file to write, which replaces an earlier one.
         autotune_report: a file of `tfaccel autotune --report=FILE`, whose candidates are shown; None for those that
             are kept in TFACCEL_CACHE, if they chose a run's plan.
+        roofline: a file of `tfaccel roofline --report=FILE`; None to leave it out.
 
     Raises:
         RunDirError: without directories, or for one that holds nothing of tfaccel.
-        ReportError: if the output cannot be written, or `autotune_report` cannot be read.
+        ReportError: if the output cannot be written, or `autotune_report` or `roofline` cannot be read.
         VersionError: if Plotly or Jinja is not installed.
 
     Example:
@@ -90,11 +93,12 @@ def write_report(
     """
     target = checked_output(output)
     records = find_records(run_dirs)
-    given = None if autotune_report is None else read_autotune_report(autotune_report)
+    autotune = None if autotune_report is None else read_autotune_report(autotune_report)
+    limits = None if roofline is None else read_roofline(roofline)
     check_plotly()
     for problem in records.problems:
         logger.warning("Left out of the report: %s", problem)
-    sections = [section for section in report_sections(records, given) if section.blocks]
+    sections = [section for section in report_sections(records, autotune, limits) if section.blocks]
     title, subtitle = _titles(records)
     try:
         write_text(target, page(sections, title=title, subtitle=subtitle))
@@ -105,12 +109,13 @@ def write_report(
     return WrittenReport(path=target, num_bytes=num_bytes, sections=counts, problems=records.problems)
 
 
-def report_sections(records: Records, autotune: Report | None) -> list[Section]:
+def report_sections(records: Records, autotune: Report | None, limits: RooflineRecord | None) -> list[Section]:
     """All sections of a report, in order; those without blocks are left out of the page.
 
     Args:
         records: what the directories hold.
         autotune: measured candidates to show; None for those that are kept.
+        limits: the roofline to show; None for none.
     """
     runs = records.runs
     return [
@@ -120,9 +125,10 @@ def report_sections(records: Records, autotune: Report | None) -> list[Section]:
         *search_sections(records.searches),
         *compress_sections(records.comparisons),
         _picture_section(runs),
-        *system_sections(runs),
+        system_section(runs),
         plan_section(runs),
         candidate_section(runs, autotune),
+        roofline_section(limits, has_runs=bool(runs)),
         settings_section(runs),
         environment_section(runs),
     ]
