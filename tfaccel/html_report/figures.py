@@ -19,6 +19,7 @@ COLORS = ("#2f7fd6", "#d2691e", "#2a9457", "#9466d1", "#d1495b", "#0f8f9c", "#8f
 GOOD, BAD, MUTED = COLORS[2], COLORS[4], COLORS[8]
 HEIGHT = 260  # pixels
 _MAX_WHOLE = 7  # steps of an axis on which each whole number has a tick
+_MAX_MARKED = 30  # points of a line that are marked
 _DASHES = {"line": "solid", "dotted": "dot"}
 
 
@@ -53,7 +54,7 @@ class Series:
         name: shown when the pointer is on it.
         x, y: the points; None in `y` leaves a gap.
         color: as in CSS.
-        shape: "line", "dotted" or "dot".
+        shape: "line", "dotted", "dot", or "plain" for a line without marks at its points.
         texts: shown beside the value when the pointer is on a point; empty for none.
     """
 
@@ -87,7 +88,7 @@ def line_figure(
     for one in series:
         lines = one.shape != "dot" and sum(value is not None for value in one.y) > 1
         mode = "lines" if lines else "markers"
-        if lines and len(one.y) <= 30:
+        if lines and one.shape != "plain" and len(one.y) <= _MAX_MARKED:
             mode += "+markers"
         figure.add_scatter(
             x=list(one.x),

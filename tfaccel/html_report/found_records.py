@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.gate_table import cells, notes_of, sensitivity_cells
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.html_report.run_record import RunRecord, read_mapping, read_rows, read_run
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import TrialRow, best_row, pareto_front
+from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
 
 WHAT_ONE_HOLDS = (
     "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`)"
@@ -22,7 +23,7 @@ WHAT_ONE_HOLDS = (
 _MAX_HINTS = 3
 _COMPRESSED = "compressed"  # the folder of `tfaccel compress` in a run directory
 _BEST = "best"  # the folder of the retrained best model in the directory of a search
-_DAMAGES = (ValueError, TypeError, KeyError, AttributeError, StopIteration, ZeroDivisionError)
+_DAMAGES = (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, StopIteration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,8 @@ def _read_search(path: Path, name: str) -> SearchRecord:
     if data:
         try:
             found = SearchResult.from_json(data)
+            if not all(isinstance(name, str) for name in found.objective.names) or not found.objective.parts:
+                raise ValueError("its objective has no names")
             for row in (*found.rows, *found.pareto):
                 _check_trial(row)
             return SearchRecord(name=name, result=found, is_finished=True)
@@ -178,7 +181,7 @@ def _read_trials(file: Path, problems: list[str]) -> list[TrialRow]:
             row = TrialRow.from_json(data)
             _check_trial(row)
             rows.append(row)
-        except (TypeError, ValueError):
+        except _DAMAGES:
             problems.append(f"{file.name}: a line that is not a trial is left out")
     return rows
 
@@ -187,9 +190,13 @@ def _check_trial(row: TrialRow) -> None:
     """Raises ValueError for values of other types than `TrialRow` states, which a damaged file may hold."""
     if not isinstance(row.hyperparameters, dict) or not isinstance(row.metrics, dict):
         raise ValueError(f"trial {row.trial_id} has no hyperparameters or metrics")
-    numbers = (row.seconds, row.score, *row.metrics.values())
-    if any(value is not None and not isinstance(value, int | float) for value in numbers):
-        raise ValueError(f"a figure of trial {row.trial_id} is not a number")
+    if not isinstance(row.trial_id, str) or row.status not in STATUSES:
+        raise ValueError(f"trial {row.trial_id} has the status {row.status!r:.50}")
+    figures = [value for value in (row.score, *row.metrics.values()) if value is not None]
+    for value in (row.seconds, *figures):
+        if not isinstance(value, int | float):
+            raise ValueError(f"a figure of trial {row.trial_id} is not a number")
+        float(value)  # an OverflowError for a whole number of hundreds of digits
 
 
 def _objective_of(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objective:
@@ -209,7 +216,11 @@ def _read_comparison(folder: Path, name: str, problems: list[str]) -> list[Compr
         if not data:
             return []
         result = CompressResult.from_json(data)
-        result.summary()  # computed from all figures: a damaged one is found here
+        result.summary()
+        for one in result.results:  # computed from all figures: a damaged one is found here
+            cells(result, one), notes_of(result, one)
+        for cost in result.sensitivity:
+            sensitivity_cells(cost)
         return [CompressRecord(name=name, result=result)]
     except _DAMAGES as error:
         problems.append(f"report.json is not the result of `tfaccel compress`: {type(error).__name__} {error}")

@@ -12,7 +12,7 @@ from tfaccel.errors import ReportError, TfaccelError
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import COLORS, GOOD, Bar, bar_figure
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import setting_text, words_of
+from tfaccel.html_report.texts import number_of, setting_text, words_of
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
@@ -24,7 +24,7 @@ from tfaccel.planning.plan_cache import cache_dir
 _MAIN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _DEFAULTS = {one.name: one.default for one in fields(Plan)}
 _VOLATILE = ("memory_bytes", "cluster")  # of a machine: they may change from run to run
-_DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, TfaccelError)
+_DAMAGES = (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, TfaccelError)
 
 
 def plan_section(runs: Sequence[RunRecord]) -> Section:
@@ -72,13 +72,27 @@ def read_autotune_report(path: str | os.PathLike[str]) -> Report:
         ReportError: if it cannot be read, or holds something else.
     """
     try:
-        return Report.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        return _checked(Report.from_json(json.loads(Path(path).read_text(encoding="utf-8"))))
     except OSError as error:
         raise ReportError(f"Cannot read the autotune report {str(path)!r}: {error.strerror or error}.") from error
     except _DAMAGES as error:
         raise ReportError(
             f"{str(path)!r} is not a report of `tfaccel autotune --report=FILE`: {type(error).__name__} {error!s:.200}."
         ) from error
+
+
+def _checked(report: Report) -> Report:
+    """The report; raises an error for values of other types than it states, which a damaged file may hold."""
+    report.rows()
+    numbers = (report.speedup, report.seconds, *report.gains.values())
+    texts = (report.workload, report.stopped_because, *(one.rejection or one.failure for one in report.candidates))
+    if any(number_of(one) is None for one in numbers) or not all(isinstance(one, str) for one in texts):
+        raise ValueError("a value has another type than was written")
+    for candidate in report.candidates:
+        rates = [one.num_steps / one.seconds for one in candidate.windows]
+        if any(not rate > 0 for rate in rates):
+            raise ValueError("a rate is not positive")
+    return report
 
 
 def kept_report(run: RunRecord) -> Report | None:
@@ -98,7 +112,7 @@ def kept_report(run: RunRecord) -> Report | None:
         return None
     for file in files:
         try:
-            report = Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"])
+            report = _checked(Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"]))
             there = {name: value for name, value in report.hardware.items() if name not in _VOLATILE}
             if report.workload == run.workload and report.plan == run.plan and there == machine:
                 return report
@@ -114,7 +128,7 @@ def candidate_section(runs: Sequence[RunRecord], given: Report | None) -> Sectio
         for run in runs:
             report = kept_report(run)
             if report is not None and all(report != other for _, other in reports):
-                reports.append((run.name, report))
+                reports.append((run.name if len(runs) > 1 else "", report))
     blocks: list[Block] = [block for name, report in reports for block in _candidates(name, report)]
     if not reports and any(run.plan is not None for run in runs):
         workloads = ", ".join(dict.fromkeys(run.workload for run in runs if run.workload)) or "this workload"

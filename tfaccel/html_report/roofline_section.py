@@ -72,7 +72,7 @@ def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
         return _record(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ReportError(f"Cannot read the roofline {str(path)!r}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ReportError(
             f"{str(path)!r} is not a report of `tfaccel roofline --report=FILE`: {type(error).__name__} {error!s:.200}."
         ) from error
@@ -143,7 +143,7 @@ def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
     for name, speed in found.flops_per_second.items():
         x = [low, speed / found.bytes_per_second, high]
         y = [min(speed, one * found.bytes_per_second) / _GIGA for one in x]
-        series.append(Series(name=f"limit, {name}: {speed / _GIGA:,.0f} GFLOP/s", x=x, y=y, color=MUTED))
+        series.append(Series(name=f"limit, {name}: {speed / _GIGA:,.0f} GFLOP/s", x=x, y=y, color=MUTED, shape="plain"))
     legend.append(LegendEntry(label="limits of the machine", color=MUTED))
     for bound, color in _BOUNDS.items():
         some = [point for point in points if point.bound == bound]

@@ -16,8 +16,9 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
+_MAX_EPOCHS = 2**53  # browsers count exactly up to here
 MAX_PICTURES, MAX_PICTURE_BYTES = 24, 8 * 2**20
-_DAMAGES = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TfaccelError)
+_DAMAGES = (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TfaccelError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,10 @@ class RunRecord:
     def epochs(self) -> list[int]:
         """The numbers of the epochs, from 1."""
         numbers = (number_of(row.get("epoch")) for row in self.rows)
-        return [place + 1 if number is None else int(number) + 1 for place, number in enumerate(numbers)]
+        return [
+            place + 1 if number is None or not 0 <= number < _MAX_EPOCHS else int(number) + 1
+            for place, number in enumerate(numbers)
+        ]
 
     def values(self, name: str) -> list[float | None]:
         """One value per epoch; None where it is missing or not finite."""

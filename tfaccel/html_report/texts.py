@@ -14,12 +14,16 @@ def number_of(value: Any) -> float | None:
     """A finite number; None for anything else that a file may hold.
 
     Example:
-        >>> number_of(3), number_of(float("nan")), number_of(True), number_of("3")
-        (3.0, None, None, None)
+        >>> number_of(3), number_of(float("nan")), number_of(True), number_of("3"), number_of(10**400)
+        (3.0, None, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def unit_of(name: str) -> str:
