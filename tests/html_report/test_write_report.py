@@ -189,6 +189,19 @@ def test_search_that_has_not_ended_and_several_objectives(tmp_path):
     assert front["data"][0]["y"] == [0.9]
 
 
+@pytest.mark.parametrize(
+    "change", [{"status": ["x"]}, {"score": {}}, {"seconds": None}, {"metrics": 3}, {"trial_id": 1}]
+)
+def test_damaged_trial_is_left_out(change, tmp_path):
+    search = write_search(tmp_path / "search", finished=False)
+    lines = [json.loads(line) for line in (search / "trials.jsonl").read_text().splitlines()]
+    lines[0] |= change
+    (search / "trials.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    report, page = written(tmp_path, search)
+    assert report.problems == ("search: trials.jsonl: a line that is not a trial is left out",)
+    assert "5 trials by tpe." in page.text
+
+
 def test_compressed_variants_alone(tmp_path):
     report, page = written(tmp_path, write_comparison(tmp_path / "compressed"))
     assert report.sections == {"Summary": 0, "Compressed variants": 2}
