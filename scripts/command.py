@@ -26,6 +26,7 @@ def run_command(
     *,
     description: str,
     flags_help: Callable[[], str] | None = None,
+    positional: tuple[str, list[str]] | None = None,
 ) -> int:
     """Parses a command's flags from `argv` and calls `main`; returns the exit status.
 
@@ -39,16 +40,21 @@ def run_command(
         values: the command's flags, not parsed yet; absl's own, such as `--verbosity`, are added.
         description: of the command, for `--help`.
         flags_help: returns the help of the flags; None for a list in alphabetical order.
+        positional: what positional arguments are called in the usage line, and a list that takes them; None to refuse
+            them.
     """
     program = argv[0]
     if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
         help_text = flags_help() if flags_help else own_flags_help(values)
-        print(f"{description}\n\nusage: {program} [--flag=value ...]\n\n{help_text}")
+        named = f"{positional[0]} " if positional else ""
+        print(f"{description}\n\nusage: {program} {named}[--flag=value ...]\n\n{help_text}")
         return 0
     _add_flags_of_absl(values)
     try:
         rest = values(argv)[1:]
-        if rest:
+        if positional:
+            positional[1].extend(rest)
+        elif rest:
             raise TfaccelError(f"unexpected argument {rest[0]!r}. Flags are written --name=value.")
         check_numbers(values)
         status = main()

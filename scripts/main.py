@@ -20,6 +20,7 @@ COMMANDS = {
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
     "tune": "search for the best hyperparameters, with parallel trials",
+    "report": "write one HTML page about runs: curves, speed, plan, pictures, trials, compressed variants",
     "compress": "make smaller variants of a run's model, compare them, and pick one",
     "export": "export a trained model for deployment: SavedModel, LiteRT, ONNX, each compared with the model",
     "serve": "serve models with TensorFlow Serving's REST and gRPC protocols",

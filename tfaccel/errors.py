@@ -60,6 +60,10 @@ class SearchError(TfaccelError, ValueError):
     """A hyperparameter search that cannot start or continue."""
 
 
+class ReportError(TfaccelError, ValueError):
+    """A report that cannot be written, or measurements for it that cannot be read."""
+
+
 class NonFiniteLossError(TfaccelError, ArithmeticError):
     """The loss became NaN or infinite; the message names the step."""
 

@@ -26,6 +26,7 @@ LAYERS = {
     "exporting": 4,
     "serving": 4,
     "reporting": 4,
+    "html_report": 4,
     "parity": 4,
     "tpu": 4,
     "benchmarks": 5,

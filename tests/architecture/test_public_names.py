@@ -32,6 +32,7 @@ PUBLIC_NAMES = [
     "Plan",
     "PlanError",
     "Report",
+    "ReportError",
     "Roofline",
     "Run",
     "RunDirError",
@@ -72,6 +73,7 @@ PUBLIC_NAMES = [
     "search",
     "serve",
     "train",
+    "write_report",
 ]
 
 

@@ -3,7 +3,7 @@
 CODE = """
 import sys, tempfile
 from pathlib import Path
-sys.modules["keras_tuner"] = sys.modules["ai_edge_litert"] = None
+sys.modules["keras_tuner"] = sys.modules["ai_edge_litert"] = sys.modules["plotly"] = None
 import tfaccel
 from tfaccel.errors import VersionError
 from tfaccel.recipes import tabular_classification
@@ -18,6 +18,7 @@ calls = [
     lambda: tfaccel.search("tabular_classification", run_dir=f"{folder}/search", max_trials=1),
     lambda: tfaccel.compress(f"{folder}/run", methods="float16"),
     lambda: tfaccel.export(f"{folder}/run", ["litert"], out=f"{folder}/out"),
+    lambda: tfaccel.write_report(f"{folder}/run", output=f"{folder}/report.html"),
 ]
 for call in calls:
     try:
@@ -39,6 +40,7 @@ def test_missing_extras_are_named_with_their_line_and_training_does_without(run_
         "'tfaccel[litert]'",
         "refused: LiteRT files need `ai-edge-litert`, which is not installed. Install it: pip install "
         "'tfaccel[litert]'",
+        "refused: A report needs `plotly`, which is not installed. Install it: pip install 'tfaccel[report]'",
         "left: 2 ['model.tflite', 'run', 'x.npy']",
     ], done.stderr
     assert "LiteRT files need `ai-edge-litert`, which is not installed" in done.stderr

@@ -35,7 +35,12 @@ def installed_name(path):
 
 def test_package_files_are_the_sources(wheel_files):
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    expected = {installed_name(path) for path in paths} | {"tfaccel/py.typed", "tfaccel/models/digits_backbone.keras"}
+    data = (
+        "py.typed",
+        "models/digits_backbone.keras",
+        *(f"html_report/page.{kind}" for kind in ("css", "html.jinja", "js")),
+    )
+    expected = {installed_name(path) for path in paths} | {f"tfaccel/{name}" for name in data}
     packaged = {name for name in wheel_files if ".dist-info/" not in name}
     assert packaged == expected, "a new package must be named under `packages` in setup.cfg"
 

@@ -21,6 +21,7 @@ QUICK = {
     "recipes": 1,
     "env": 1,
     "estimate-scaling": 8,
+    "report": 1,
 }
 MIN_LINES = 250
 

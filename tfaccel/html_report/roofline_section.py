@@ -1,0 +1,195 @@
+"""The section of a roofline: how close a step comes to the machine's limits, from `tfaccel roofline --report=FILE`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import ReportError
+from tfaccel.html_report.blocks import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
+from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
+from tfaccel.html_report.texts import NONE, number_of, seconds_text, value_text
+
+_GIGA = 1e9
+_BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPoint:
+    """A layer in the roofline.
+
+    Args:
+        name: the layer.
+        flops: floating-point operations of its matrix products and convolutions in a step.
+        num_bytes: the bytes that it must at least read and write.
+        bound: "arithmetic" or "memory".
+        least_seconds: its least time at the machine's limits.
+        share: the fraction of the least time of all layers.
+    """
+
+    name: str
+    flops: float
+    num_bytes: float
+    bound: str
+    least_seconds: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineRecord:
+    """What `tfaccel roofline` measured.
+
+    Args:
+        workload: the workload's name.
+        text: the verdict.
+        flops_per_second: dtype -> the machine's limit.
+        bytes_per_second: the limit of its memory.
+        step_seconds: the time of a step.
+        mfu: model FLOPs utilization.
+        layers: the layers, in order.
+    """
+
+    workload: str
+    text: str
+    flops_per_second: Mapping[str, float]
+    bytes_per_second: float
+    step_seconds: float
+    mfu: float
+    layers: tuple[LayerPoint, ...]
+
+
+def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
+    """Reads a file that `tfaccel roofline --report=FILE` wrote.
+
+    Raises:
+        ReportError: if it cannot be read, or holds something else.
+    """
+    try:
+        return _record(json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ReportError(f"Cannot read the roofline {str(path)!r}: {error.strerror or error}.") from error
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ReportError(
+            f"{str(path)!r} is not a report of `tfaccel roofline --report=FILE`: {type(error).__name__} {error!s:.200}."
+        ) from error
+
+
+def _record(data: Mapping[str, Any]) -> RooflineRecord:
+    devices = data["plan"]["devices"]
+    count = len(devices) if str(devices[0]).startswith("GPU") else 1  # logical CPUs share one CPU's limits
+    ceilings = data["ceilings"]
+    layers = tuple(
+        LayerPoint(
+            name=str(layer["name"]),
+            flops=_positive(layer["cost"]["matrix_flops"], zero=True),
+            num_bytes=_positive(layer["cost"]["least_bytes"], zero=True),
+            bound=str(layer["bound"]),
+            least_seconds=_positive(layer["least_seconds"], zero=True),
+            share=_positive(layer["share"], zero=True),
+        )
+        for layer in data["layers"]
+    )
+    return RooflineRecord(
+        workload=str(data["workload"]),
+        text=str(data["text"]),
+        flops_per_second={
+            str(name): count * _positive(value) for name, value in ceilings["matrix_flops_per_second"].items()
+        },
+        bytes_per_second=count * _positive(ceilings["bytes_per_second"]),
+        step_seconds=_positive(data["step_seconds"]),
+        mfu=_positive(data["mfu"], zero=True),
+        layers=layers,
+    )
+
+
+def _positive(value: Any, *, zero: bool = False) -> float:
+    number = number_of(value)
+    if number is None or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"a figure must be a positive number, not {value!r:.50}")
+    return number
+
+
+def roofline_section(found: RooflineRecord | None, *, has_runs: bool) -> Section:
+    """The machine's limits, the layers below them, and the step as measured; without a record, how to get one."""
+    blocks: list[Block] = []
+    if found is not None:
+        cards = (
+            Card(label="MFU", value=value_text("mfu", found.mfu), note="of the machine's speed"),
+            Card(label="step", value=seconds_text(found.step_seconds), note=found.workload),
+        )
+        blocks += [Cards(cards=cards), Message(lines=(found.text,))]
+        points = [
+            layer for layer in found.layers if layer.flops > 0 and layer.num_bytes > 0 and layer.least_seconds > 0
+        ]
+        if points:
+            blocks.append(_chart(found, points))
+        blocks.append(_table(found))
+    elif has_runs:
+        text = "Not measured. `tfaccel roofline --report=FILE` measures it; --roofline=FILE shows it here."
+        blocks.append(Message(lines=(text,), tone="quiet"))
+    return Section(anchor="roofline", title="Roofline", blocks=blocks)
+
+
+def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
+    fastest = max(found.flops_per_second.values())
+    ridge = fastest / found.bytes_per_second
+    intensities = [point.flops / point.num_bytes for point in points]
+    low, high = min(0.1, min(intensities) / 2), max(2 * ridge, 2 * max(intensities))
+    series, legend = [], []
+    for name, speed in found.flops_per_second.items():
+        x = [low, speed / found.bytes_per_second, high]
+        y = [min(speed, one * found.bytes_per_second) / _GIGA for one in x]
+        series.append(Series(name=f"limit, {name}: {speed / _GIGA:,.0f} GFLOP/s", x=x, y=y, color=MUTED, shape="plain"))
+    legend.append(LegendEntry(label="limits of the machine", color=MUTED))
+    for bound, color in _BOUNDS.items():
+        some = [point for point in points if point.bound == bound]
+        if some:
+            series.append(
+                Series(
+                    name=f"bound by {bound}",
+                    x=[point.flops / point.num_bytes for point in some],
+                    y=[point.flops / point.least_seconds / _GIGA for point in some],
+                    color=color,
+                    shape="dot",
+                    texts=[f"{point.name}, {100 * point.share:.0f} % of the least time" for point in some],
+                )
+            )
+            legend.append(LegendEntry(label=f"layers bound by {bound}", color=color, shape="dot"))
+    flops, num_bytes = (sum(getattr(layer, name) for layer in found.layers) for name in ("flops", "num_bytes"))
+    speed = flops / found.step_seconds / _GIGA
+    series.append(Series(name="the step as measured", x=[flops / num_bytes], y=[speed], color=BAD, shape="dot"))
+    legend.append(LegendEntry(label="the step as measured", color=BAD, shape="dot"))
+    limits = "; ".join(f"{name} {one / _GIGA:,.0f} GFLOP/s" for name, one in found.flops_per_second.items())
+    memory = f"memory {found.bytes_per_second / _GIGA:,.1f} GB/s"
+    return Chart(
+        title="Speed over arithmetic intensity",
+        description=f"Limits: {limits}; {memory}. The step runs at {speed:,.1f} GFLOP/s.",
+        figure=with_logarithmic_axes(line_figure(series, x_title="FLOP per byte", y_title="GFLOP/s")),
+        legend=tuple(legend),
+        note="A layer's dot lies on the limit that its arithmetic intensity allows.",
+    )
+
+
+def _table(found: RooflineRecord) -> Table:
+    rows = tuple(
+        (
+            layer.name,
+            f"{layer.flops / _GIGA:.4g}",
+            f"{layer.num_bytes / 1e6:.4g}",
+            f"{layer.flops / layer.num_bytes:.3g}" if layer.num_bytes else NONE,
+            layer.bound,
+            seconds_text(layer.least_seconds),
+            f"{100 * layer.share:.0f} %",
+        )
+        for layer in found.layers
+    )
+    return Table(
+        caption=f"A step of {found.workload}, by layer",
+        headings=("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "share"),
+        rows=rows,
+        numeric=frozenset({1, 2, 3, 5, 6}),
+    )

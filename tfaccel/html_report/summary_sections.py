@@ -1,0 +1,232 @@
+"""The sections at the top and at the end: verdicts and final figures, runs compared, and where they were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfaccel.errors import SearchError
+from tfaccel.html_report.blocks import Block, Card, Cards, Message, Section, Table
+from tfaccel.html_report.found_records import Records
+from tfaccel.html_report.run_record import RunRecord
+from tfaccel.html_report.texts import NONE, bytes_text, number_of, seconds_text, setting_text, value_text, words_of
+from tfaccel.planning.plan import plan_field_names
+from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
+from tfaccel.tuning.objective import direction_of
+
+_MAX_METRICS = 4  # shown as cards; the table of final metrics has all
+
+
+def summary_section(records: Records) -> Section:
+    """The verdict and the main figures of each run, and what could not be read."""
+    blocks: list[Block] = []
+    if len(records.runs) == 1:
+        [run] = records.runs
+        blocks += [Cards(cards=_cards(run)), _verdict(run)]
+    else:  # the figures of several runs are in the table that compares them
+        blocks += [replace(_verdict(run), badge=run.name) for run in records.runs]
+    for search in records.searches:
+        best, ended = search.result.best, "" if search.is_finished else " The search has not ended."
+        text = f"{len(search.result.rows)} trials by {search.result.algorithm or 'an unknown algorithm'}.{ended}"
+        if best is not None:
+            score = "" if len(search.result.objective.parts) > 1 else f" {value_text('', best.score)}"
+            names = ", ".join(search.result.objective.names)
+            text = f"{text} Best: trial {best.trial_id}, {names}{score}."
+        blocks.append(Message(lines=(text,), badge=f"search {search.name}"))
+    for comparison in records.comparisons:
+        blocks.append(Message(lines=tuple(comparison.result.summary()), badge=f"compressed {comparison.name}"))
+    if records.problems:
+        blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
+    return Section(anchor="summary", title="Summary", blocks=blocks)
+
+
+def _cards(run: RunRecord) -> tuple[Card, ...]:
+    on = "final" if run.result is not None else "last epoch"
+    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in _headline(run.final)]
+    if run.result is not None:
+        rate = run.result.examples_per_second
+        if rate > 0:
+            median = number_of(run.result.step_seconds.get("median"))
+            step = "" if median is None else f"{seconds_text(median)} per step"
+            cards.append(Card(label="examples per second", value=f"{rate:,.0f}", note=step))
+        first = seconds_text(run.result.first_step_seconds)
+        cards.append(Card(label="time", value=seconds_text(run.result.wall_seconds), note=f"first call {first}"))
+    performance = run.result_data.get("performance")
+    for name, note in (("mfu", "of the machine's speed"), ("input_wait_share", "of the training time")):
+        value = number_of(performance.get(name)) if isinstance(performance, dict) else None
+        if value is not None:
+            cards.append(Card(label=words_of(name), value=value_text(name, value), note=note))
+    if run.rows:
+        cards.append(Card(label="epochs", value=str(len(run.rows)), note=f"of {run.config.get('epochs') or '?'}"))
+    return tuple(cards)
+
+
+def _headline(final: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The metrics shown as cards: other metrics before losses."""
+    ordered = sorted(final.items(), key=lambda item: item[0].endswith("loss"))
+    return ordered[:_MAX_METRICS]
+
+
+def _verdict(run: RunRecord) -> Message:
+    if run.result is None:
+        text = "No epoch has finished yet." if not run.rows else f"The run has not finished: {len(run.rows)} epochs."
+        return Message(lines=(text,), tone="warning")
+    verdict = run.result.verdict
+    tone = "good" if verdict.kind == SOUND else "quiet" if verdict.kind == UNKNOWN else "warning"
+    bottleneck = run.result_data.get("bottleneck")
+    limit = bottleneck.get("text") if isinstance(bottleneck, dict) else None
+    lines = [verdict.text(), *([f"Speed: {limit}."] if isinstance(limit, str) and limit else [])]
+    return Message(lines=tuple(lines), tone=tone)
+
+
+def comparison_section(runs: Sequence[RunRecord]) -> Section:
+    """Several runs side by side: their outcomes, and the settings that differ. Empty for one run."""
+    if len(runs) < 2:
+        return Section(anchor="runs", title="Runs compared")
+    blocks: list[Block] = [_outcomes(runs)]
+    settings = [_settings(run) for run in runs]
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    different = [name for name in names if len({one.get(name, NONE) for one in settings}) > 1]
+    if different:
+        blocks.append(
+            Table(
+                caption="Settings that differ",
+                headings=("setting", *(run.name for run in runs)),
+                rows=tuple((name, *(one.get(name, NONE) for one in settings)) for name in different),
+            )
+        )
+    else:
+        blocks.append(Message(lines=("All settings of these runs are the same.",), tone="quiet"))
+    return Section(anchor="runs", title="Runs compared", blocks=blocks)
+
+
+def _outcomes(runs: Sequence[RunRecord]) -> Table:
+    """One row per run; the best value of each column stands out, among runs of the same workload."""
+    metrics = list(dict.fromkeys(name for run in runs for name in run.final))
+    columns: dict[str, list[tuple[float | None, str]]] = {}
+    for name in metrics:
+        values = [run.final.get(name) for run in runs]
+        columns[name] = [(value, value_text(name, value)) for value in values]
+    for heading, unit, of in (
+        ("examples/s", "examples_per_second", lambda result: result.examples_per_second or None),
+        ("step", "step_seconds", lambda result: number_of(result.step_seconds.get("median"))),
+        ("first call", "first_step_seconds", lambda result: result.first_step_seconds),
+        ("time", "wall_seconds", lambda result: result.wall_seconds),
+    ):
+        figures = [None if run.result is None else of(run.result) for run in runs]
+        columns[heading] = [(value, value_text(unit, value).removesuffix(" examples/s")) for value in figures]
+    columns = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
+    rows = [
+        (run.name, run.workload or NONE, _state(run), *(cells[place][1] for cells in columns.values()))
+        for place, run in enumerate(runs)
+    ]
+    strong = set()
+    if len({run.workload for run in runs}) == 1:
+        for column, (name, cells) in enumerate(columns.items(), 3):
+            strong |= {(row, column) for row in _best_of(name, [value for value, _ in cells])}
+    headings = ("run", "workload", "verdict", *columns)
+    return Table(
+        caption="Outcomes",
+        headings=headings,
+        rows=tuple(rows),
+        numeric=frozenset(range(3, len(headings))),
+        strong=frozenset(strong),
+    )
+
+
+def _best_of(name: str, values: list[float | None]) -> list[int]:
+    """The places of the best value; none if its direction is unknown, or all are equal."""
+    known = [value for value in values if value is not None]
+    if len(set(known)) < 2:
+        return []
+    try:
+        direction = {"examples/s": "max", "step": "min", "first call": "min", "time": "min"}.get(name)
+        direction = direction or direction_of(name)
+    except SearchError:
+        return []
+    best = max(known) if direction == "max" else min(known)
+    return [place for place, value in enumerate(values) if value == best]
+
+
+def _state(run: RunRecord) -> str:
+    return "not finished" if run.result is None else run.result.verdict.kind
+
+
+def _settings(run: RunRecord) -> dict[str, str]:
+    """Options of the workload, and fields of the plan, as texts."""
+    options = run.config.get("options")
+    found = {name: value for name, value in run.config.items() if name != "options"}
+    found |= options if isinstance(options, dict) else {}
+    if run.plan is not None:
+        found |= {name: getattr(run.plan, name) for name in plan_field_names()}
+    return {str(name): setting_text(value) for name, value in found.items()}
+
+
+def settings_section(runs: Sequence[RunRecord]) -> Section:
+    """The options that each run was started with."""
+    blocks = []
+    for run in runs:
+        options = run.config.get("options")
+        rows = {
+            **{n: v for n, v in run.config.items() if n != "options"},
+            **(options if isinstance(options, dict) else {}),
+        }
+        if rows:
+            blocks.append(
+                Table(
+                    caption=f"Options of {run.name}",
+                    headings=("option", "value"),
+                    rows=tuple((str(name), setting_text(value)) for name, value in rows.items()),
+                    folded=True,
+                )
+            )
+    return Section(anchor="options", title="Options", blocks=blocks)
+
+
+def environment_section(runs: Sequence[RunRecord]) -> Section:
+    """The machine and the versions of each run; runs of the same environment share a column."""
+    columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        if run.result is not None:
+            rows = (*_machine(run.result.hardware), *sorted(_texts(run.result.versions).items()))
+            columns.setdefault(rows, []).append(run.name)
+    if not columns:
+        return Section(anchor="environment", title="Environment")
+    found = [dict(rows) for rows in columns]
+    names = list(dict.fromkeys(name for one in found for name in one))
+    headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
+    table = Table(
+        caption="Where it was trained",
+        headings=("", *headings),
+        rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
+    )
+    return Section(anchor="environment", title="Environment", blocks=(table,))
+
+
+def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("CPU", str(hardware.get("cpu_model") or NONE))]
+    cores, usable = hardware.get("num_physical_cores"), hardware.get("num_usable_cores")
+    rows.append(("cores", f"{cores or '?'} physical, {usable or '?'} usable"))
+    features = hardware.get("cpu_features")
+    if isinstance(features, list):
+        rows.append(("CPU features", ", ".join(map(str, features)) or "none that matter"))
+    memory = number_of(hardware.get("memory_bytes"))
+    rows.append(("memory", NONE if not memory else bytes_text(memory)))
+    devices = hardware.get("devices")
+    names = [_device(one) for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    rows.append(("accelerators", "; ".join(names) or "none"))
+    cluster = hardware.get("cluster")
+    if isinstance(cluster, dict):
+        rows.append(("workers", setting_text(cluster.get("num_workers"))))
+    return rows
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    memory = number_of(device.get("memory_bytes"))
+    parts = [f"{device.get('kind')}:{device.get('index')}", str(device.get("model") or "")]
+    return " ".join(part for part in (*parts, bytes_text(memory) if memory else "") if part)
+
+
+def _texts(versions: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(version) for name, version in versions.items()}

@@ -1,0 +1,181 @@
+"""`write_report`: one self-contained HTML page about training runs, searches and compressed variants."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import ReportError
+from tfaccel.html_report.blocks import Block, Chart, Section
+from tfaccel.html_report.compress_section import compress_sections
+from tfaccel.html_report.figures import check_plotly
+from tfaccel.html_report.found_records import Records, find_records
+from tfaccel.html_report.page import page
+from tfaccel.html_report.plan_sections import candidate_section, plan_section, read_autotune_report
+from tfaccel.html_report.progress_sections import curve_section, system_section
+from tfaccel.html_report.roofline_section import RooflineRecord, read_roofline, roofline_section
+from tfaccel.html_report.run_record import RunRecord
+from tfaccel.html_report.search_section import search_sections
+from tfaccel.html_report.summary_sections import (
+    comparison_section,
+    environment_section,
+    settings_section,
+    summary_section,
+)
+from tfaccel.measuring.report import Report
+from tfaccel.training.run.files import write_text
+
+logger = logging.getLogger("tfaccel")
+
+_SUFFIXES = (".html", ".htm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    """A report that was written.
+
+    Attributes:
+        path: its file.
+        num_bytes: the size of the file.
+        sections: title of each section -> number of its charts.
+        problems: what could not be read, and is left out.
+    """
+
+    path: Path
+    num_bytes: int
+    sections: dict[str, int]
+    problems: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            "output": str(self.path),
+            "num_bytes": self.num_bytes,
+            "sections": self.sections,
+            "problems": list(self.problems),
+        }
+
+
+def write_report(
+    *run_dirs: str | os.PathLike[str],
+    output: str | os.PathLike[str] = "report.html",
+    autotune_report: str | os.PathLike[str] | None = None,
+    roofline: str | os.PathLike[str] | None = None,
+) -> WrittenReport:
+    """Writes one HTML page about runs: verdict, learning curves, throughput, plan, measured candidates, pictures.
+
+    The page needs no network and no other file. A directory of `tfaccel tune` adds its trials, one of `tfaccel
+    compress` its variants. Several runs stand side by side. What a directory does not hold is left out; what is
+    damaged is left out and named on the page. Needs `pip install 'tfaccel[report]'`.
+
+    Args:
+        *run_dirs: directories that `train`, `search` or `compress` wrote. A directory given twice is shown once.
+        output: the file to write, which replaces an earlier one.
+        autotune_report: a file of `tfaccel autotune --report=FILE`, whose candidates are shown; None for those that
+            are kept in TFACCEL_CACHE, if they chose a run's plan.
+        roofline: a file of `tfaccel roofline --report=FILE`; None to leave it out.
+
+    Raises:
+        RunDirError: without directories, or for one that holds nothing of tfaccel.
+        ReportError: if the output cannot be written, or `autotune_report` or `roofline` cannot be read.
+        VersionError: if Plotly or Jinja is not installed.
+
+    Example:
+        >>> write_report("no/such/run")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.RunDirError: There is no run directory 'no/such/run'. One holds config.json and metrics.jsonl \
+(written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`), or the report.json of `tfaccel compress`.
+    """
+    target = checked_output(output)
+    records = find_records(run_dirs)
+    autotune = None if autotune_report is None else read_autotune_report(autotune_report)
+    limits = None if roofline is None else read_roofline(roofline)
+    check_plotly()
+    for problem in records.problems:
+        logger.warning("Left out of the report: %s", problem)
+    sections = [section for section in report_sections(records, autotune, limits) if section.blocks]
+    title, subtitle = _titles(records)
+    try:
+        write_text(target, page(sections, title=title, subtitle=subtitle))
+        num_bytes = target.stat().st_size
+    except OSError as error:
+        raise ReportError(f"The report {target} cannot be written: {error.strerror or error}.") from error
+    counts = {one.title: sum(isinstance(block, Chart) for block in one.blocks) for one in sections}
+    return WrittenReport(path=target, num_bytes=num_bytes, sections=counts, problems=records.problems)
+
+
+def report_sections(records: Records, autotune: Report | None, limits: RooflineRecord | None) -> list[Section]:
+    """All sections of a report, in order; those without blocks are left out of the page.
+
+    Args:
+        records: what the directories hold.
+        autotune: measured candidates to show; None for those that are kept.
+        limits: the roofline to show; None for none.
+    """
+    runs = records.runs
+    return [
+        summary_section(records),
+        comparison_section(runs),
+        curve_section(runs),
+        *search_sections(records.searches),
+        *compress_sections(records.comparisons),
+        _picture_section(runs),
+        system_section(runs),
+        plan_section(runs),
+        candidate_section(runs, autotune),
+        roofline_section(limits, has_runs=bool(runs)),
+        settings_section(runs),
+        environment_section(runs),
+    ]
+
+
+def _picture_section(runs: Sequence[RunRecord]) -> Section:
+    """What the recipes drew."""
+    several = sum(bool(run.pictures) for run in runs) > 1
+    blocks: list[Block] = [
+        replace(picture, title=f"{run.name}: {picture.title}") if several else picture
+        for run in runs
+        for picture in run.pictures
+    ]
+    return Section(anchor="pictures", title="Pictures", blocks=blocks)
+
+
+def _titles(records: Records) -> tuple[str, str]:
+    workloads = dict.fromkeys(run.workload for run in records.runs if run.workload)
+    title = f"Report: {', '.join(workloads)}" if workloads else "Report"
+    names = [run.name for run in records.runs]
+    names += [search.name for search in records.searches] + [one.name for one in records.comparisons]
+    return title, ", ".join(dict.fromkeys(names))
+
+
+def checked_output(output: str | os.PathLike[str]) -> Path:
+    """The path of a report.
+
+    Raises:
+        ReportError: if a file with this path cannot be written, or is not one for HTML.
+
+    Example:
+        >>> checked_output("model.keras")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.ReportError: The report is an HTML file: its name must end in .html. Received: 'model.keras'.
+    """
+    target = Path(output)
+    if target.suffix.lower() not in _SUFFIXES:
+        raise ReportError(f"The report is an HTML file: its name must end in .html. Received: {str(output)!r}.")
+    folder = target.absolute().parent
+    try:
+        if target.is_dir():
+            raise ReportError(f"The report {target} cannot be written: it is a directory.")
+        if not folder.is_dir():
+            raise ReportError(f"The report {target} cannot be written: there is no folder {folder}. Create it first.")
+    except OSError as error:
+        raise ReportError(f"The report {target} cannot be written: {error.strerror or error}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ReportError(f"The report {target} cannot be written: {folder} is not a writable folder.")
+    return target
