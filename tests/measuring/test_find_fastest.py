@@ -179,10 +179,13 @@ def test_report_survives_json():
         ((1.04, 0.93), ""),
         ((1.06, 0.9), "Its loss is 1.06 where that of float32 is 1: more than 5 % apart."),
         ((1.0, float("inf")), "Its loss is not finite."),
+        ((1.06, 0.9, 0.5), ""),
+        ((1.06, 0.9, 0.6), "Its loss is 0.695 where that of float32 is 0.6125: more than 5 % apart."),
+        ((1.0, 0.9, float("nan")), "Its loss is not finite."),
     ],
 )
 def test_losses_are_compared_with_those_of_float32(losses, reason):
-    assert departure(losses, (1.0, 0.9)) == reason
+    assert departure(losses, (1.0, 0.9, 0.5)) == reason
 
 
 @pytest.mark.parametrize("name", ["budget_seconds", "max_candidates", "limit_seconds"])

@@ -13,7 +13,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import CHECKED_STEPS, departure, duel
+from tfaccel.measuring.duel import departure, duel, first_losses, steps_of_window
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES, MEASURED, Move, moves
@@ -29,6 +29,7 @@ _FLOAT32_ALONE: Mapping[str, Any] = {
     "grappler_bfloat16": False,
     "xla_auto_clustering": False,
 }
+_REFERENCE_REASON = f"{MEASURED}: float32 without XLA, with which all plans are compared."
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
 
@@ -108,7 +109,7 @@ class PlanSearch:
         self._chosen: Plan | None = None
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
         self._stopped_because = _INTERRUPTED
-        self._reference_losses: tuple[float, float] | None = None
+        self._reference_losses: tuple[float, ...] | None = None
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
@@ -120,7 +121,10 @@ class PlanSearch:
         """
         self._servers, self._task = servers, task
         first = default_plan(self._hardware, self._workload, **self._fixed)
+        reasons = {**dict(first.reasons), **dict.fromkeys(_FLOAT32_ALONE, _REFERENCE_REASON)}
         reference = replace(first, **_FLOAT32_ALONE)
+        if reference != first:
+            reference = replace(reference, reasons=tuple(reasons.items()))
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
@@ -172,6 +176,8 @@ class PlanSearch:
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
             self._stopped_because = "No further move is left."
+        if not best.candidate.windows:  # no other plan could be compared with it
+            best.window(steps_of_window(best))
         self._candidates[best.candidate.plan] = best.counted()
         best.end()
 
@@ -200,7 +206,7 @@ class PlanSearch:
         child = CandidateChild(server, self._task, plan, axis, limit_seconds=limit)
         self._candidates[plan] = child.candidate
         try:
-            losses = (child.build(CHECKED_STEPS).loss, child.warm_up(CHECKED_STEPS).loss)
+            losses = first_losses(child, self._reference_losses)
         except CandidateFailed as error:
             self._note(child.fail(str(error)))
             return None
@@ -215,7 +221,7 @@ class PlanSearch:
         self._candidates[plan] = child.candidate
         return child
 
-    def _what_is_wrong(self, child: CandidateChild, losses: tuple[float, float]) -> str:
+    def _what_is_wrong(self, child: CandidateChild, losses: tuple[float, ...]) -> str:
         """Why a plan does not compute what the reference does; empty if it does."""
         plan, reference = child.candidate.plan, next(iter(self._candidates))
         wanted = self._reference_losses or losses
