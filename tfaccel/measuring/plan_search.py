@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Collection, Mapping
@@ -177,7 +178,8 @@ class PlanSearch:
         else:
             self._stopped_because = "No further move is left."
         if not best.candidate.windows:  # no other plan could be compared with it
-            best.window(steps_of_window(best))
+            with contextlib.suppress(CandidateFailed):
+                best.window(steps_of_window(best))
         self._candidates[best.candidate.plan] = best.counted()
         best.end()
 
