@@ -145,7 +145,7 @@ def train(
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.train_session import TrainSession
+        from tfaccel.training.run.train_session import RunOptions, TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
@@ -154,11 +154,13 @@ def train(
             workload,
             plan,
             directory,
-            epochs=epochs,
-            seed=seed,
-            checkpoint_interval=checkpoint_interval,
-            scaling=scaling,
-            profile=steps_to_profile,
+            RunOptions(
+                epochs=epochs,
+                seed=seed,
+                checkpoint_interval=checkpoint_interval,
+                scaling=scaling,
+                profile=steps_to_profile,
+            ),
         )
         outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
         baselines = None

@@ -47,35 +47,36 @@ class Outcome:
     learning_rate_scaling: dict[str, Any] | None = None
 
 
-class TrainSession:
-    """Builds the model of a workload under the current runtime, and trains it.
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `train` was asked for, besides workload and plan.
 
     Args:
-        workload, plan, run_dir, epochs, seed, checkpoint_interval: as in `train`.
+        epochs, seed, checkpoint_interval: as in `train`.
         scaling: how to scale the learning rate; None to leave it as it is.
         profile: the optimizer steps to profile; None for none.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        run_dir: RunDir,
-        *,
-        epochs: int,
-        seed: int,
-        checkpoint_interval: int | None,
-        scaling: LearningRateScaling | None = None,
-        profile: StepRange | None = None,
-    ) -> None:
-        self._profile = profile
-        self._workload = workload
-        self._plan = plan
-        self._run_dir = run_dir
-        self._epochs = epochs
-        self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
-        self._seed = seed
-        self._scaling = scaling
+    epochs: int
+    seed: int
+    checkpoint_interval: int | None = None
+    scaling: LearningRateScaling | None = None
+    profile: StepRange | None = None
+
+
+class TrainSession:
+    """Builds the model of a workload under the current runtime, and trains it.
+
+    Args:
+        workload, plan, run_dir, options: what to train, how, and where to.
+    """
+
+    def __init__(self, workload: Workload, plan: Plan, run_dir: RunDir, options: RunOptions) -> None:
+        self._workload, self._plan, self._run_dir = workload, plan, run_dir
+        self._epochs, self._seed = options.epochs, options.seed
+        self._scaling, self._profile = options.scaling, options.profile
+        interval = options.checkpoint_interval
+        self._interval = None if interval is None else interval * plan.accumulation_steps
         self._rates: ScaledRates | None = None
         self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
 
@@ -113,11 +114,8 @@ class TrainSession:
             start_epoch=self._first_epoch,
             start_step=self._first_step,
         )
-        num_batches = self._source.num_batches
         if self._num_steps is None:
-            self._num_steps = num_optimizer_steps(
-                self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
-            )
+            self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, engine_options(self._plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
@@ -125,9 +123,7 @@ class TrainSession:
         if validation is not None and not callable(validation.source):
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
-        if self._rates is not None:
-            self._rates.check_callbacks([*asked_for, *callbacks])
-            self._rates.log()
+        self._announce_rates([*asked_for, *callbacks])
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
@@ -165,6 +161,14 @@ class TrainSession:
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
+
+    def _count_steps(self, num_batches: int | None) -> int | None:
+        return num_optimizer_steps(self._workload, self._plan, epochs=self._epochs, num_batches=num_batches)
+
+    def _announce_rates(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        if self._rates is not None:
+            self._rates.check_callbacks(callbacks)
+            self._rates.log()
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
         if self._profile is not None:
