@@ -36,6 +36,11 @@ LEFT_TO_KERAS = {
 }
 
 
+def some(cases, *, default):
+    """The cases; those that are not in the default run are left to --all."""
+    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in cases]
+
+
 class WithStates(layers.Layer):
     """Runs a layer from initial states that are computed, and returns everything it returns."""
 
@@ -64,7 +69,7 @@ class Doubled(layers.LSTM):
 
 
 def model_of(make, dtype="float32", steps=STEPS):
-    """A model of the layer, with weights away from their initial values."""
+    """A model of the layer, with the same weights in every dtype."""
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy(dtype)
     try:
@@ -72,8 +77,9 @@ def model_of(make, dtype="float32", steps=STEPS):
         model = keras.Model(inputs, make()(inputs))
     finally:
         keras.config.set_dtype_policy("float32")
+    generator = np.random.default_rng(2)
     for weight in model.trainable_variables:
-        weight.assign(weight + 0.3 * np.random.default_rng(2).normal(size=weight.shape))
+        weight.assign(0.5 * generator.normal(size=weight.shape).astype("float32"))
     return model
 
 
@@ -96,7 +102,7 @@ def results(model, *, fused, training=True):
         return outputs, *tape.gradient(loss, [inputs, *(weight.value for weight in model.trainable_variables)])
 
     batches = [np.random.default_rng(seed).normal(size=(BATCH, STEPS, FEATURES)) for seed in range(2)]
-    tensors = [tf.constant(batch, model.inputs[0].dtype) for batch in batches]
+    tensors = [tf.constant(batch.astype("float32"), model.inputs[0].dtype) for batch in batches]
     found = [np.asarray(value, np.float64) for batch in tensors for value in step(batch)]
     found += [np.asarray(weight, np.float64) for weight in model.non_trainable_variables]
     return found, {node.type for node in step.get_concrete_function(tensors[0]).graph.get_operations()}
@@ -108,7 +114,7 @@ def largest_distance(found, reference):
     return max(norm(a - b) / max(norm(b), 1e-12) for a, b in zip(found, reference, strict=True))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(LAYERS, default=("dropout", "bidirectional", "with states")))
 def test_the_kernel_computes_what_keras_computes(name):
     with_kernel, operations = results(model_of(LAYERS[name]), fused=True)
     with_keras, operations_of_keras = results(model_of(LAYERS[name]), fused=False)
@@ -118,20 +124,22 @@ def test_the_kernel_computes_what_keras_computes(name):
     assert largest_distance(with_kernel, with_keras) <= 1e-5
 
 
+@pytest.mark.slow
 def test_the_kernel_is_as_close_to_float64_as_keras():
     make = LAYERS["all outputs"]
     exact, _ = results(model_of(make, "float64"), fused=False)
     of_kernel, of_keras = (largest_distance(results(model_of(make), fused=fused)[0], exact) for fused in (True, False))
-    assert of_kernel <= max(2.0 * of_keras, 2e-6)
+    assert of_kernel <= 2.0 * of_keras + 1e-7
 
 
-@pytest.mark.parametrize("name", LEFT_TO_KERAS)
+@pytest.mark.parametrize("name", some(LEFT_TO_KERAS, default=("a mask", "bfloat16", "a subclass")))
 def test_other_layers_keep_kerass_operations(name):
     found = [results(model_of(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
     assert found[0][1] == found[1][1]
     assert largest_distance(found[0][0], found[1][0]) == 0.0
 
 
+@pytest.mark.slow
 def test_inference_and_unknown_lengths():
     for make, steps in ((LAYERS["dropout"], STEPS), (LAYERS["all outputs"], None), (LAYERS["last output"], None)):
         with_kernel, operations = results(model_of(make, steps=steps), fused=True, training=False)
@@ -140,7 +148,7 @@ def test_inference_and_unknown_lengths():
         assert largest_distance(with_kernel, with_keras) <= 1e-5
 
 
-@pytest.mark.parametrize("batch", [0, 1, 9])
+@pytest.mark.parametrize("batch", [0, pytest.param(9, marks=pytest.mark.slow)])
 def test_graphs_for_batches_of_any_size(batch):
     layer = layers.LSTM(UNITS, return_sequences=True)
     model = keras.Sequential([keras.Input((None, FEATURES)), layer])
@@ -164,7 +172,7 @@ def test_graphs_for_batches_of_any_size(batch):
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["all outputs", "last output"])
+@pytest.mark.parametrize("name", ["all outputs", pytest.param("last output", marks=pytest.mark.slow)])
 def test_second_derivatives_are_kerass(name):
     """A gradient penalty differentiates the gradient, also with respect to the weights."""
 
@@ -188,7 +196,8 @@ def test_second_derivatives_are_kerass(name):
                     return penalty_gradients(model, inputs)
             return penalty_gradients(model, inputs)
 
-        inputs = tf.constant(np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES)), dtype)
+        values = np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES)).astype("float32")
+        inputs = tf.constant(values, dtype)
         return [np.asarray(value, np.float64) for value in step(inputs)]
 
     assert largest_distance(found("float32", fused=True), found("float64", fused=False)) <= 1e-5

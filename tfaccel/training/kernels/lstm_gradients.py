@@ -45,7 +45,8 @@ def _in_closed_form(
     saved = {name: getattr(steps, name) for name in ("i", "cs", "f", "o", "ci", "co")}
     saved["cs_prev"] = tf.concat([cell[tf.newaxis], steps.cs[:-1]], 0)
 
-    def body(step: tf.Tensor, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
+    def body(done: tf.Tensor, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
+        step = num_steps - 1 - done
         gradient = tf.raw_ops.LSTMBlockCellGrad(
             **{name: values[step] for name, values in saved.items()},
             **fixed,
@@ -53,12 +54,14 @@ def _in_closed_form(
             cs_grad=of_cell,
         )
         of_hidden_before = tf.matmul(gradient.dicfo, transposed)
-        return step - 1, of_gates.write(step, gradient.dicfo), of_hidden_before, gradient.cs_prev_grad
+        return done + 1, of_gates.write(step, gradient.dicfo), of_hidden_before, gradient.cs_prev_grad
 
     num_steps = _num_steps(inputs)
     of_gates = tf.TensorArray(tf.float32, num_steps, element_shape=[hidden.shape[0], *bias.shape])
-    start = (num_steps - 1, of_gates, tf.zeros_like(hidden) if of_all_steps else of_hidden, of_cell)
-    _, of_gates, *of_states = tf.while_loop(lambda step, *_: step >= 0, body, start, maximum_iterations=num_steps)
+    start = (tf.constant(0), of_gates, tf.zeros_like(hidden) if of_all_steps else of_hidden, of_cell)
+    _, of_gates, *of_states = tf.while_loop(
+        lambda done, *_: done < num_steps, body, start, maximum_iterations=num_steps
+    )
     of_gates = of_gates.stack()
     before = tf.reshape(tf.concat([hidden[tf.newaxis], steps.h[:-1]], 0), [-1, hidden.shape[-1]])
     of_recurrent_kernel = tf.matmul(before, tf.reshape(of_gates, [-1, bias.shape[0]]), transpose_a=True)
