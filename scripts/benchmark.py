@@ -50,7 +50,8 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
-    *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_lstm", "kernels_mlp"),
+    *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
+    *("kernels_lstm", "kernels_gru"),
 )
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 

@@ -15,35 +15,19 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.kernels.lstm_gradients import gate_gradients
-from tfaccel.training.private import private_recurrent
+from tfaccel.training.kernels.recurrent import fused_recurrence
 
 
 def fused_lstm(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Attributes that make an `LSTM` use `lstm` where it can, if all devices are CPUs; {} for other layers.
+    """Attributes that make an `LSTM` use `lstm` where it can; {} for other layers."""
 
-    Keras's operations compute the rest: masks, recurrent dropout, other activations, other dtypes than float32.
-    """
-    if not private_recurrent.computes_keras_lstm(layer) or _has_accelerators():
-        return {}
-    keras_loop, cell = layer.inner_loop, layer.cell
+    def run(inputs: tf.Tensor, states: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        kernel, recurrent_kernel, *biases = weights
+        bias = biases[0] if biases else tf.zeros(kernel.shape[-1:])
+        in_order = [_in_kernel_order(one) for one in (kernel, recurrent_kernel, bias)]
+        return lstm(inputs, states, in_order, all_steps=layer.return_sequences)
 
-    def inner_loop(sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
-        states = [tf.convert_to_tensor(state) for state in initial_state]
-        is_float32 = all(tensor.dtype == tf.float32 for tensor in (sequences, *states))
-        if not is_float32 or any(part is not None for part in keras.tree.flatten(mask)):
-            return keras_loop(sequences, initial_state, mask, training=training)
-        if training and 0.0 < cell.dropout < 1.0:
-            sequences = sequences * cell.get_dropout_mask(sequences[:, 0, :])[:, tf.newaxis]
-        inputs = tf.transpose(sequences, [1, 0, 2])
-        inputs = tf.reverse(inputs, [0]) if layer.go_backwards else inputs
-        bias = tf.zeros([4 * cell.units]) if cell.bias is None else cell.bias
-        weights = [_in_kernel_order(one) for one in (cell.kernel, cell.recurrent_kernel, bias)]
-        hidden, last_cell = lstm(inputs, states, weights, all_steps=layer.return_sequences)
-        if not layer.return_sequences:
-            return hidden, hidden[:, tf.newaxis], [hidden, last_cell]
-        return hidden[-1], tf.transpose(hidden, [1, 0, 2]), [hidden[-1], last_cell]
-
-    return {"inner_loop": inner_loop}
+    return fused_recurrence(layer, keras.layers.LSTM, run)
 
 
 def lstm(
@@ -99,11 +83,7 @@ def lstm(
     return computed(inputs, *states, *weights)
 
 
-def _in_kernel_order(weight: Any) -> tf.Tensor:
+def _in_kernel_order(weight: tf.Tensor) -> tf.Tensor:
     """A weight of Keras's with the columns of candidate and forget gate swapped."""
-    entry, forget, candidate, output = tf.split(tf.convert_to_tensor(weight), 4, -1)
+    entry, forget, candidate, output = tf.split(weight, 4, -1)
     return tf.concat([entry, candidate, forget, output], -1)
-
-
-def _has_accelerators() -> bool:
-    return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())

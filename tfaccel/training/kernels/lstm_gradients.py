@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps
+
 
 def gate_gradients(arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Gradients with respect to the gates before their activations, the recurrent kernel and the initial states.
@@ -20,17 +22,11 @@ def gate_gradients(arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequenc
         Gradients of shape `(steps, batch, 4 * units)`, `(units, 4 * units)` and twice `(batch, units)`.
     """
 
-    @tf.custom_gradient
-    def computed(*values: tf.Tensor) -> tuple[Any, Any]:
-        def gradients(*of_results: tf.Tensor) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(values)
-                results = _by_automatic_differentiation(values[:6], values[6:])
-            return tape.gradient(results, values, of_results, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-
-        return _in_closed_form(values[:6], steps, values[6:]), gradients
-
-    return computed(*arguments, *upstream)
+    return differentiable_again(
+        (*arguments, *upstream),
+        fast=lambda *values: _in_closed_form(values[:6], steps, values[6:]),
+        differentiable=lambda *values: _by_automatic_differentiation(values[:6], values[6:]),
+    )
 
 
 def _in_closed_form(
@@ -43,10 +39,10 @@ def _in_closed_form(
     shapes = {"x": hidden[:, :0], "h_prev": hidden, "w": recurrent_kernel, "b": bias}  # their values are not used
     fixed = {**shapes, "wci": peephole, "wcf": peephole, "wco": peephole, "use_peephole": False}
     saved = {name: getattr(steps, name) for name in ("i", "cs", "f", "o", "ci", "co")}
-    saved["cs_prev"] = tf.concat([cell[tf.newaxis], steps.cs[:-1]], 0)
+    saved["cs_prev"] = before_each_step(cell, steps.cs)
 
     def body(done: tf.Tensor, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
-        step = num_steps - 1 - done
+        step = length - 1 - done
         gradient = tf.raw_ops.LSTMBlockCellGrad(
             **{name: values[step] for name, values in saved.items()},
             **fixed,
@@ -56,14 +52,12 @@ def _in_closed_form(
         of_hidden_before = tf.matmul(gradient.dicfo, transposed)
         return done + 1, of_gates.write(step, gradient.dicfo), of_hidden_before, gradient.cs_prev_grad
 
-    num_steps = _num_steps(inputs)
-    of_gates = tf.TensorArray(tf.float32, num_steps, element_shape=[hidden.shape[0], *bias.shape])
+    length = num_steps(inputs)
+    of_gates = tf.TensorArray(tf.float32, length, element_shape=[hidden.shape[0], *bias.shape])
     start = (tf.constant(0), of_gates, tf.zeros_like(hidden) if of_all_steps else of_hidden, of_cell)
-    _, of_gates, *of_states = tf.while_loop(
-        lambda done, *_: done < num_steps, body, start, maximum_iterations=num_steps
-    )
+    _, of_gates, *of_states = tf.while_loop(lambda done, *_: done < length, body, start, maximum_iterations=length)
     of_gates = of_gates.stack()
-    before = tf.reshape(tf.concat([hidden[tf.newaxis], steps.h[:-1]], 0), [-1, hidden.shape[-1]])
+    before = tf.reshape(before_each_step(hidden, steps.h), [-1, hidden.shape[-1]])
     of_recurrent_kernel = tf.matmul(before, tf.reshape(of_gates, [-1, bias.shape[0]]), transpose_a=True)
     return (of_gates, of_recurrent_kernel, *of_states)
 
@@ -72,7 +66,7 @@ def _by_automatic_differentiation(arguments: Sequence[tf.Tensor], upstream: Sequ
     """The same gradients from a loop of operations that TensorFlow can differentiate again."""
     inputs, hidden, cell, kernel, recurrent_kernel, bias = arguments
     sources = [tf.matmul(inputs, kernel) + bias, recurrent_kernel, hidden, cell]
-    num_steps = _num_steps(inputs)
+    length = num_steps(inputs)
     with tf.GradientTape() as tape:
         tape.watch(sources)
         projected = sources[0]
@@ -83,12 +77,8 @@ def _by_automatic_differentiation(arguments: Sequence[tf.Tensor], upstream: Sequ
             hidden = tf.sigmoid(output) * tf.tanh(cell)
             return step + 1, outputs.write(step, hidden), hidden, cell
 
-        start = (tf.constant(0), tf.TensorArray(tf.float32, num_steps, element_shape=hidden.shape), hidden, cell)
-        loop = tf.while_loop(lambda step, *_: step < num_steps, body, start, maximum_iterations=num_steps)
+        start = (tf.constant(0), tf.TensorArray(tf.float32, length, element_shape=hidden.shape), hidden, cell)
+        loop = tf.while_loop(lambda step, *_: step < length, body, start, maximum_iterations=length)
         _, outputs, last_hidden, last_cell = loop
         results = [outputs.stack() if len(upstream[0].shape) == 3 else last_hidden, last_cell]
     return tape.gradient(results, sources, upstream)
-
-
-def _num_steps(inputs: tf.Tensor) -> Any:
-    return inputs.shape[0] if inputs.shape[0] is not None else tf.shape(inputs)[0]

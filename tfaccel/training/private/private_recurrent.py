@@ -1,4 +1,4 @@
-"""The private API of Keras's LSTM cell that tells whether a layer computes what Keras's LSTM computes."""
+"""The private API of Keras's LSTM cell that tells whether a layer computes what Keras's layer computes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import keras
 
 from tfaccel.tested_versions import private_part
 
-_GATES = "_compute_carry_and_output_fused"
+_GATES_OF_LSTM = "_compute_carry_and_output_fused"
 
 
-def computes_keras_lstm(layer: keras.layers.Layer) -> bool:
-    """Whether a layer is an `LSTM` with Keras's default activations that overrides none of Keras's computation."""
-    kind, cell_kind = keras.layers.LSTM, keras.layers.LSTMCell
-    if not (isinstance(layer, kind) and type(layer.cell) is cell_kind):
+def computes_as_keras(layer: keras.layers.Layer, kind: type[keras.layers.RNN]) -> bool:
+    """Whether a layer is a Keras `LSTM` or `GRU` with the default activations and without recurrent dropout.
+
+    Args:
+        layer: any layer; one that overrides Keras's computation is none.
+        kind: `keras.layers.LSTM` or `keras.layers.GRU`.
+    """
+    cell_kind = keras.layers.LSTMCell if kind is keras.layers.LSTM else keras.layers.GRUCell
+    if not isinstance(layer, kind) or type(layer.cell) is not cell_kind or layer.use_cudnn is True:
         return False
-    overridden = any(getattr(type(layer), name) is not getattr(kind, name) for name in ("call", "inner_loop"))
-    overridden = overridden or any(name in vars(layer.cell) for name in ("call", _GATES))
-    private_part(cell_kind, _GATES)  # an unknown version of Keras computes its gates elsewhere
-    cell = layer.cell
-    is_usual = cell.activation is keras.activations.tanh and cell.recurrent_activation is keras.activations.sigmoid
-    return is_usual and not overridden and not cell.recurrent_dropout and cell.implementation == 2
+    if cell_kind is keras.layers.LSTMCell:
+        private_part(cell_kind, _GATES_OF_LSTM)  # an unknown version of Keras computes the gates elsewhere
+    of_class = all(getattr(type(layer), name) is getattr(kind, name) for name in ("call", "inner_loop"))
+    of_cell = not any(name in vars(layer.cell) for name in ("call", _GATES_OF_LSTM))
+    cell, activations = layer.cell, keras.activations
+    is_usual = cell.activation is activations.tanh and cell.recurrent_activation is activations.sigmoid
+    return of_class and of_cell and is_usual and cell.implementation == 2 and not cell.recurrent_dropout

@@ -1,4 +1,4 @@
-"""The LSTM kernel computes what Keras's LSTM computes, and leaves to Keras what it cannot compute."""
+"""The kernels of LSTM and GRU compute what Keras's layers compute, and leave to Keras what they cannot compute."""
 
 import keras
 import numpy as np
@@ -12,44 +12,53 @@ pytestmark = pytest.mark.usefixtures("logical_devices")
 
 BATCH, STEPS, FEATURES, UNITS = 6, 7, 4, 5
 LAYERS = {
-    "last output": lambda: layers.LSTM(UNITS),
-    "all outputs": lambda: layers.LSTM(UNITS, return_sequences=True),
-    "without bias": lambda: layers.LSTM(UNITS, use_bias=False),
-    "backwards": lambda: layers.LSTM(UNITS, go_backwards=True, return_sequences=True),
-    "unrolled": lambda: layers.LSTM(UNITS, unroll=True, return_sequences=True),
-    "dropout": lambda: layers.LSTM(UNITS, dropout=0.4, seed=2),
-    "stateful": lambda: layers.LSTM(UNITS, stateful=True),
-    "bidirectional": lambda: layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True)),
-    "with states": lambda: WithStates(layers.LSTM(UNITS, return_sequences=True, return_state=True)),
-    "with states of the last output": lambda: WithStates(layers.LSTM(UNITS, return_state=True)),
+    "LSTM, last output": lambda: layers.LSTM(UNITS),
+    "LSTM, all outputs": lambda: layers.LSTM(UNITS, return_sequences=True),
+    "LSTM without bias": lambda: layers.LSTM(UNITS, use_bias=False),
+    "LSTM backwards": lambda: layers.LSTM(UNITS, go_backwards=True, return_sequences=True),
+    "LSTM unrolled": lambda: layers.LSTM(UNITS, unroll=True, return_sequences=True),
+    "LSTM with dropout": lambda: layers.LSTM(UNITS, dropout=0.4, seed=2),
+    "stateful LSTM": lambda: layers.LSTM(UNITS, stateful=True),
+    "bidirectional LSTM": lambda: layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True)),
+    "LSTM from states": lambda: FromStates(layers.LSTM(UNITS, return_sequences=True, return_state=True)),
+    "LSTM from states, last output": lambda: FromStates(layers.LSTM(UNITS, return_state=True)),
+    "GRU, last output": lambda: layers.GRU(UNITS),
+    "GRU, all outputs": lambda: layers.GRU(UNITS, return_sequences=True),
+    "GRU without bias": lambda: layers.GRU(UNITS, use_bias=False),
+    "GRU backwards": lambda: layers.GRU(UNITS, go_backwards=True, return_sequences=True),
+    "GRU with dropout": lambda: layers.GRU(UNITS, dropout=0.4, seed=2),
+    "stateful GRU": lambda: layers.GRU(UNITS, stateful=True),
+    "bidirectional GRU": lambda: layers.Bidirectional(layers.GRU(UNITS)),
+    "GRU from states": lambda: FromStates(layers.GRU(UNITS, return_sequences=True, return_state=True), num_states=1),
 }
 LEFT_TO_KERAS = {
-    "a mask": lambda: Masked(layers.LSTM(UNITS)),
-    "recurrent dropout": lambda: layers.LSTM(UNITS, recurrent_dropout=0.4, seed=2),
-    "another activation": lambda: layers.LSTM(UNITS, activation="relu"),
-    "another gate activation": lambda: layers.LSTM(UNITS, recurrent_activation="hard_sigmoid"),
-    "products per gate": lambda: layers.LSTM(UNITS, implementation=1),
-    "bfloat16": lambda: layers.LSTM(UNITS, dtype="mixed_bfloat16"),
-    "float64": lambda: layers.LSTM(UNITS, dtype="float64"),
-    "a subclass": lambda: Doubled(UNITS),
+    "LSTM with a mask": lambda: Masked(layers.LSTM(UNITS)),
+    "LSTM with recurrent dropout": lambda: layers.LSTM(UNITS, recurrent_dropout=0.4, seed=2),
+    "LSTM with another activation": lambda: layers.LSTM(UNITS, activation="relu"),
+    "LSTM with other gates": lambda: layers.LSTM(UNITS, recurrent_activation="hard_sigmoid"),
+    "LSTM with products per gate": lambda: layers.LSTM(UNITS, implementation=1),
+    "LSTM in bfloat16": lambda: layers.LSTM(UNITS, dtype="mixed_bfloat16"),
+    "LSTM in float64": lambda: layers.LSTM(UNITS, dtype="float64"),
+    "a subclass of LSTM": lambda: Doubled(UNITS),
     "a cell of the user's": lambda: layers.RNN(layers.LSTMCell(UNITS)),
+    "GRU with a mask": lambda: Masked(layers.GRU(UNITS)),
+    "GRU with a reset before the product": lambda: layers.GRU(UNITS, reset_after=False),
+    "GRU in bfloat16": lambda: layers.GRU(UNITS, dtype="mixed_bfloat16"),
 }
+DEFAULT = ("LSTM with dropout", "bidirectional LSTM", "LSTM from states", "bidirectional GRU", "GRU from states")
+# Operations of Keras's loop that the kernels do not use.
+OF_KERAS = {"lstm": {"Sigmoid", "Tanh"}, "gru": {"TensorListFromTensor"}}
 
 
-def some(cases, *, default):
-    """The cases; those that are not in the default run are left to --all."""
-    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in cases]
-
-
-class WithStates(layers.Layer):
+class FromStates(layers.Layer):
     """Runs a layer from initial states that are computed, and returns everything it returns."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, num_states=2):
         super().__init__()
-        self.layer, self.first, self.second = layer, layers.Dense(UNITS), layers.Dense(UNITS)
+        self.layer, self.denses = layer, [layers.Dense(UNITS) for _ in range(num_states)]
 
     def call(self, x):
-        states = [self.first(x[:, 0]), self.second(x[:, 1])]
+        states = [dense(x[:, step]) for step, dense in enumerate(self.denses)]
         return tf.concat([tf.reshape(part, [BATCH, -1]) for part in self.layer(x, initial_state=states)], 1)
 
 
@@ -66,6 +75,11 @@ class Doubled(layers.LSTM):
     def inner_loop(self, *arguments, **options):
         last, outputs, states = super().inner_loop(*arguments, **options)
         return 2.0 * last, outputs, states
+
+
+def some(cases, *, default):
+    """The cases; those that are not in the default run are left to --all."""
+    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in cases]
 
 
 def model_of(make, dtype="float32", steps=STEPS):
@@ -114,25 +128,28 @@ def largest_distance(found, reference):
     return max(norm(a - b) / max(norm(b), 1e-12) for a, b in zip(found, reference, strict=True))
 
 
-@pytest.mark.parametrize("name", some(LAYERS, default=("dropout", "bidirectional", "with states")))
+@pytest.mark.parametrize("name", some(LAYERS, default=DEFAULT))
 def test_the_kernel_computes_what_keras_computes(name):
     with_kernel, operations = results(model_of(LAYERS[name]), fused=True)
     with_keras, operations_of_keras = results(model_of(LAYERS[name]), fused=False)
-    assert "BlockLSTM" in operations
-    assert "BlockLSTM" not in operations_of_keras
-    assert not {"Sigmoid", "Tanh"} & operations
+    assert operations != operations_of_keras
+    assert ("BlockLSTM" in operations) == ("LSTM" in name)
+    assert not operations & OF_KERAS["lstm" if "LSTM" in name else "gru"]
     assert largest_distance(with_kernel, with_keras) <= 1e-5
 
 
 @pytest.mark.slow
-def test_the_kernel_is_as_close_to_float64_as_keras():
-    make = LAYERS["all outputs"]
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_the_kernel_is_as_close_to_float64_as_keras(kind):
+    make = LAYERS[f"{kind}, all outputs"]
     exact, _ = results(model_of(make, "float64"), fused=False)
     of_kernel, of_keras = (largest_distance(results(model_of(make), fused=fused)[0], exact) for fused in (True, False))
     assert of_kernel <= 2.0 * of_keras + 1e-7
 
 
-@pytest.mark.parametrize("name", some(LEFT_TO_KERAS, default=("a mask", "bfloat16", "a subclass")))
+@pytest.mark.parametrize(
+    "name", some(LEFT_TO_KERAS, default=("LSTM in bfloat16", "a subclass of LSTM", "GRU with a mask"))
+)
 def test_other_layers_keep_kerass_operations(name):
     found = [results(model_of(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
     assert found[0][1] == found[1][1]
@@ -141,17 +158,20 @@ def test_other_layers_keep_kerass_operations(name):
 
 @pytest.mark.slow
 def test_inference_and_unknown_lengths():
-    for make, steps in ((LAYERS["dropout"], STEPS), (LAYERS["all outputs"], None), (LAYERS["last output"], None)):
+    with_one_length = [(name, STEPS) for name in ("LSTM with dropout", "GRU with dropout")]
+    without = [(name, None) for name in ("LSTM, all outputs", "LSTM, last output", "GRU, all outputs", "GRU backwards")]
+    for name, steps in with_one_length + without:
+        make = LAYERS[name]
         with_kernel, operations = results(model_of(make, steps=steps), fused=True, training=False)
-        with_keras, _ = results(model_of(make, steps=steps), fused=False, training=False)
-        assert "BlockLSTM" in operations
+        with_keras, operations_of_keras = results(model_of(make, steps=steps), fused=False, training=False)
+        assert operations != operations_of_keras
         assert largest_distance(with_kernel, with_keras) <= 1e-5
 
 
 @pytest.mark.parametrize("batch", [0, pytest.param(9, marks=pytest.mark.slow)])
 def test_graphs_for_batches_of_any_size(batch):
-    layer = layers.LSTM(UNITS, return_sequences=True)
-    model = keras.Sequential([keras.Input((None, FEATURES)), layer])
+    recurrent = [kind(UNITS, return_sequences=True) for kind in (layers.LSTM, layers.GRU)]
+    model = keras.Sequential([keras.Input((None, FEATURES)), *recurrent])
 
     def gradients(inputs, *, fused):
         with tf.GradientTape() as tape:
@@ -172,7 +192,12 @@ def test_graphs_for_batches_of_any_size(batch):
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["all outputs", pytest.param("last output", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    some(
+        [f"{kind}, {of} output{'s'[: of == 'all']}" for kind in ("LSTM", "GRU") for of in ("all", "last")], default=()
+    ),
+)
 def test_second_derivatives_are_kerass(name):
     """A gradient penalty differentiates the gradient, also with respect to the weights."""
 
