@@ -1,7 +1,7 @@
 """GRU on the CPU with one matrix product for the inputs of all steps, and a gradient in closed form.
 
-Keras multiplies the inputs in each step. Automatic differentiation of its loop takes twice the operations of the closed
-form, and multiplies for the gradients of both kernels in each step.
+Keras multiplies the inputs in each step, and automatic differentiation of its loop multiplies for the gradients of the
+inputs and of both kernels in each step.
 
 Source: Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014, https://arxiv.org/abs/1406.1078
 """

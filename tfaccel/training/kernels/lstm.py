@@ -1,7 +1,8 @@
 """LSTM on the CPU by TensorFlow's kernel for whole sequences, with a gradient in closed form.
 
-Keras loops over the steps, with some 20 operations per step forward and as many backward. TensorFlow's `BlockLSTM`
-computes all steps in one operation; it serves here without its own gradient, which is slower than Keras's loop.
+Keras loops over the steps with many small operations in each. TensorFlow's `BlockLSTM` computes all steps in one
+operation. It serves here without its own gradient, which multiplies for the kernels in each step: in large layers that
+is slower than Keras's loop.
 
 Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997, https://doi.org/10.1162/neco.1997.9.8.1735
 """
