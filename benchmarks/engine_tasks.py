@@ -144,6 +144,15 @@ def lstm(**fields: Any) -> Task:
     return Task(name="LSTM", build_model=build, input_shape=(100, 32), **{"global_batch_size": 128, **fields})
 
 
+def gru(**fields: Any) -> Task:
+    """A GRU of 128 units on sequences of length 100, batch 128."""
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input((100, 32)), keras.layers.GRU(128), keras.layers.Dense(NUM_CLASSES)])
+
+    return Task(name="GRU", build_model=build, input_shape=(100, 32), **{"global_batch_size": 128, **fields})
+
+
 def transformer(**fields: Any) -> Task:
     """A Transformer encoder of 2 layers, width 256, on 128 tokens, batch 128."""
 

@@ -39,6 +39,7 @@ FURTHER_CASES = [
     ParityCase(TWO, "lstm", "ema", last_batch="short", weighting="masks", source="tf_data"),
     ParityCase(TWO, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16"),
     ParityCase(TWO, "stateful_lstm", "sgd", "clipnorm", xla=True),
+    ParityCase(TWO, "lstm", "adam", last_batch="short"),
     ParityCase(TWO, "two_outputs", "adam", "clipvalue", dtype_policy="mixed_float16", last_batch="empty"),
     ParityCase(NONE, "lstm", "adam", "global_clipnorm", weighting="masks", source="tf_data"),
 ]

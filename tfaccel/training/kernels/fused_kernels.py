@@ -15,13 +15,18 @@ import keras
 from tfaccel.training.kernels.attention import fused_attention
 from tfaccel.training.kernels.batch_normalization import fused_batch_normalization
 from tfaccel.training.kernels.gelu import fused_gelu
+from tfaccel.training.kernels.gru import fused_gru
 from tfaccel.training.kernels.layer_normalization import fused_layer_normalization
+from tfaccel.training.kernels.lstm import fused_lstm
 from tfaccel.training.kernels.optimizer_updates import fused_update
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
 
-LAYER_KERNELS = (fused_batch_normalization, fused_layer_normalization, fused_gelu, fused_attention)
+LAYER_KERNELS = (
+    *(fused_batch_normalization, fused_layer_normalization, fused_gelu),
+    *(fused_attention, fused_lstm, fused_gru),
+)
 
 
 @contextlib.contextmanager
