@@ -3,6 +3,7 @@
 import tfaccel
 
 PUBLIC_NAMES = [
+    "BatchReport",
     "ClusterError",
     "CompressResult",
     "CompressionError",
@@ -18,6 +19,7 @@ PUBLIC_NAMES = [
     "HardwareError",
     "ImageInput",
     "MeasureOptions",
+    "MemoryEstimate",
     "ModelConfig",
     "NonFiniteLossError",
     "Plan",
@@ -44,8 +46,10 @@ PUBLIC_NAMES = [
     "default_plan",
     "detect_hardware",
     "distill",
+    "estimate_memory",
     "evaluate",
     "export",
+    "find_batch_size",
     "find_fastest",
     "fit",
     "load_run",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.estimate_memory import task_of
 from tfaccel.measuring.plan_search import MeasureOptions, OnCandidate, PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import cached_plan, keep_plan
-from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
 
@@ -79,7 +78,7 @@ def find_fastest(
     if earlier is not None and earlier.complete:
         return replace(earlier, from_cache=True)
     by_name = isinstance(workload, str)
-    task = _task(workload if by_name else made, options if by_name else {}, measure.seed)
+    task = {**task_of(workload if by_name else made, options if by_name else {}), "seed": measure.seed}
     left_out = ("oneDNN",) if "tensorflow" in sys.modules else ()  # this process could not train with the plan
     search = PlanSearch(made, hardware, fixed, measure, on_candidate=on_candidate, left_out=left_out, earlier=earlier)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
@@ -100,15 +99,3 @@ def find_fastest(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _task(given: Any, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """What `candidate_program` needs to know to make the workload."""
-    origin, by_value = Origin.of([given])
-    reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
-    return {
-        "origin": {"folder": origin.folder, "main_file": origin.main_file},
-        "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},
-        "options": dict(options),
-        "seed": seed,
-    }
