@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
 from tfaccel.measuring.recomputed_segments import recomputation
-from tfaccel.measuring.step_program import StepProgram
+from tfaccel.measuring.step_program import Node, StepProgram
 from tfaccel.measuring.step_simulation import simulate
 from tfaccel.measuring.traced_step import TracedStep, traced_step
 from tfaccel.planning.plan import Plan
@@ -21,7 +21,7 @@ from tfaccel.training.runtime import Runtime
 _RUNTIME_BYTES, _RUNTIME_BYTES_PER_OPERATION = 45_000_000, 25_000
 # A matrix product copies blocks of its operands; threads keep the memory for them.
 _BLOCK_BYTES, _NUM_BLOCKS = 8 << 20, 8
-_MAX_REPLICA_BATCH_SIZE = 1 << 24
+_MAX_REPLICA_BATCH_SIZE, _MAX_TRIES = 1 << 24, 16
 _KIB = 1024
 
 
@@ -185,19 +185,8 @@ class _Sizes:
 
         if needed(1) > usable:
             return 0
-        low, high = 1, None
-        guess = max(1, self._plan.micro_batch_size)
-        while high is None or high - low > max(1, low // 100):
-            if needed(guess) <= usable:
-                low = max(low, guess)
-                if low >= _MAX_REPLICA_BATCH_SIZE:
-                    break
-            else:
-                high = guess
-            if high is not None and high - low <= 1:
-                break
-            guess = _next_guess(low, high, needed, usable)
-        return low * self._plan.accumulation_steps
+        largest = largest_within(needed, usable, first=max(2, self._plan.micro_batch_size))
+        return largest * self._plan.accumulation_steps
 
     def _notes(self) -> list[str]:
         notes = []
@@ -212,17 +201,37 @@ class _Sizes:
         return notes
 
 
-def _next_guess(low: int, high: int | None, needed: functools.partial[int] | object, usable: int) -> int:
-    """The next batch size to try: where a line through two known ones meets the limit, kept between the bounds."""
-    first = needed(low)  # type: ignore[operator]
-    other = max(1, low // 2) if low > 1 else 2
-    slope = (first - needed(other)) / (low - other)  # type: ignore[operator]
-    guess = low + int((usable - first) / slope) if slope > 0 else 4 * low
-    upper = high - 1 if high is not None else min(16 * low, _MAX_REPLICA_BATCH_SIZE)
-    return max(low + 1, min(guess if guess > low else (low + upper) // 2, upper))
+def largest_within(needed: Callable[[int], int], usable: int, *, first: int) -> int:
+    """The largest number, to within 1 %, for which not more than the usable bytes are needed; it grows with the number.
+
+    Args:
+        needed: bytes for a number; few calls are made, since each may take seconds.
+        usable: the limit, which 1 meets.
+        first: the number to begin with.
+
+    Example:
+        >>> largest_within(lambda number: 50 + 3 * number, 350, first=8)
+        100
+    """
+    low, high, guess = 1, _MAX_REPLICA_BATCH_SIZE, first
+    for turn in range(_MAX_TRIES):
+        if needed(guess) <= usable:
+            low = guess
+        else:
+            high = guess
+        if high - low <= max(1, low // 100):
+            break
+        # A line through two known numbers, aimed a little beyond the limit, or a little below, in turn.
+        other = max(1, low // 2) if low > 1 else 2
+        slope = (needed(low) - needed(other)) / (low - other)
+        room = usable - needed(low)
+        aim = low + int(room / slope * (1.004 if turn % 2 == 0 else 0.998)) if slope > 0 else 8 * low
+        aimed = low < aim < high and turn % 4 < 3
+        guess = aim if aimed else min((low + high) // 2, 8 * low + 1, high - 1)
+    return low
 
 
-def _products(program: StepProgram) -> list:  # type: ignore[type-arg]
+def _products(program: StepProgram) -> list[Node]:
     """The matrix products of a program, those in loops included."""
     found = [node for node in program.nodes if node.multiplications and "MatMul" in node.kind]
     return found + [one for node in program.nodes if node.body is not None for one in _products(node.body)]

@@ -163,7 +163,8 @@ class _Reader:
                 yield operation, numbers, name
 
     def _node(self, operation: Any, numbers: dict[Any, int], name: str) -> Node:
-        body, turns = None, 1
+        body: StepProgram | None = None
+        turns: int | None = 1
         inputs = tuple(self._number(numbers, tensor) for tensor in operation.inputs)
         outputs = tuple(self._number(numbers, tensor) for tensor in operation.outputs)
         if operation.type in LOOPS or operation.type in BRANCHES:

@@ -186,7 +186,7 @@ class _Simulation:
             fits = isinstance(value, Buffer) and value.references == 1 and value.num_bytes == size.num_bytes
             if fits and not value.is_given and known.dtype == size.dtype:
                 value.add()
-                return value  # type: ignore[no-any-return]
+                return value
         return None
 
     def _variable_operation(self, node: Node, given: list[Any]) -> list[Any]:
