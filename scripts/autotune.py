@@ -64,7 +64,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     from tfaccel.measuring.plan_search import MeasureOptions
 
     for name in ("write", "report"):
-        _check_writable(name, values[name].value)
+        check_writable(name, values[name].value)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         report = find_fastest(
             reference_of_workload(values),
@@ -90,7 +90,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _check_writable(flag: str, path: str | None) -> None:
+def check_writable(flag: str, path: str | None) -> None:
     """Refuses an output file that cannot be written, before anything is measured."""
     if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
         raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tfaccel.errors import PlanError
+from tfaccel.measuring.candidate_program import resident_bytes
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
 from tfaccel.measuring.recomputed_segments import recomputation
 from tfaccel.measuring.step_program import Node, StepProgram
@@ -22,19 +21,6 @@ _RUNTIME_BYTES, _RUNTIME_BYTES_PER_OPERATION = 45_000_000, 25_000
 # A matrix product copies blocks of its operands; threads keep the memory for them.
 _BLOCK_BYTES, _NUM_BLOCKS = 8 << 20, 8
 _MAX_REPLICA_BATCH_SIZE, _MAX_TRIES = 1 << 24, 16
-_KIB = 1024
-
-
-def resident_bytes() -> int:
-    """The resident size of this process.
-
-    Example:
-        >>> resident_bytes() > 2**20
-        True
-    """
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    found = re.search(r"VmRSS:\s+(\d+)", status)
-    return int(found[1]) * _KIB if found else 0
 
 
 def estimate_here(
@@ -83,6 +69,8 @@ class _Sizes:
         self._num_replicas = plan.num_local_replicas if self._on_cpu else 1
         self._program = step.sizes.of(plan.micro_batch_size)
         self._num_unknown = 0
+        self._known: list[int] = []
+        self._recomputed: dict[int, int] = {}
 
     @property
     def _reduced_bytes(self) -> int:
@@ -99,6 +87,7 @@ class _Sizes:
     @functools.lru_cache  # noqa: B019
     def batch(self, replica_batch_size: int) -> BatchMemory:
         """The memory for a batch size."""
+        self._known.append(replica_batch_size)
         micro_batch_size = replica_batch_size // self._plan.accumulation_steps
         program = self._step.sizes.of(micro_batch_size)
         use = simulate(program)
@@ -179,14 +168,18 @@ class _Sizes:
         if usable is None or not self._step.sizes.has_any_size:
             return None
 
-        def needed(size: int) -> int:
-            batch = self.batch(size * self._plan.accumulation_steps)
-            return batch.recomputed_total_bytes if recomputed else batch.total_bytes
+        steps = self._plan.accumulation_steps
 
+        def needed(size: int) -> int:
+            if not recomputed:
+                return self.batch(size * steps).total_bytes
+            return _on_line(self._recomputed, size * steps)
+
+        self._recomputed = {size: self.batch(size).recomputed_total_bytes for size in (steps, *self._known)}
         if needed(1) > usable:
             return 0
         largest = largest_within(needed, usable, first=max(2, self._plan.micro_batch_size))
-        return largest * self._plan.accumulation_steps
+        return largest * steps
 
     def _notes(self) -> list[str]:
         notes = []
@@ -229,6 +222,12 @@ def largest_within(needed: Callable[[int], int], usable: int, *, first: int) -> 
         aimed = low < aim < high and turn % 4 < 3
         guess = aim if aimed else min((low + high) // 2, 8 * low + 1, high - 1)
     return low
+
+
+def _on_line(known: dict[int, int], size: int) -> int:
+    """A number between, or beyond, those of the two nearest sizes."""
+    low, high = sorted(sorted(known, key=lambda one: abs(one - size))[:2])
+    return round(known[low] + (known[high] - known[low]) * (size - low) / (high - low))
 
 
 def _products(program: StepProgram) -> list[Node]:

@@ -73,6 +73,7 @@ class _Simulation:
         self._random = random.Random(0)
         self._kept: dict[int, Buffer] = {}
         self._unknown: set[str] = set()
+        self._durations: dict[int, float] = {}
         self._seconds = 0.0  # of the last loop or branch
 
     def run(self, program: StepProgram) -> StepMemoryUse:
@@ -252,9 +253,16 @@ class _Simulation:
     def _duration(self, node: Node) -> float:
         if node.body is not None:
             return self._seconds
-        num_bytes = sum(size.num_bytes or 0 for size in (*node.given, *node.made))
-        return (
-            _OVERHEAD_SECONDS
-            + num_bytes / _BYTES_PER_SECOND * (node.kind not in CHEAP)
-            + node.multiplications / _MULTIPLICATIONS_PER_SECOND
-        )
+        known = self._durations.get(id(node))
+        if known is None:
+            known = self._durations[id(node)] = _seconds_of(node)
+        return known
+
+
+def _seconds_of(node: Node) -> float:
+    num_bytes = sum(size.num_bytes or 0 for size in (*node.given, *node.made))
+    return (
+        _OVERHEAD_SECONDS
+        + num_bytes / _BYTES_PER_SECOND * (node.kind not in CHEAP)
+        + node.multiplications / _MULTIPLICATIONS_PER_SECOND
+    )
