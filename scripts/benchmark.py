@@ -8,6 +8,7 @@
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
+    tfaccel benchmark memory --repetitions=3 --out=benchmarks/memory.json
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
@@ -19,7 +20,8 @@ TPE and Bayesian; each repetition uses one seed and takes three minutes; needs t
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
-reload; six minutes) and `settings` (each recipe's settings and neighboring ones, on held-out training data, never on
+reload; six minutes), `memory` (the estimate of `tfaccel estimate-memory` and the measured peak, on models of five
+families; half a minute per repetition of each) and `settings` (each recipe's settings and neighboring ones, on held-out training data, never on
 test data; `--out` is written after each run, and a later call continues it; hours for all recipes). Run nothing else
 during measurements. Exit status 1 if a bound is missed.
 """
@@ -47,10 +49,13 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
-SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "settings")
+SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "settings")
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
+)
+MEMORY_FIGURE_NAMES = (
+    *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),
 )
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
@@ -146,6 +151,10 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             from tfaccel.benchmarks.compress_suite import run_compress_suite
 
             return run_compress_suite(names, options)
+        if suite == "memory":
+            from tfaccel.benchmarks.memory_suite import run_memory_suite
+
+            return run_memory_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
         if suite == "search":
@@ -166,6 +175,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "search": tuple(SEARCHES),
         "samplers": SAMPLER_FIGURES,
         "compress": COMPRESS_FIGURE_NAMES,
+        "memory": MEMORY_FIGURE_NAMES,
         "serve": SERVE_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))

@@ -14,7 +14,7 @@ COMMANDS = {
     "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
-    "estimate-memory": "estimate the memory of training by batch size, and the largest batch that fits, without training",
+    "estimate-memory": "estimate the memory that training takes, and the largest batch that fits",
     "find-batch-size": "find the largest batch that fits into memory, and the fastest one, by training some steps",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",

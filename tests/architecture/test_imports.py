@@ -41,6 +41,8 @@ NOUN_MODULES = {
     "tfaccel.errors",
     "tfaccel.training.run.result",
     "tfaccel.measuring.measurement",
+    "tfaccel.measuring.memory_estimate",
+    "tfaccel.measuring.batch_report",
     "tfaccel.benchmarks.report",
     "tfaccel.compressing.comparison.gate",
     "tfaccel.exporting.export_result",
@@ -70,6 +72,7 @@ CHILD_PROGRAMS = {
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
     "tfaccel.benchmarks.plain_program",
+    "tfaccel.benchmarks.memory_program",
     "tfaccel.benchmarks.sampler_program",
     "tfaccel.tuning.worker_program",
 }
