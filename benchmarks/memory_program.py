@@ -41,4 +41,5 @@ def peak_training_bytes(work: str, plan: Plan) -> int:
 
 if __name__ == "__main__":
     task = json.loads(sys.argv[1])
-    print(json.dumps({"peak_training_bytes": peak_training_bytes(task["workload"], Plan.from_json(task["plan"]))}))
+    found = peak_training_bytes(task["workload"], Plan.from_json(task["plan"]))
+    sys.stdout.write(json.dumps({"peak_training_bytes": found}) + "\n")

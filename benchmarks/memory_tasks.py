@@ -93,6 +93,7 @@ def _workload(
     optimizer: str = "adam",
 ) -> Workload:
     generator, num_rows = np.random.default_rng(7), _NUM_BATCHES * batch_size
+    x: np.ndarray
     if num_tokens:
         x = generator.integers(0, num_tokens, (num_rows, *shape), dtype=np.int32)
     else:

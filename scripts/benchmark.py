@@ -21,9 +21,9 @@ image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
 reload; six minutes), `memory` (the estimate of `tfaccel estimate-memory` and the measured peak, on models of five
-families; half a minute per repetition of each) and `settings` (each recipe's settings and neighboring ones, on held-out training data, never on
-test data; `--out` is written after each run, and a later call continues it; hours for all recipes). Run nothing else
-during measurements. Exit status 1 if a bound is missed.
+families; half a minute per repetition of each) and `settings` (each recipe's settings and neighboring ones, on held-out
+training data, never on test data; `--out` is written after each run, and a later call continues it; hours for all
+recipes). Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
 
 import json

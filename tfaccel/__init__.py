@@ -25,6 +25,7 @@ _PUBLIC_NAMES = {
     "estimate_memory": "tfaccel.measuring.estimate_memory",
     "MemoryEstimate": "tfaccel.measuring.memory_estimate",
     "find_batch_size": "tfaccel.measuring.find_batch_size",
+    "BatchOptions": "tfaccel.measuring.batch_search",
     "BatchReport": "tfaccel.measuring.batch_report",
     "MeasureOptions": "tfaccel.measuring.plan_search",
     "Report": "tfaccel.measuring.report",

@@ -3,6 +3,7 @@
 import tfaccel
 
 PUBLIC_NAMES = [
+    "BatchOptions",
     "BatchReport",
     "ClusterError",
     "CompressResult",

@@ -14,7 +14,6 @@ from tfaccel.measuring.memory_estimate import mebibytes
 
 HEADINGS = ("replica batch", "global batch", "examples/s", "speed", "spread", "memory", "outcome")
 INTERRUPTED = "It was interrupted."
-MIN_GAIN = 0.02  # a larger batch must be faster by more, since fewer updates per epoch learn less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +59,8 @@ class BatchReport:
         seconds: how long it took.
         stopped_because: why nothing more was tried.
         complete: False if time or the user ended it early.
+        fastest: the replica batch size with the most examples per second, compared window by window; of two that
+            differ by less than 2 %, the smaller. None if none was timed.
 
     Example:
         >>> from tfaccel.planning.plan import Plan
@@ -77,6 +78,7 @@ class BatchReport:
     seconds: float
     stopped_because: str = ""
     complete: bool = True
+    fastest: int | None = None
 
     @property
     def was_interrupted(self) -> bool:
@@ -87,19 +89,6 @@ class BatchReport:
     def largest(self) -> int | None:
         """The largest replica batch size that fits; None if none does."""
         return max((one.replica_batch_size for one in self.trials if one.fits), default=None)
-
-    @property
-    def fastest(self) -> int | None:
-        """The replica batch size with the most examples per second; None if none was timed.
-
-        Among those that differ by less than 2 %, the smallest.
-        """
-        rates = {one.replica_batch_size: one.candidate.examples_per_second for one in self.trials if one.fits}
-        known = {size: rate for size, rate in rates.items() if rate}
-        if not known:
-            return None
-        best = max(known.values())
-        return min(size for size, rate in known.items() if rate >= best / (1 + MIN_GAIN))
 
     @property
     def recommendation(self) -> str:
@@ -138,7 +127,7 @@ class BatchReport:
 
     def to_json(self) -> dict[str, Any]:
         """The fields and derived values as JSON values."""
-        derived = {"largest": self.largest, "fastest": self.fastest, "recommendation": self.recommendation}
+        derived = {"largest": self.largest, "recommendation": self.recommendation}
         return {**asdict(self), "trials": [one.to_json() for one in self.trials], **derived}
 
     @classmethod

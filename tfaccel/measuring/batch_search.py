@@ -12,8 +12,10 @@ from tfaccel.errors import PlanError
 from tfaccel.measuring.batch_report import INTERRUPTED, BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.plan_search import rate_of, steps_of_window
+from tfaccel.measuring.plan_search import MIN_GAIN, rate_of, steps_of_window
+from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 
 _PROBED_STEPS = 3
@@ -38,6 +40,7 @@ class BatchOptions:
 
     Raises:
         PlanError: if a limit is not positive, or the head-room is not a fraction.
+        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
     """
 
     memory_limit_bytes: int | None = None
@@ -54,6 +57,7 @@ class BatchOptions:
                 raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
         if not 0 <= self.head_room < 1:
             raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={self.head_room!r}.")
+        check_seed(self.seed)
 
 
 class OutOfTime(Exception):
@@ -144,8 +148,8 @@ class BatchSearch:
         expected = self._expected_bytes(size)
         if expected is not None and self._usable_bytes is not None and expected > _MARGIN * self._usable_bytes:
             text = f"Not tried: {expected:,} bytes are expected, and {self._usable_bytes:,} are usable."
-            self._note(BatchTrial(candidate=replace(candidate, failure=text), fits=False, estimated_bytes=expected,
-                                  was_tried=False))  # fmt: skip
+            failed = replace(candidate, failure=text)
+            self._note(BatchTrial(candidate=failed, fits=False, estimated_bytes=expected, was_tried=False))
             return False
         self._check_time()
         began = time.monotonic()
@@ -159,6 +163,10 @@ class BatchSearch:
             if fits:
                 self._time(child)
         except CandidateFailed as error:
+            if self._best_runs and OUT_OF_MEMORY in str(error):  # it had only what the best one left
+                child.end()
+                self._end_best()
+                return self._try(micro_batch_size)
             self._note(BatchTrial(candidate=child.fail(str(error)), fits=False, estimated_bytes=expected))
             return False
         except BaseException:
@@ -195,7 +203,7 @@ class BatchSearch:
                 child.window(num_steps)
             speedup = None if best is None else self._speed_against(best, child)
             child.candidate = replace(child.candidate, speedup=speedup)
-            if speedup is None or speedup > 1:
+            if speedup is None or _is_faster(child, speedup, best):
                 self._best, self._best_runs = child, True
             return
         ratios = []
@@ -205,7 +213,7 @@ class BatchSearch:
             ratios.append(rate_of(child.window(num_steps), child.candidate.plan) / incumbent)
         child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
         self._renew(best)
-        if statistics.median(ratios) > 1:
+        if _is_faster(child, statistics.median(ratios), best):
             best.end()
             self._best = child  # which runs
 
@@ -261,4 +269,11 @@ class BatchSearch:
             seconds=time.monotonic() - self._began,
             stopped_because=self._stopped_because,
             complete=self._complete,
+            fastest=None if self._best is None else self._best.candidate.plan.replica_batch_size,
         )
+
+
+def _is_faster(child: CandidateChild, speedup: float, best: CandidateChild | None) -> bool:
+    """Whether a batch size is faster than the best one; a larger one must be by more, since it makes fewer updates."""
+    sizes = [one.candidate.plan.replica_batch_size for one in (child, best) if one is not None]
+    return speedup > (1 + MIN_GAIN if sizes[0] == max(sizes) else 1 / (1 + MIN_GAIN))

@@ -21,6 +21,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
+OUT_OF_MEMORY = "Out of memory"
 _KIB = 1024
 _WATCH_SECONDS = 0.02
 
@@ -49,7 +50,7 @@ def _end_at(memory_limit_bytes: int, connection: Connection) -> None:
     def watch() -> None:
         while (resident := resident_bytes()) <= memory_limit_bytes:
             time.sleep(_WATCH_SECONDS)
-        cause = f"Out of memory: its resident size reached {resident:,} bytes; the limit is {memory_limit_bytes:,}."
+        cause = f"{OUT_OF_MEMORY}: its resident size reached {resident:,} bytes; the limit is {memory_limit_bytes:,}."
         connection.send({"event": "failed", "cause": cause})
         os._exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,15 +39,22 @@ def graph_operations(graph: Any) -> int:
     return _Counter(graph).count(graph)
 
 
-def needed_operations(graph: Any) -> list[tf.Operation]:
-    """The operations of a function's graph that its results and side effects need."""
+def needed_operations(
+    graph: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
+) -> list[tf.Operation]:
+    """The operations of a function's graph that its results and side effects need.
+
+    Args:
+        graph: the function's.
+        inputs_of: the tensors that an operation needs.
+    """
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     needed: dict[str, tf.Operation] = {}
     while waiting:
         operation = waiting.pop()
         if operation.name not in needed:
             needed[operation.name] = operation
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+            waiting += [*(tensor.op for tensor in inputs_of(operation)), *operation.control_inputs]
     return list(needed.values())
 
 

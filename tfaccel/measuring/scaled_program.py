@@ -9,7 +9,7 @@ from tfaccel.measuring.step_program import Node, Shape, StepProgram, TensorSize
 
 @dataclass(frozen=True)
 class TracedSizes:
-    """The same step, traced for one or two batch sizes.
+    """The same step, traced for one or more batch sizes.
 
     Args:
         programs: batch size -> program.
@@ -19,10 +19,10 @@ class TracedSizes:
 
     @property
     def has_any_size(self) -> bool:
-        """Whether the program of any batch size can be derived: two were traced, and differ only in their shapes."""
+        """Whether the program of any batch size can be derived: the last two differ only in their shapes."""
         if len(self.programs) < 2:
             return False
-        small, large = self.programs.values()
+        small, large = list(self.programs.values())[-2:]
         return are_alike(small, large)
 
     def of(self, batch_size: int) -> StepProgram:
@@ -35,7 +35,7 @@ class TracedSizes:
             return self.programs[batch_size]
         if not self.has_any_size:
             raise KeyError(batch_size)
-        (first, small), (second, large) = self.programs.items()
+        (first, small), (second, large) = list(self.programs.items())[-2:]
         return _between(small, large, (batch_size - first) / (second - first))
 
 

@@ -144,7 +144,7 @@ class _Reader:
     def _flat(self, graph: Any, numbers: dict[Any, int], scope: str) -> Any:
         """The operations of a graph with those of called functions in place of calls; tensors' numbers; names."""
         arguments = {tensor.op.name for tensor in graph.inputs}
-        for operation in in_order(needed_operations(graph)):
+        for operation in in_order(needed_operations(graph, needed_inputs)):
             if operation.name in arguments:
                 continue
             name = scope + operation.name
@@ -165,7 +165,8 @@ class _Reader:
     def _node(self, operation: Any, numbers: dict[Any, int], name: str) -> Node:
         body: StepProgram | None = None
         turns: int | None = 1
-        inputs = tuple(self._number(numbers, tensor) for tensor in operation.inputs)
+        given = needed_inputs(operation)
+        inputs = tuple(self._number(numbers, tensor) for tensor in given)
         outputs = tuple(self._number(numbers, tensor) for tensor in operation.outputs)
         if operation.type in LOOPS or operation.type in BRANCHES:
             reader = _Reader(self._outer, self._counts, self._known)
@@ -178,11 +179,11 @@ class _Reader:
                     key=lambda program: sum(size.num_bytes or 0 for node in program.nodes for size in node.made),
                 )
         return Node(
-            kind=operation.type,
+            kind="Const" if operation.type == "Fill" and not given else operation.type,
             name=name,
             inputs=inputs,
             outputs=outputs,
-            given=tuple(map(size_of, operation.inputs)),
+            given=tuple(map(size_of, given)),
             made=tuple(map(size_of, operation.outputs)),
             multiplications=_known_multiplications(operation),
             in_backward=GRADIENT_SCOPE in name,
@@ -203,6 +204,12 @@ class _Reader:
         if operation.type == "TensorListFromTensor":
             return int((operation.inputs[0].shape or [0])[0] or 0)
         return 0
+
+
+def needed_inputs(operation: Any) -> Sequence[Any]:
+    """The inputs of an operation; none for a tensor of one value, which TensorFlow makes a constant if it is small."""
+    is_constant = operation.type == "Fill" and all(one.op.type == "Const" for one in operation.inputs)
+    return () if is_constant else operation.inputs
 
 
 def in_order(operations: list[Any]) -> list[Any]:

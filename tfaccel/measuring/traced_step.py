@@ -43,7 +43,7 @@ class TracedStep:
 
 
 def traced_step(workload: Workload, plan: Plan) -> TracedStep:
-    """Builds the model and traces its training step, for the plan's micro-batch size and for twice that size.
+    """Builds the model and traces its training step, for the plan's micro-batch size and for larger ones.
 
     One batch of the data is read. A model that accepts no other batch size is traced for the plan's alone.
 
@@ -58,11 +58,14 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
     model = compiled_model(workload, plan, num_steps=1)
     build_for(model, _spec(batch, plan.micro_batch_size), workload)
     step = tf.function(model.train_step, autograph=False)
-    programs: dict[int, StepProgram] = {}
+    programs = {}
     with fused_kernels(model) if plan.fused_kernels else contextlib.nullcontext():
         programs[plan.micro_batch_size] = _program(step, batch, plan.micro_batch_size)
         with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
-            programs[2 * plan.micro_batch_size] = _program(step, batch, 2 * plan.micro_batch_size)
+            for factor in (2, 4):  # small tensors may be made in another way
+                if not TracedSizes(programs).has_any_size:
+                    size = factor * plan.micro_batch_size
+                    programs[size] = _program(step, batch, size)
     optimizers = list(optimizers_of(model).values())
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     return TracedStep(
