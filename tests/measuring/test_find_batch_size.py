@@ -1,4 +1,4 @@
-"""`find_batch_size` trains each batch size in a process of its own: memory that ends is a row, and so is the data's end."""
+"""`find_batch_size` trains each batch size in a process of its own: no memory left is a row, and so is no data left."""
 
 import json
 from pathlib import Path
