@@ -12,6 +12,7 @@ activations are recomputed in the backward pass (`keras.RematScope`). Another ma
 
 import json
 import sys
+from functools import partial
 
 from absl import flags
 from rich.table import Table
@@ -59,16 +60,14 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     check_writable("out", values.out)
     sizes = [_size(text) for text in values.batch_sizes]
     hardware = None if values.hardware is None else Hardware.load(values.hardware)
-    reference, fixed = reference_of_workload(values), fixed_fields(values)
-    if not values.quiet:
-        show_progress("estimate-memory", f"tracing the training step of {reference}")
     estimate = estimate_memory(
-        reference,
+        reference_of_workload(values),
         batch_sizes=sizes,
         hardware=hardware,
         head_room=values.head_room,
+        progress=_show_nothing if values.quiet else partial(show_progress, "estimate-memory"),
         **parameters.chosen(),
-        **fixed,
+        **fixed_fields(values),
     )
     if not values.quiet:
         show_progress("estimate-memory", "")
@@ -79,6 +78,10 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     else:
         _print(estimate)
     return 0
+
+
+def _show_nothing(text: str) -> None:
+    """Shows no progress."""
 
 
 def _size(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def estimate_memory(
     batch_sizes: Sequence[int] = (),
     hardware: Hardware | None = None,
     head_room: float = 0.1,
+    progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> MemoryEstimate:
     """Estimates the memory that training takes, by batch size, and the largest batch that fits. Nothing is trained.
@@ -46,6 +47,7 @@ def estimate_memory(
         batch_sizes: examples per replica and optimizer step; empty for the plan's, half and twice of it.
         hardware: the machine whose memory counts; None for this one. It need not be here.
         head_room: the fraction of a device's memory that is to stay free.
+        progress: called with a line before the step is traced.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
             `workload`, `x` and `y`.
 
@@ -67,6 +69,8 @@ def estimate_memory(
     made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)
+    _check(batch_sizes, head_room)
+    progress(f"tracing the training step of {made.name}")
     by_name = isinstance(workload, str)
     with_options = options if by_name else {}
     return estimate_of_plan(
@@ -91,11 +95,7 @@ def estimate_of_plan(
         options: arguments of the function that makes the workload.
         batch_sizes, head_room: as in `estimate_memory`.
     """
-    if type(head_room) not in (int, float) or not 0 <= head_room < 1:
-        raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={head_room!r}.")
-    for size in batch_sizes:
-        if type(size) is not int or size < 1:
-            raise PlanError(f"batch_sizes must be whole numbers of at least 1. Received: {size!r}.")
+    _check(batch_sizes, head_room)
     task = {
         **task_of(workload, options or {}),
         "plan": plan.to_json(),
@@ -112,6 +112,14 @@ def estimate_of_plan(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(batch_sizes: Sequence[int], head_room: float) -> None:
+    if type(head_room) not in (int, float) or not 0 <= head_room < 1:
+        raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={head_room!r}.")
+    for size in batch_sizes:
+        if type(size) is not int or size < 1:
+            raise PlanError(f"batch_sizes must be whole numbers of at least 1. Received: {size!r}.")
 
 
 def device_bytes(plan: Plan, hardware: Hardware) -> int | None:
