@@ -10,9 +10,9 @@ activations are recomputed in the backward pass (`keras.RematScope`). Another ma
 `tfaccel env --json`.
 """
 
+import contextlib
 import json
 import sys
-from functools import partial
 
 from absl import flags
 from rich.table import Table
@@ -21,9 +21,10 @@ from rich.text import Text
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.memory_estimate import HEADINGS, MemoryEstimate, mebibytes
-from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
+from tfaccel.scripts.model_flags import shown_log
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
@@ -60,17 +61,15 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     check_writable("out", values.out)
     sizes = [_size(text) for text in values.batch_sizes]
     hardware = None if values.hardware is None else Hardware.load(values.hardware)
-    estimate = estimate_memory(
-        reference_of_workload(values),
-        batch_sizes=sizes,
-        hardware=hardware,
-        head_room=values.head_room,
-        progress=_show_nothing if values.quiet else partial(show_progress, "estimate-memory"),
-        **parameters.chosen(),
-        **fixed_fields(values),
-    )
-    if not values.quiet:
-        show_progress("estimate-memory", "")
+    with contextlib.nullcontext() if values.quiet else shown_log(program="estimate-memory"):
+        estimate = estimate_memory(
+            reference_of_workload(values),
+            batch_sizes=sizes,
+            hardware=hardware,
+            head_room=values.head_room,
+            **parameters.chosen(),
+            **fixed_fields(values),
+        )
     if values.out is not None:
         estimate.save(values.out)
     if values.json:
@@ -78,10 +77,6 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     else:
         _print(estimate)
     return 0
-
-
-def _show_nothing(text: str) -> None:
-    """Shows no progress."""
 
 
 def _size(text: str) -> int:

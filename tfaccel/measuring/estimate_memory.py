@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
+_LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"
 _LIMIT_SECONDS = 600.0
 
@@ -32,7 +34,6 @@ def estimate_memory(
     batch_sizes: Sequence[int] = (),
     hardware: Hardware | None = None,
     head_room: float = 0.1,
-    progress: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> MemoryEstimate:
     """Estimates the memory that training takes, by batch size, and the largest batch that fits. Nothing is trained.
@@ -47,7 +48,6 @@ def estimate_memory(
         batch_sizes: examples per replica and optimizer step; empty for the plan's, half and twice of it.
         hardware: the machine whose memory counts; None for this one. It need not be here.
         head_room: the fraction of a device's memory that is to stay free.
-        progress: called with a line before the step is traced.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
             `workload`, `x` and `y`.
 
@@ -70,7 +70,7 @@ def estimate_memory(
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)
     _check(batch_sizes, head_room)
-    progress(f"tracing the training step of {made.name}")
+    _LOGGER.info("tracing the training step of %s", made.name)
     by_name = isinstance(workload, str)
     with_options = options if by_name else {}
     return estimate_of_plan(

@@ -225,9 +225,9 @@ def largest_within(needed: Callable[[int], int], usable: int, *, first: int) -> 
 
 
 def _on_line(known: dict[int, int], size: int) -> int:
-    """A number between, or beyond, those of the two nearest sizes."""
-    low, high = sorted(sorted(known, key=lambda one: abs(one - size))[:2])
-    return round(known[low] + (known[high] - known[low]) * (size - low) / (high - low))
+    """A number on the line through those of the plan's size and of the largest; sizes that are near would mislead."""
+    low, high = sorted(known)[len(known) > 2], max(known)  # the very smallest has another slope
+    return round(known[low] + (known[high] - known[low]) * (size - low) / max(1, high - low))
 
 
 def _products(program: StepProgram) -> list[Node]:
