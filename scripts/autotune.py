@@ -15,19 +15,17 @@ import contextlib
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.plan_search import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
 from tfaccel.planning.plan import Plan
-from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.command import check_writable, run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -65,7 +63,7 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     for name in ("write", "report"):
-        _check_writable(name, values[name].value)
+        check_writable(name, values[name].value)
     measure = MeasureOptions(
         budget_seconds=values.budget_seconds,
         max_candidates=values.max_candidates,
@@ -117,12 +115,6 @@ class _Shown(SearchProgress):
         show_progress("autotune", "")
         faster = "measured" if candidate.speedup is None else f"{candidate.speedup:.2f} times the speed"
         print(f"{candidate.axis}: {candidate.failure or candidate.rejection or faster}", file=sys.stderr)
-
-
-def _check_writable(flag: str, path: str | None) -> None:
-    """Refuses an output file that cannot be written, before anything is measured."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
 
 
 def _print(report: Report, *, tune_batch: bool) -> None:

@@ -8,6 +8,7 @@
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
+    tfaccel benchmark memory --repetitions=3 --out=benchmarks/memory.json
     tfaccel benchmark scaling --out=benchmarks/scaling.json
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
 
@@ -20,11 +21,12 @@ TPE and Bayesian; each repetition uses one seed and takes three minutes; needs t
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
-reload; six minutes), `scaling` (predicted step times of two workers beside measured ones, each worker on one core, a
-minute and a half per repetition; and predicted efficiencies beside published ones) and `settings` (each recipe's
-settings and neighboring ones, on held-out training data, never on test data; `--out` is written after each run, and a
-later call continues it; hours for all recipes). Run nothing else during measurements. Exit status 1 if a bound is
-missed.
+reload; six minutes), `memory` (the estimate of `tfaccel estimate-memory` and the measured peak, on models of five
+families; half a minute per repetition of each), `scaling` (predicted step times of two workers beside measured ones,
+each worker on one core, a minute and a half per repetition; and predicted efficiencies beside published ones) and
+`settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; `--out` is
+written after each run, and a later call continues it; hours for all recipes). Run nothing else during measurements.
+Exit status 1 if a bound is missed.
 """
 
 import json
@@ -51,11 +53,14 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
-SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "scaling", "settings")
+SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling", "settings")
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
     *("kernels_lstm", "kernels_gru"),
+)
+MEMORY_FIGURE_NAMES = (
+    *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),
 )
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
@@ -151,6 +156,10 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             from tfaccel.benchmarks.compress_suite import run_compress_suite
 
             return run_compress_suite(names, options)
+        if suite == "memory":
+            from tfaccel.benchmarks.memory_suite import run_memory_suite
+
+            return run_memory_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
         if suite == "scaling":
@@ -173,6 +182,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "search": tuple(SEARCHES),
         "samplers": SAMPLER_FIGURES,
         "compress": COMPRESS_FIGURE_NAMES,
+        "memory": MEMORY_FIGURE_NAMES,
         "serve": SERVE_FIGURES,
         "scaling": SCALING_FIGURES,
     }

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -129,6 +130,16 @@ def check_numbers(values: flags.FlagValues) -> None:
                 continue
             if value > largest and (type(value) is int or is_time):
                 raise TfaccelError(f"--{flag.name} must be at most {largest}. Received: --{flag.name}={value}.")
+
+
+def check_writable(flag: str, path: str | None) -> None:
+    """Refuses an output file that cannot be written, before anything is measured.
+
+    Raises:
+        TfaccelError: if there is no such directory, or the path is one; it names the flag.
+    """
+    if path is not None and (not path or not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise TfaccelError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
 
 
 def show_progress(program: str, text: str) -> None:

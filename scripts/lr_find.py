@@ -23,9 +23,8 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.errors import PlanError
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.command import check_writable, run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -76,7 +75,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
 
     test = _test(values)
     for name in ("picture", "report"):
-        _check_writable(name, values[name].value)
+        check_writable(name, values[name].value)
     fixed = fixed_fields(values)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload = chosen_workload(values, **workload_options(values, parameters))
@@ -97,12 +96,6 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
 def _test(values: flags.FlagValues) -> LearningRateTest:
     given = {name: values[name].value for name in _TEST}
     return LearningRateTest(**{**given, "divergence_factor": values.divergence_factor or None})
-
-
-def _check_writable(flag: str, path: str | None) -> None:
-    """Refuses an output file that cannot be written, before anything is trained."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir() or not path):
-        raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
 
 
 class _Progress:

@@ -14,6 +14,8 @@ COMMANDS = {
     "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
     "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
+    "estimate-memory": "estimate the memory that training takes, and the largest batch that fits",
+    "find-batch-size": "find the largest batch that fits into memory, and the fastest one, by training some steps",
     "lr-find": "test a range of learning rates, and suggest one",
     "estimate-scaling": "predict speed, efficiency and cost on more devices",
     "roofline": "measure how close a workload comes to the limits of this machine, by layer",

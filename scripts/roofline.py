@@ -14,7 +14,6 @@ nothing else meanwhile: other programs disturb the measurements.
 import contextlib
 import json
 import sys
-from pathlib import Path
 
 from absl import flags
 from rich.table import Table
@@ -23,7 +22,7 @@ from rich.text import Text
 from tfaccel.errors import PlanError
 from tfaccel.measuring.roofline_report import LAYER_HEADINGS, Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command import check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -59,7 +58,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if not values.limit_seconds > 0:
         raise PlanError(f"--limit_seconds must be positive. Received: --limit_seconds={values.limit_seconds:g}.")
     for name in ("write", "report"):
-        _check_writable(name, values[name].value)
+        check_writable(name, values[name].value)
     if values.recipe is None and values.workload is None:
         return _only_ceilings(values)
     from tfaccel.measuring.roofline import roofline
@@ -104,12 +103,6 @@ def _only_ceilings(values: flags.FlagValues) -> int:
     else:
         table_console().print(_ceilings_table(found))
     return 0
-
-
-def _check_writable(flag: str, path: str | None) -> None:
-    """Refuses an output file that cannot be written, before anything is measured."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise PlanError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
 
 
 def _show(text: str) -> None:

@@ -47,6 +47,8 @@ NOUN_MODULES = {
     "tfaccel.measuring.roofline_report",
     "tfaccel.measuring.measurement",
     "tfaccel.benchmarks.published_scaling",
+    "tfaccel.measuring.memory_estimate",
+    "tfaccel.measuring.batch_report",
     "tfaccel.benchmarks.report",
     "tfaccel.compressing.comparison.gate",
     "tfaccel.exporting.export_result",
@@ -78,6 +80,7 @@ CHILD_PROGRAMS = {
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
     "tfaccel.benchmarks.plain_program",
+    "tfaccel.benchmarks.memory_program",
     "tfaccel.benchmarks.sampler_program",
     "tfaccel.tuning.worker_program",
 }

@@ -3,6 +3,8 @@
 import tfaccel
 
 PUBLIC_NAMES = [
+    "BatchOptions",
+    "BatchReport",
     "ClusterError",
     "ComparisonOptions",
     "CompressResult",
@@ -25,6 +27,7 @@ PUBLIC_NAMES = [
     "LearningRateReport",
     "LearningRateTest",
     "MeasureOptions",
+    "MemoryEstimate",
     "ModelConfig",
     "ModelCost",
     "NonFiniteLossError",
@@ -60,9 +63,11 @@ PUBLIC_NAMES = [
     "default_plan",
     "detect_hardware",
     "distill",
+    "estimate_memory",
     "estimate_scaling",
     "evaluate",
     "export",
+    "find_batch_size",
     "find_fastest",
     "find_learning_rate",
     "fit",

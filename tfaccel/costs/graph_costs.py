@@ -134,8 +134,8 @@ class _CostCounter(GraphCounter):
             self._callers.pop()
             self._path = path
 
-    def _enter(self, loop: Any) -> tuple[Any, Any]:
-        condition, body = super()._enter(loop)
+    def enter(self, loop: Any) -> tuple[Any, Any]:
+        condition, body = super().enter(loop)
         self._bodies.update(tensor.ref() for tensor in (*condition.inputs, *body.inputs))
         return condition, body
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,9 +13,9 @@ from tfaccel.errors import WorkloadError
 
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-_LOOPS = ("While", "StatelessWhile")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _SAME_VALUE = ("Identity", "StopGradient", "Cast", "EnsureShape")
 
 
@@ -38,55 +39,59 @@ def graph_operations(graph: Any) -> int:
     return int(GraphCounter(graph).count(graph))
 
 
-def needed_operations(graph: Any) -> list[tf.Operation]:
-    """The operations of a function's graph that its results and side effects need."""
+def needed_operations(
+    graph: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
+) -> list[tf.Operation]:
+    """The operations of a function's graph that its results and side effects need.
+
+    Args:
+        graph: the function's.
+        inputs_of: the tensors that an operation needs.
+    """
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     needed: dict[str, tf.Operation] = {}
     while waiting:
         operation = waiting.pop()
         if operation.name not in needed:
             needed[operation.name] = operation
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+            waiting += [*(tensor.op for tensor in inputs_of(operation)), *operation.control_inputs]
     return list(needed.values())
 
 
-class GraphCounter:
-    """Counts from the outermost graph inwards, keeping track of the arguments of each function.
+class LoopCounts:
+    """How often loops run, known from the outermost graph inwards: the arguments of each function are kept in mind.
 
-    Subclasses may count something else in `of_operation`.
+    Args:
+        graph: the outermost one, which has the functions.
     """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self._given: dict[Any, Any] = {}  # a function's input -> the tensor passed to it
 
-    def count(self, graph: Any) -> int:
-        return sum(self._operations(operation) for operation in needed_operations(graph))
+    def enter_call(self, called: Any, operation: Any) -> None:
+        """Records the arguments with which an operation calls a function's graph."""
+        self._given.update((inner.ref(), outer) for inner, outer in zip(called.inputs, operation.inputs, strict=False))
 
-    def _operations(self, operation: Any) -> int:
-        kind = operation.type
-        if kind in _CALLS:
-            return self._of_function(operation.get_attr("f"), operation.inputs)
-        if kind in _BRANCHES:
-            names = ("then_branch", "else_branch") if kind.endswith("If") else ()
-            branches = [operation.get_attr(name) for name in names] or operation.get_attr("branches")
-            return max(self._of_function(branch, operation.inputs[1:]) for branch in branches)
-        if kind in _LOOPS:
-            condition, body = self._enter(operation)
-            once = self.count(body)
-            return once * self._turns(operation, condition, body) if once else 0
-        return self.of_operation(operation)
+    def branches(self, operation: Any) -> list[Any]:
+        """The graphs of the branches of a conditional operation."""
+        names = ("then_branch", "else_branch") if operation.type.endswith("If") else ()
+        functions = [operation.get_attr(name) for name in names] or operation.get_attr("branches")
+        graphs = [function_graph(self._graph, function.name) for function in functions]
+        for graph in graphs:
+            pairs = zip(graph.inputs, operation.inputs[1:], strict=False)
+            self._given.update((inner.ref(), outer) for inner, outer in pairs)
+        return graphs
 
-    def of_operation(self, operation: Any) -> int:
-        """What an operation counts that is no loop, branch or call: here the floating-point operations."""
-        return matrix_operations(operation)
+    def turns(self, loop: Any) -> int:
+        """How often a loop runs.
 
-    def _of_function(self, function: Any, inputs: Any) -> int:
-        graph = function_graph(self._graph, function.name)
-        self._given.update((inner.ref(), outer) for inner, outer in zip(graph.inputs, inputs, strict=False))
-        return self.count(graph)
+        Raises:
+            WorkloadError: if that depends on data.
+        """
+        return self._turns(loop, *self.enter(loop))
 
-    def _enter(self, loop: Any) -> tuple[Any, Any]:
+    def enter(self, loop: Any) -> tuple[Any, Any]:
         """The graphs of a loop's condition and body; loop invariants are recorded for both."""
         condition, body = (function_graph(self._graph, loop.get_attr(name).name) for name in ("cond", "body"))
         for index, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=False)):
@@ -115,27 +120,27 @@ class GraphCounter:
         index = next((i for i, one in enumerate(condition.inputs) if one is number), None)
         if index is None:
             return None
-        first, last = self._value(loop.inputs[index]), self._value(limit)
+        first, last = self.value(loop.inputs[index]), self.value(limit)
         step = self._raised_by(body.inputs[index], body.outputs[index])
         return None if first is None or last is None or step is None else math.ceil((last - first) / step)
 
-    def _value(self, tensor: Any) -> Any:
+    def value(self, tensor: Any) -> Any:
         """The constant value of a tensor; None if unknown."""
         tensor = _passed_on(tensor)
         value = tf.get_static_value(tensor)
         if value is not None:
             return value
         if tensor.ref() in self._given:
-            return self._value(self._given[tensor.ref()])
+            return self.value(self._given[tensor.ref()])
         operation = tensor.op
         if operation.type == "Max":
-            inner = self._value(operation.inputs[0])
+            inner = self.value(operation.inputs[0])
             return None if inner is None else inner.max()
-        if operation.type in _LOOPS:  # a result of the loop, such as its number of iterations
-            condition, body = self._enter(operation)
+        if operation.type in LOOPS:  # a result of the loop, such as its number of iterations
+            condition, body = self.enter(operation)
             index = tensor.value_index
             step = self._raised_by(body.inputs[index], body.outputs[index])
-            first = self._value(operation.inputs[index])
+            first = self.value(operation.inputs[index])
             known = first is not None and step is not None
             return first + step * self._turns(operation, condition, body) if known else None
         return None
@@ -145,8 +150,33 @@ class GraphCounter:
         operation = _passed_on(after).op
         if operation.type not in ("Add", "AddV2") or not any(one is before for one in operation.inputs):
             return None
-        step = next((self._value(one) for one in operation.inputs if one is not before), None)
+        step = next((self.value(one) for one in operation.inputs if one is not before), None)
         return step if step is not None and step > 0 else None
+
+
+class GraphCounter(LoopCounts):
+    """Counts from the outermost graph inwards. Subclasses may count something else in `of_operation`."""
+
+    def count(self, graph: Any) -> int:
+        return sum(self._operations(operation) for operation in needed_operations(graph))
+
+    def _operations(self, operation: Any) -> int:
+        kind = operation.type
+        if kind in CALLS:
+            called = function_graph(self._graph, operation.get_attr("f").name)
+            self.enter_call(called, operation)
+            return self.count(called)
+        if kind in BRANCHES:
+            return max(map(self.count, self.branches(operation)))
+        if kind in LOOPS:
+            condition, body = self.enter(operation)
+            once = self.count(body)
+            return once * self._turns(operation, condition, body) if once else 0
+        return self.of_operation(operation)
+
+    def of_operation(self, operation: Any) -> int:
+        """What an operation counts that is no loop, branch or call: here the floating-point operations."""
+        return matrix_operations(operation)
 
 
 def matrix_operations(operation: Any) -> int:
@@ -155,12 +185,9 @@ def matrix_operations(operation: Any) -> int:
     Raises:
         WorkloadError: if a shape is unknown, or the operation hides what it computes.
     """
-    kind = operation.type
-    if kind in _PRODUCTS or kind == "Einsum" or kind.startswith(_CONVOLUTIONS):
-        return 2 * _multiplications(operation)
-    if kind.startswith("CudnnRNN"):
+    if operation.type.startswith("CudnnRNN"):
         raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
-    return 0
+    return 2 * multiplications(operation)
 
 
 def _passed_on(tensor: Any) -> Any:
@@ -169,8 +196,8 @@ def _passed_on(tensor: Any) -> Any:
     return tensor
 
 
-def _multiplications(operation: Any) -> int:
-    """The number of multiplications in a matrix product or a convolution, or in its gradient.
+def multiplications(operation: Any) -> int:
+    """The number of multiplications in a matrix product or a convolution, or in its gradient; 0 for anything else.
 
     Raises:
         WorkloadError: if a shape is unknown.
@@ -182,6 +209,8 @@ def _multiplications(operation: Any) -> int:
         return inner * math.prod(_shape(operation, operation.outputs[0]))
     if kind == "Einsum":
         return _of_einsum(operation)
+    if not kind.startswith(_CONVOLUTIONS):
+        return 0
     # Each output of a convolution takes a whole kernel, and its gradient goes back through that kernel.
     behind = operation.inputs[2] if "Backprop" in kind else operation.outputs[0]
     kernel = operation.outputs[0] if "BackpropFilter" in kind else operation.inputs[1]

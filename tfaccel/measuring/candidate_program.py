@@ -6,20 +6,26 @@ what a step computes.
 
 from __future__ import annotations
 
+import os
+import re
 import resource
+import threading
 import time
 import traceback
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.measuring.workload_task import load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
+OUT_OF_MEMORY = "Out of memory"
 _KIB = 1024
+_WATCH_SECONDS = 0.02
 
 
 def main(connection: Connection, arguments: list[str]) -> int:
@@ -28,6 +34,8 @@ def main(connection: Connection, arguments: list[str]) -> int:
     started = time.perf_counter()
     try:
         Origin(**task["origin"]).prepare()
+        if task.get("memory_limit_bytes"):
+            _end_at(task["memory_limit_bytes"], connection)
         workload = load_task(Reference(**task["workload"]), task["options"])
         plan = Plan.from_json(task["plan"])
         _measure(connection, workload, plan, seed=task["seed"], started=started)
@@ -38,11 +46,28 @@ def main(connection: Connection, arguments: list[str]) -> int:
     return 0
 
 
-def load_task(reference: Reference, options: dict[str, Any]) -> Workload:
-    """The workload that a parent refers to, made with these options."""
-    if reference.kind in ("recipe", "import"):
-        return as_workload(reference.import_path(), **options)
-    return as_workload(reference.load(), **options)
+def _end_at(memory_limit_bytes: int, connection: Connection) -> None:
+    """Ends this process as soon as its resident size exceeds the limit, before the machine runs out of memory."""
+
+    def watch() -> None:
+        while (resident := resident_bytes()) <= memory_limit_bytes:
+            time.sleep(_WATCH_SECONDS)
+        cause = f"{OUT_OF_MEMORY}: its resident size reached {resident:,} bytes; the limit is {memory_limit_bytes:,}."
+        connection.send({"event": "failed", "cause": cause})
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def resident_bytes() -> int:
+    """The resident size of this process.
+
+    Example:
+        >>> resident_bytes() > 2**20
+        True
+    """
+    found = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
+    return int(found[1]) * _KIB if found else 0
 
 
 def _measure(connection: Connection, workload: Workload, plan: Plan, *, seed: int, started: float) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from tfaccel.errors import HardwareError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.measuring.find_fastest import task_of
 from tfaccel.measuring.step_facts import StepFacts, step_facts
 from tfaccel.measuring.step_time import StepTime, measured_steps
+from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
 from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
@@ -99,7 +99,7 @@ def compare_devices(
     gpu_machine = replace(here, devices=(replace(gpu, index=0),))
     gpu_plan = default_plan(gpu_machine, made, **{**one, "devices": ("GPU:0",)})
     by_name = isinstance(workload, str)
-    task = task_of(workload if by_name else made, options if by_name else {}, _SEED)
+    task = task_of(workload if by_name else made, options if by_name else {}, seed=_SEED)
     measured = _measured(task, cpu_plan, gpu_plan if is_here else None, given, progress)
     cpu = _cpu_time(cpu_plan, here, measured.get("cpu"), given, hardware)
     if "gpu" in measured:

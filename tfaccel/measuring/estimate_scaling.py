@@ -9,10 +9,10 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.measuring.find_fastest import task_of
 from tfaccel.measuring.loopback import loopback_interconnect
 from tfaccel.measuring.step_facts import step_facts
 from tfaccel.measuring.step_time import measured_steps
+from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan, plan_field_names
@@ -84,7 +84,7 @@ def estimate_scaling(
         )
     _check(plan, numbers, step_seconds, assume)
     by_name = isinstance(workload, str)
-    task = task_of(workload if by_name else made, options if by_name else {}, _SEED)
+    task = task_of(workload if by_name else made, options if by_name else {}, seed=_SEED)
     progress("building the model")
     facts = step_facts(task, plan, limit_seconds=LIMIT_SECONDS)
     step = StepOfOneDevice(

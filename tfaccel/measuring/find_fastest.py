@@ -6,7 +6,6 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.plan_search import MeasureOptions, PlanSearch, SearchProgress
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import cached_plan, keep_plan
-from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import unavailable_settings
 
@@ -107,8 +106,8 @@ def find_fastest(
         return report
 
     try:
-        by_name = isinstance(workload, str)
-        search.run(servers, task_of(workload if by_name else made, options if by_name else {}, measure.seed, folder))
+        given, made_with = (workload, options) if isinstance(workload, str) else (made, {})
+        search.run(servers, task_of(given, made_with, seed=measure.seed, folder=folder))
         return kept()
     except BaseException:
         if search.has_result:
@@ -117,18 +116,3 @@ def find_fastest(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def task_of(given: Any, options: Mapping[str, Any], seed: int, folder: Path | None = None) -> dict[str, Any]:
-    """What `candidate_program` needs to know to make the workload; arrays are kept in the folder, if there is one."""
-    origin, by_value = Origin.of([given])
-    if isinstance(given, str) or folder is None:
-        reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
-    else:
-        reference = Reference.by_file(given, "workload", by_value=by_value, file=folder / "workload.pickle")
-    return {
-        "origin": {"folder": origin.folder, "main_file": origin.main_file},
-        "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},
-        "options": dict(options),
-        "seed": seed,
-    }

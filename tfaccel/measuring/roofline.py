@@ -17,8 +17,8 @@ from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
-from tfaccel.measuring.find_fastest import task_of
 from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import plan_field_names

@@ -45,7 +45,7 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
     """Builds the model of a task's workload in a child process, and traces its training step.
 
     Args:
-        task: see `tfaccel.measuring.find_fastest.task_of`.
+        task: see `tfaccel.measuring.workload_task.task_of`.
         plan: its dtype policy and batch size are used; the step is that of one CPU.
         limit_seconds: time limit.
 
@@ -71,7 +71,8 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """The child process; returns its exit status."""
-    from tfaccel.measuring.candidate_program import cause_of, load_task
+    from tfaccel.measuring.candidate_program import cause_of
+    from tfaccel.measuring.workload_task import load_task
     from tfaccel.planning.reference import Origin, Reference
 
     task = connection.recv()

@@ -45,7 +45,7 @@ def measured_steps(
     """Measures plans of one workload in turn, window by window, each in a process of its own.
 
     Args:
-        task: see `tfaccel.measuring.find_fastest.task_of`.
+        task: see `tfaccel.measuring.workload_task.task_of`.
         plans: name -> plan.
         limit_seconds: time limit for building a model, and for each window.
         num_windows: of each plan, of about 0.3 seconds, without the warm-up.

@@ -1,0 +1,141 @@
+"""The noun `BatchReport`: batch sizes that were tried, the largest that fits, and the fastest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.memory_estimate import mebibytes
+
+HEADINGS = ("replica batch", "global batch", "examples/s", "speed", "spread", "memory", "outcome")
+INTERRUPTED = "It was interrupted."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTrial:
+    """A batch size, and what was measured of it.
+
+    Args:
+        candidate: the plan with this batch size, and its windows, peak memory and cause of failure.
+        fits: whether training stayed within the memory limit, head-room included.
+        estimated_bytes: peak memory that was expected; None if it was not.
+        was_tried: False if the estimate ruled it out.
+    """
+
+    candidate: Candidate
+    fits: bool
+    estimated_bytes: int | None = None
+    was_tried: bool = True
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples per replica and optimizer step."""
+        return self.candidate.plan.replica_batch_size
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "candidate": self.candidate.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The trial from its `to_json` data."""
+        return cls(**{**data, "candidate": Candidate.from_json(data["candidate"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """What `find_batch_size` found.
+
+    Args:
+        workload: the workload's name.
+        trials: in ascending order of their batch sizes.
+        memory_limit_bytes: memory that one process, or one GPU, may use.
+        head_room: the fraction of it that is to stay free.
+        seconds: how long it took.
+        stopped_because: why nothing more was tried.
+        complete: False if time or the user ended it early.
+        fastest: the replica batch size with the most examples per second, compared window by window; of two that
+            differ by less than 2 %, the smaller. None if none was timed.
+
+    Example:
+        >>> from tfaccel.planning.plan import Plan
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> trial = BatchTrial(candidate=Candidate(plan=plan, axis="batch 32"), fits=True)
+        >>> report = BatchReport(workload="made_up", trials=(trial,), memory_limit_bytes=2**30, seconds=1.0)
+        >>> report.largest, report.fastest, BatchReport.from_json(report.to_json()) == report
+        (32, None, True)
+    """
+
+    workload: str
+    trials: tuple[BatchTrial, ...]
+    memory_limit_bytes: int | None
+    head_room: float = 0.1
+    seconds: float
+    stopped_because: str = ""
+    complete: bool = True
+    fastest: int | None = None
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the user ended the search."""
+        return self.stopped_because == INTERRUPTED
+
+    @property
+    def largest(self) -> int | None:
+        """The largest replica batch size that fits; None if none does."""
+        return max((one.replica_batch_size for one in self.trials if one.fits), default=None)
+
+    @property
+    def recommendation(self) -> str:
+        """What to use, in a sentence or two."""
+        if self.largest is None:
+            return "No batch size fits. Use a smaller model, or a device with more memory."
+        if self.fastest is None:
+            return f"At most {self.largest:,} examples per replica fit. Throughput was not measured."
+        size = self.fastest
+        plan = next(one.candidate.plan for one in self.trials if one.replica_batch_size == size)
+        text = f"Use --global_batch_size={plan.global_batch_size}: {size:,} examples per replica train fastest"
+        largest = self.largest
+        return f"{text}; at most {largest:,} fit." if largest > size else f"{text}, and no more fit or were tried."
+
+    def rows(self) -> list[list[str]]:
+        """A table with a row for each batch size; `HEADINGS` are its columns."""
+        return [self._row(trial) for trial in self.trials]
+
+    def _row(self, trial: BatchTrial) -> list[str]:
+        candidate = trial.candidate
+        rate, memory = candidate.examples_per_second, candidate.peak_bytes
+        outcome = candidate.failure or candidate.rejection or ("fits" if trial.fits else "does not fit")
+        if trial.replica_batch_size == self.fastest:
+            outcome += ", fastest"
+        if trial.replica_batch_size == self.largest:
+            outcome += ", largest"
+        return [
+            f"{trial.replica_batch_size:,}",
+            f"{candidate.plan.global_batch_size:,}",
+            "" if rate is None else f"{rate:,.0f}",
+            "" if candidate.speedup is None else f"{candidate.speedup:.2f}",
+            "" if rate is None else f"{100 * candidate.spread:.0f} %",
+            "" if memory is None else mebibytes(memory),
+            outcome,
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and derived values as JSON values."""
+        derived = {"largest": self.largest, "recommendation": self.recommendation}
+        return {**asdict(self), "trials": [one.to_json() for one in self.trials], **derived}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The report from its `to_json` data; derived values are computed again."""
+        fields = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        return cls(**{**fields, "trials": tuple(BatchTrial.from_json(one) for one in data["trials"])})
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the report as a JSON file."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")

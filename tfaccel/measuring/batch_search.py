@@ -1,0 +1,279 @@
+"""The search behind `find_batch_size`: doubles the batch until it no longer fits, then bisects; each in a process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfaccel.errors import PlanError
+from tfaccel.measuring.batch_report import INTERRUPTED, BatchReport, BatchTrial
+from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
+from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.duel import MIN_GAIN, rate_of, steps_of_window
+from tfaccel.planning.option_checks import check_seed
+from tfaccel.planning.plan import Plan
+
+_PROBED_STEPS = 3
+_ROUNDS = 4
+_GRANULARITY = 8  # bisection ends when the step is an eighth of the size
+_MARGIN = 1.1  # an expectation from smaller batches may be this much too low
+
+OnTrial = Callable[[BatchTrial], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How `find_batch_size` searches.
+
+    Args:
+        memory_limit_bytes: memory that one process, or one GPU, may use; None for all that is available.
+        head_room: the fraction of it that is to stay free.
+        budget_seconds: start nothing more that would not end within this time.
+        limit_seconds: time limit for one batch size to build its model, or to run one window.
+        max_replica_batch_size: try no larger ones; None for no limit but memory and data.
+        seed: determines weights and data.
+
+    Raises:
+        PlanError: if a limit is not positive, or the head-room is not a fraction.
+        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
+    """
+
+    memory_limit_bytes: int | None = None
+    head_room: float = 0.1
+    budget_seconds: float = 300.0
+    limit_seconds: float = 120.0
+    max_replica_batch_size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_limit_bytes", "budget_seconds", "limit_seconds", "max_replica_batch_size"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
+        if not 0 <= self.head_room < 1:
+            raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={self.head_room!r}.")
+        check_seed(self.seed)
+
+
+class OutOfTime(Exception):
+    """The budget allows nothing more."""
+
+
+class BatchSearch:
+    """A search for the largest batch that fits and the fastest one.
+
+    Args:
+        name: the workload's name.
+        plan: the plan whose batch size varies.
+        options: how to search; the memory limit is known.
+        num_examples: in an epoch; no larger batch is tried. None if unknown.
+        on_trial: called with each batch size once it has been measured.
+    """
+
+    def __init__(
+        self, name: str, plan: Plan, options: BatchOptions, *, num_examples: int | None, on_trial: OnTrial
+    ) -> None:
+        self._name, self._plan, self._options, self._on_trial = name, plan, options, on_trial
+        self._unit = plan.accumulation_steps  # a replica batch is a multiple of it
+        bounds = [options.max_replica_batch_size, num_examples and num_examples // plan.num_replicas]
+        self._most = min((bound for bound in bounds if bound), default=2**24) // self._unit
+        self._trials: dict[int, BatchTrial] = {}
+        self._best: CandidateChild | None = None
+        self._best_runs = False
+        self._longest_seconds = 0.0
+        self._began = time.monotonic()
+        self._stopped_because, self._complete = INTERRUPTED, False
+
+    def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
+        """Searches; what was measured is in `report` in any case.
+
+        Raises:
+            PlanError: if the time is too short for a single batch size.
+        """
+        self._servers = servers
+        self._task = task
+        try:
+            self._search()
+            self._complete = True
+        except OutOfTime:
+            self._stopped_because = f"The time was spent (budget_seconds={self._options.budget_seconds:g})."
+        finally:
+            self._end_best()
+
+    @property
+    def _usable_bytes(self) -> int | None:
+        limit = self._options.memory_limit_bytes
+        return None if limit is None else int(limit * (1 - self._options.head_room))
+
+    def _search(self) -> None:
+        if self._most < 1:
+            raise PlanError(
+                f"An epoch has fewer examples than the smallest batch: {self._unit} per replica and step, on "
+                f"{self._plan.num_replicas} replicas. Use more data, fewer replicas or fewer accumulation steps."
+            )
+        size = min(self._most, max(1, self._plan.micro_batch_size))
+        fits, fails = 0, None
+        while fails is None and size > fits:
+            if self._try(size):
+                fits, size = size, min(2 * size, self._most)
+            elif fits:
+                fails = size
+            else:
+                fails, size = size, size // 2
+                while size and not self._try(size):
+                    fails, size = size, size // 2
+                fits = size
+        while fails is not None and fits and fails - fits > max(1, fits // _GRANULARITY):
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if self._try(middle) else (fits, middle)
+        if fits == self._most:
+            self._stopped_because = f"No larger batch is possible: {self._most * self._unit:,} examples per replica."
+        elif fits:
+            self._stopped_because = "The next larger batch does not fit."
+        else:
+            self._stopped_because = "Not even the smallest batch fits."
+
+    def _try(self, micro_batch_size: int) -> bool:
+        """Trains some steps with a batch size, and times it beside the fastest one so far; whether it fits."""
+        size = micro_batch_size * self._unit
+        if size in self._trials:
+            return self._trials[size].fits
+        plan = replace(self._plan, global_batch_size=size * self._plan.num_replicas, reasons=())
+        candidate = Candidate(plan=plan, axis=f"batch {size}")
+        expected = self._expected_bytes(size)
+        if expected is not None and self._usable_bytes is not None and expected > _MARGIN * self._usable_bytes:
+            text = f"Not tried: {expected:,} bytes are expected, and {self._usable_bytes:,} are usable."
+            failed = replace(candidate, failure=text)
+            self._note(BatchTrial(candidate=failed, fits=False, estimated_bytes=expected, was_tried=False))
+            return False
+        self._check_time()
+        began = time.monotonic()
+        server, limit = self._servers.of(plan), self._options.limit_seconds
+        task = {**self._task, "memory_limit_bytes": self._limit_beside_best(expected)}
+        child = CandidateChild(server, task, plan, candidate.axis, limit_seconds=limit)
+        try:
+            child.build(_PROBED_STEPS)
+            child.warm_up(_PROBED_STEPS)
+            fits = self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
+            if fits:
+                self._time(child)
+        except CandidateFailed as error:
+            if self._best_runs and OUT_OF_MEMORY in str(error):  # it had only what the best one left
+                child.end()
+                self._end_best()
+                return self._try(micro_batch_size)
+            self._note(BatchTrial(candidate=child.fail(str(error)), fits=False, estimated_bytes=expected))
+            return False
+        except BaseException:
+            child.end()
+            raise
+        finally:
+            self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
+        if child is not self._best:
+            child.end()
+        fits = self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
+        self._note(BatchTrial(candidate=child.candidate, fits=fits, estimated_bytes=expected))
+        return fits
+
+    def _expected_bytes(self, size: int) -> int | None:
+        """The peak memory of a larger batch, on the line through the two largest that were measured."""
+        known = {
+            one.replica_batch_size: one.candidate.peak_bytes
+            for one in self._trials.values()
+            if one.candidate.peak_bytes
+        }
+        below = sorted(one for one in known if one < size)[-2:]
+        if len(below) < 2:
+            return None
+        low, high = below
+        slope = max(0.0, (known[high] - known[low]) / (high - low))
+        return round(known[high] + slope * (size - high))
+
+    def _time(self, child: CandidateChild) -> None:
+        """Times a batch size: in turn with the best one so far if both fit into memory, otherwise alone."""
+        best = self._best
+        if best is None or not self._best_runs:
+            num_steps = steps_of_window(child)
+            for _ in range(_ROUNDS):
+                child.window(num_steps)
+            speedup = None if best is None else self._speed_against(best, child)
+            child.candidate = replace(child.candidate, speedup=speedup)
+            if speedup is None or _is_faster(child, speedup, best):
+                self._best, self._best_runs = child, True
+            return
+        ratios = []
+        num_steps, of_best = steps_of_window(child), steps_of_window(best)
+        for _ in range(_ROUNDS):
+            incumbent = rate_of(best.window(of_best), best.candidate.plan)
+            ratios.append(rate_of(child.window(num_steps), child.candidate.plan) / incumbent)
+        child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
+        self._renew(best)
+        if _is_faster(child, statistics.median(ratios), best):
+            best.end()
+            self._best = child  # which runs
+
+    def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
+        rates = [one.candidate.examples_per_second for one in (child, best)]
+        return rates[0] / rates[1] if rates[0] and rates[1] else None
+
+    def _renew(self, child: CandidateChild) -> None:
+        """Keeps the windows that were added to a batch size."""
+        size = child.candidate.plan.replica_batch_size
+        self._trials[size] = replace(self._trials[size], candidate=child.candidate)
+
+    def _limit_beside_best(self, expected: int | None) -> int | None:
+        """The limit for a new process on the CPU; ends that of the best size if both might not fit together.
+
+        On a GPU, TensorFlow reports that memory is spent, and the first process reserves all of it.
+        """
+        limit = self._options.memory_limit_bytes
+        if not self._plan.devices[0].startswith("CPU"):
+            self._end_best()
+            return None
+        if self._best is None or not self._best_runs or limit is None:
+            return limit
+        taken = self._best.candidate.peak_bytes or 0
+        if taken + (2 * taken if expected is None else round(_MARGIN * expected)) > limit:
+            self._end_best()
+            return limit
+        return limit - taken
+
+    def _end_best(self) -> None:
+        if self._best is not None and self._best_runs:
+            self._best.end()
+        self._best_runs = False
+
+    def _check_time(self) -> None:
+        left = self._options.budget_seconds - (time.monotonic() - self._began)
+        if left < self._longest_seconds:
+            raise OutOfTime
+        if left <= 0:
+            raise PlanError(f"budget_seconds={self._options.budget_seconds:g} is too small to try a batch size.")
+
+    def _note(self, trial: BatchTrial) -> None:
+        self._trials[trial.replica_batch_size] = trial
+        self._on_trial(trial)
+
+    def report(self) -> BatchReport:
+        """What was found so far."""
+        return BatchReport(
+            workload=self._name,
+            trials=tuple(self._trials[size] for size in sorted(self._trials)),
+            memory_limit_bytes=self._options.memory_limit_bytes,
+            head_room=self._options.head_room,
+            seconds=time.monotonic() - self._began,
+            stopped_because=self._stopped_because,
+            complete=self._complete,
+            fastest=None if self._best is None else self._best.candidate.plan.replica_batch_size,
+        )
+
+
+def _is_faster(child: CandidateChild, speedup: float, best: CandidateChild | None) -> bool:
+    """Whether a batch size is faster than the best one; a larger one must be by more, since it makes fewer updates."""
+    sizes = [one.candidate.plan.replica_batch_size for one in (child, best) if one is not None]
+    return speedup > (1 + MIN_GAIN if sizes[0] == max(sizes) else 1 / (1 + MIN_GAIN))

@@ -1,0 +1,149 @@
+"""`estimate_memory`: the memory that training takes, and the largest batch that fits, without training."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import PlanError, TfaccelError, WorkloadError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.memory_estimate import MemoryEstimate
+from tfaccel.measuring.workload_task import task_of
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.workload import Workload
+
+_LOGGER = logging.getLogger(__name__)
+_PROGRAM = "tfaccel.measuring.memory_program"
+_LIMIT_SECONDS = 600.0
+
+
+def estimate_memory(
+    workload: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    batch_sizes: Sequence[int] = (),
+    hardware: Hardware | None = None,
+    head_room: float = 0.1,
+    **options: Any,
+) -> MemoryEstimate:
+    """Estimates the memory that training takes, by batch size, and the largest batch that fits. Nothing is trained.
+
+    A child process builds the model and traces its training step for two batch sizes. It then runs the step's
+    operations in the order of TensorFlow's executor, without computing: each tensor takes memory until its last use.
+    Since the shapes for any other batch size follow from the two, so does the memory.
+
+    Args:
+        workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
+        x, y: data, if `workload` is a model or a function that builds one.
+        batch_sizes: examples per replica and optimizer step; empty for the plan's, half and twice of it.
+        hardware: the machine whose memory counts; None for this one. It need not be here.
+        head_room: the fraction of a device's memory that is to stay free.
+        **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
+            `workload`, `x` and `y`.
+
+    Raises:
+        PlanError: if a fixed field cannot run on that machine, for a batch size that is not possible, and for a
+            head-room that is not a fraction.
+        WorkloadError: if the workload cannot be made or sent to another process, or its model does not accept its data.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> def build_model():
+        ...     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> x = np.ones((64, 4))
+        >>> estimate = estimate_memory(build_model, x, x[:, :1], loss="mse", optimizer="sgd")
+        >>> estimate.weights_bytes > 4 * estimate.num_parameters, estimate.fits(32)
+        (True, True)
+    """
+    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    hardware = hardware or detect_hardware()
+    plan = default_plan(hardware, made, **fixed)
+    _check(batch_sizes, head_room)
+    _LOGGER.info("tracing the training step of %s", made.name)
+    by_name = isinstance(workload, str)
+    with_options = options if by_name else {}
+    return estimate_of_plan(
+        workload if by_name else made, plan, hardware, with_options, batch_sizes=batch_sizes, head_room=head_room
+    )
+
+
+def estimate_of_plan(
+    workload: Any,
+    plan: Plan,
+    hardware: Hardware,
+    options: Mapping[str, Any] | None = None,
+    *,
+    batch_sizes: Sequence[int] = (),
+    head_room: float = 0.1,
+) -> MemoryEstimate:
+    """The estimate for one plan; see `estimate_memory`.
+
+    Args:
+        workload: a `Workload`, a recipe's name or an import path.
+        plan, hardware: how it is trained, and where.
+        options: arguments of the function that makes the workload.
+        batch_sizes, head_room: as in `estimate_memory`.
+    """
+    _check(batch_sizes, head_room)
+    task = {
+        **task_of(workload, options or {}),
+        "plan": plan.to_json(),
+        "estimate": {
+            "batch_sizes": list(batch_sizes),
+            "device_bytes": device_bytes(plan, hardware),
+            "head_room": head_room,
+        },
+    }
+    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
+    servers = CandidateServers(folder)
+    try:
+        return _answer(servers, plan, task)
+    finally:
+        servers.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(batch_sizes: Sequence[int], head_room: float) -> None:
+    if type(head_room) not in (int, float) or not 0 <= head_room < 1:
+        raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={head_room!r}.")
+    for size in batch_sizes:
+        if type(size) is not int or size < 1:
+            raise PlanError(f"batch_sizes must be whole numbers of at least 1. Received: {size!r}.")
+
+
+def device_bytes(plan: Plan, hardware: Hardware) -> int | None:
+    """Memory of the smallest device of a plan; of the machine, if they are CPUs; None if unknown."""
+    if plan.devices[0].startswith("CPU"):
+        return hardware.memory_bytes
+    sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
+    return min((size for size in sizes if size), default=None)
+
+
+def _answer(servers: CandidateServers, plan: Plan, task: dict[str, Any]) -> MemoryEstimate:
+    server = servers.of(plan)
+    child = server.start("estimate", _PROGRAM, [], {})
+    child.send(task)
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        _, message = server.next_message(left)
+        if message is None and child.status is not None:
+            raise WorkloadError(
+                f"The process that traces the training step {child.how_it_ended()}. {server.end_of_log(child)}"[:500]
+            )
+        if message is not None and message["event"] == "failed":
+            errors: dict[str, type[TfaccelError]] = {"PlanError": PlanError}
+            raise errors.get(message["kind"], WorkloadError)(message["cause"])
+        if message is not None:
+            return MemoryEstimate.from_json(message["estimate"])
+    raise WorkloadError(f"Tracing the training step took longer than {_LIMIT_SECONDS:g} seconds.")

@@ -1,0 +1,99 @@
+"""The training step of a workload under a plan, traced for one or two batch sizes without training."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.measuring.scaled_program import TracedSizes
+from tfaccel.measuring.step_program import StepProgram, program_of
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.run.compiled_model import compiled_model
+from tfaccel.training.run.workload_fit import build_for
+from tfaccel.training.steps.model_parts import optimizers_of
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A training step on one replica.
+
+    Args:
+        sizes: its program, by micro-batch size.
+        optimizer: the name of the optimizer's class.
+        num_parameters: trainable parameters.
+        weights_bytes, gradients_bytes, optimizer_bytes: as in `MemoryEstimate`.
+        example_bytes: input of one example: x, y and sample weights.
+    """
+
+    sizes: TracedSizes
+    optimizer: str
+    num_parameters: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    example_bytes: float
+
+
+def traced_step(workload: Workload, plan: Plan) -> TracedStep:
+    """Builds the model and traces its training step, for the plan's micro-batch size and for larger ones.
+
+    One batch of the data is read. A model that accepts no other batch size is traced for the plan's alone.
+
+    Args:
+        workload: the workload.
+        plan: a plan for one replica on the CPU, whose runtime has been entered.
+
+    Raises:
+        WorkloadError: if the model does not accept the data.
+    """
+    batch = next(iter(workload.train_data(workload.global_batch_size, seed=0, epoch=0)))
+    model = compiled_model(workload, plan, num_steps=1)
+    build_for(model, _spec(batch, plan.micro_batch_size), workload)
+    step = tf.function(model.train_step, autograph=False)
+    programs = {}
+    with fused_kernels(model) if plan.fused_kernels else contextlib.nullcontext():
+        programs[plan.micro_batch_size] = _program(step, batch, plan.micro_batch_size)
+        with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
+            for factor in (2, 4):  # small tensors may be made in another way
+                if not TracedSizes(programs).has_any_size:
+                    size = factor * plan.micro_batch_size
+                    programs[size] = _program(step, batch, size)
+    optimizers = list(optimizers_of(model).values())
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return TracedStep(
+        sizes=TracedSizes(programs),
+        optimizer=", ".join(type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers) or "none",
+        num_parameters=sum(math.prod(variable.shape) for variable in model.trainable_variables),
+        weights_bytes=_bytes_of(model.variables),
+        gradients_bytes=_bytes_of(model.trainable_variables),
+        optimizer_bytes=_bytes_of(variable for one in optimizers for variable in one.variables),
+        example_bytes=sum(_bytes_of_tensor(leaf) / max(1, leaf.shape[0] or 1) for leaf in leaves),
+    )
+
+
+def _program(step: Any, batch: Any, batch_size: int) -> StepProgram:
+    return program_of(step.get_concrete_function(_spec(batch, batch_size)).graph)
+
+
+def _spec(batch: Any, batch_size: int) -> Any:
+    return keras.tree.map_structure(
+        lambda one: None if one is None else tf.TensorSpec((batch_size, *one.shape[1:]), one.dtype), batch
+    )
+
+
+def _bytes_of(variables: Iterable[Any]) -> int:
+    each = {id(one): math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in variables}
+    return sum(each.values())
+
+
+def _bytes_of_tensor(tensor: Any) -> int:
+    size = tensor.dtype.size or 24  # a string
+    return int(math.prod(tensor.shape) * size)

@@ -1,0 +1,43 @@
+"""A workload as a message to child processes: `task_of` in the parent, `load_task` in the child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.reference import Origin, Reference
+from tfaccel.planning.workload import Workload
+
+
+def task_of(given: Any, options: Mapping[str, Any], *, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
+    """What a child process needs to know to make a workload.
+
+    Args:
+        given: a recipe's name, an import path, or a `Workload`.
+        options: arguments of the recipe or the function.
+        seed: determines weights and data.
+        folder: where to keep the arrays of a `Workload`, for several children; None to send them.
+
+    Raises:
+        WorkloadError: if the workload cannot be sent to another process.
+    """
+    origin, by_value = Origin.of([given])
+    if isinstance(given, str) or folder is None:
+        reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
+    else:
+        reference = Reference.by_file(given, "workload", by_value=by_value, file=folder / "workload.pickle")
+    return {
+        "origin": {"folder": origin.folder, "main_file": origin.main_file},
+        "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},
+        "options": dict(options),
+        "seed": seed,
+    }
+
+
+def load_task(reference: Reference, options: dict[str, Any]) -> Workload:
+    """The workload that a parent refers to, made with these options."""
+    if reference.kind in ("recipe", "import"):
+        return as_workload(reference.import_path(), **options)
+    return as_workload(reference.load(), **options)
