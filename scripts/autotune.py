@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.plan_search import MeasureOptions, SearchProgress
+from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
 from tfaccel.planning.plan import Plan
 from tfaccel.scripts.command import check_writable, run_command, show_progress, table_console

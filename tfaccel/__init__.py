@@ -30,7 +30,7 @@ _PUBLIC_NAMES = {
     "find_batch_size": "tfaccel.measuring.find_batch_size",
     "BatchOptions": "tfaccel.measuring.batch_search",
     "BatchReport": "tfaccel.measuring.batch_report",
-    "MeasureOptions": "tfaccel.measuring.plan_search",
+    "MeasureOptions": "tfaccel.measuring.measure_options",
     "estimate_scaling": "tfaccel.measuring.estimate_scaling",
     "ScalingOptions": "tfaccel.planning.scaling",
     "ScalingEstimate": "tfaccel.planning.scaling",

@@ -13,16 +13,17 @@ import pytest
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.duel import departure
-from tfaccel.measuring.plan_search import MeasureOptions
+from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.measuring.report import Report
 from tfaccel.planning.plan import Plan
 
 HERE = Path(__file__).parent
 PROGRAM = """
-import json, sys
+import dataclasses, json, sys
+import tfaccel
 from tfaccel import find_fastest
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.plan_search import MeasureOptions, SearchProgress
+from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 
 class Printed(SearchProgress):
     def measured(self, candidate):
@@ -30,6 +31,8 @@ class Printed(SearchProgress):
 
 options = json.loads(sys.argv[4])
 limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": float(sys.argv[3])}
+if "memory_bytes" in options:
+    options["hardware"] = dataclasses.replace(tfaccel.detect_hardware(), memory_bytes=options.pop("memory_bytes"))
 measure = MeasureOptions(**limits, **options.pop("measure", {}))
 seen = []
 try:
@@ -155,6 +158,16 @@ def test_other_batches_are_tuned_if_asked_for(find):
     assert {one.plan.global_batch_size for one in report.candidates} >= {32, 64, 128}
     assert report.plan.global_batch_size > 32
     assert find("workload", measure={"max_candidates": 2}, **fixed).plan.global_batch_size == 32
+
+
+@pytest.mark.slow
+def test_batches_that_exceed_the_memory_are_not_tried(find):
+    fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
+    options = {"measure": {"tune_batch": True, "max_candidates": 6}, "memory_bytes": 100 * 2**20, **fixed}
+    report = find("workload", **options)
+    larger = [one for one in report.candidates if one.plan.global_batch_size > 32]
+    assert len(larger) == 3
+    assert all(one.rejection.startswith("It would need an estimated ") and not one.windows for one in larger)
 
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)

@@ -96,22 +96,32 @@ def estimate_of_plan(
         batch_sizes, head_room: as in `estimate_memory`.
     """
     _check(batch_sizes, head_room)
-    task = {
-        **task_of(workload, options or {}),
-        "plan": plan.to_json(),
-        "estimate": {
-            "batch_sizes": list(batch_sizes),
-            "device_bytes": device_bytes(plan, hardware),
-            "head_room": head_room,
-        },
-    }
+    task = task_of(workload, options or {})
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:
-        return _answer(servers, plan, task)
+        return estimated_memory(servers, task, plan, hardware, batch_sizes=batch_sizes, head_room=head_room)
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def estimated_memory(
+    servers: CandidateServers,
+    task: Mapping[str, Any],
+    plan: Plan,
+    hardware: Hardware,
+    *,
+    batch_sizes: Sequence[int] = (),
+    head_room: float = 0.1,
+) -> MemoryEstimate:
+    """The estimate for a task of `task_of`, made by a process of these servers; see `estimate_of_plan`."""
+    estimate = {
+        "batch_sizes": list(batch_sizes),
+        "device_bytes": device_bytes(plan, hardware),
+        "head_room": head_room,
+    }
+    return _answer(servers, plan, {**task, "plan": plan.to_json(), "estimate": estimate})
 
 
 def _check(batch_sizes: Sequence[int], head_room: float) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.plan_search import MeasureOptions, PlanSearch, SearchProgress
+from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
+from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.load_workload import as_workload

@@ -6,19 +6,21 @@ import contextlib
 import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.duel import departure, duel, first_losses, steps_of_window
+from tfaccel.measuring.estimate_memory import estimated_memory
+from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
+from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES, MEASURED, Move, moves
-from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
@@ -33,52 +35,6 @@ _FLOAT32_ALONE: Mapping[str, Any] = {
 _REFERENCE_REASON = f"{MEASURED}: float32 without XLA, with which all plans are compared."
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
-    """How `find_fastest` measures.
-
-    Args:
-        budget_seconds: start no further plan that would not end within this time.
-        max_candidates: number of plans to measure at most.
-        limit_seconds: time limit for one plan to build its model, or to run one window.
-        seed: determines weights and data.
-        use_cache: return the report of an earlier call for the same workload, machine, versions and fixed fields, if
-            there is one, or continue it if it was interrupted. False measures again.
-        tune_batch: measure other global batch sizes too. They change what is computed, so their losses are only
-            checked to be finite, and `tfaccel.train` uses such a plan only if it is passed.
-        for_new_process: measure settings too that this process cannot take any more: memory allocators, and, once
-            TensorFlow is loaded, oneDNN and auto-clustering.
-
-    Raises:
-        PlanError: if a limit is not positive.
-        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
-    """
-
-    budget_seconds: float = 60.0
-    max_candidates: int = 12
-    limit_seconds: float = 120.0
-    seed: int = 0
-    use_cache: bool = True
-    tune_batch: bool = False
-    for_new_process: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("budget_seconds", "max_candidates", "limit_seconds"):
-            if not (value := getattr(self, name)) > 0:
-                raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
-        check_seed(self.seed)
-
-
-class SearchProgress:
-    """What `find_fastest` calls while it measures. This one does nothing; override what you need."""
-
-    def started(self, plan: Plan, axis: str) -> None:
-        """A plan is about to be measured; `axis` tells how it differs, as in `Candidate`."""
-
-    def measured(self, candidate: Candidate) -> None:
-        """A plan has been measured."""
 
 
 class PlanSearch:
@@ -111,6 +67,7 @@ class PlanSearch:
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
         self._stopped_because = _INTERRUPTED
         self._reference_losses: tuple[float, ...] | None = None
+        self._memory: MemoryEstimate | None = None
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
@@ -169,6 +126,8 @@ class PlanSearch:
                 continue
             if self._is_over():
                 break
+            if self._exceeds_memory(plan, move.axis):
+                continue
             before = best
             best = self._better(best, self._started(plan, move.axis)) or best
             if best is before:
@@ -182,6 +141,22 @@ class PlanSearch:
                 best.window(steps_of_window(best))
         self._candidates[best.candidate.plan] = best.counted()
         best.end()
+
+    def _exceeds_memory(self, plan: Plan, axis: str) -> bool:
+        """Whether a plan with a larger batch than any before would run out of memory, by the estimate."""
+        size = plan.micro_batch_size
+        if size <= max(one.micro_batch_size for one in self._candidates):
+            return False
+        if self._memory is None:
+            try:
+                self._memory = estimated_memory(self._servers, self._task, plan, self._hardware)
+            except TfaccelError:  # then it is measured
+                return False
+        if self._memory.fits(size) is not False:
+            return False
+        needed = f"{mebibytes(self._memory.total_bytes(size))} of {mebibytes(self._memory.usable_bytes or 0)}"
+        self._note(Candidate(plan=plan, axis=axis, rejection=f"It would need an estimated {needed}."))
+        return True
 
     def _is_over(self) -> bool:
         """Whether a limit allows no further plan; notes which."""
