@@ -55,6 +55,7 @@ _PUBLIC_NAMES = {
     "ServeError": "tfaccel.errors",
     "SearchError": "tfaccel.errors",
     "NonFiniteLossError": "tfaccel.errors",
+    "OutOfMemoryError": "tfaccel.errors",
     "VersionError": "tfaccel.errors",
     "recipe": "tfaccel.training.recipe",
     "Count": "tfaccel.training.recipe_options",

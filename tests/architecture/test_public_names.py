@@ -20,6 +20,7 @@ PUBLIC_NAMES = [
     "MeasureOptions",
     "ModelConfig",
     "NonFiniteLossError",
+    "OutOfMemoryError",
     "Plan",
     "PlanError",
     "Report",

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
@@ -25,6 +25,9 @@ from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.verdict.trivial_scores import trivial_scores
+
+if TYPE_CHECKING:
+    from tfaccel.training.run.train_session import Outcome
 
 logger = logging.getLogger("tfaccel")
 
@@ -88,6 +91,8 @@ def train(
         WorkloadError: for invalid epochs, seed or interval, or a model that is too large for this machine.
         DataError: for data that cannot be used for training, such as a generator.
         PlanError: if the plan cannot run here.
+        OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
+            continues with half the batch per replica and twice the accumulation steps, and logs it.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
 
     Example:
@@ -134,15 +139,21 @@ def train(
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.train_session import TrainSession
+        from tfaccel.training.run.train_session import TrainSession, trained_within_memory
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
-        plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
-        session = TrainSession(
-            workload, plan, directory, epochs=epochs, seed=seed, checkpoint_interval=checkpoint_interval
-        )
-        outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
+
+        def begin(plan: Plan) -> TrainSession:
+            plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
+            return TrainSession(
+                workload, plan, directory, epochs=epochs, seed=seed, checkpoint_interval=checkpoint_interval
+            )
+
+        def run(session: TrainSession) -> Outcome:
+            return session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
+
+        plan, outcome = trained_within_memory(begin, run, plan, directory, runtime)
         baselines = None
         if workload.validation_data is not None and directory.writes:
             baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +17,24 @@ from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts
 from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
+from tfaccel.training.run.out_of_memory import BatchTooLarge, retry_text, smaller_batches_if_out_of_memory
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation, validation_of
 from tfaccel.training.workers.chief import only_chief_writes
+
+logger = logging.getLogger("tfaccel")
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class TrainSession:
         checkpoint_interval: int | None,
     ) -> None:
         self._workload = workload
-        self._plan = plan
+        self.plan = plan
         self._run_dir = run_dir
         self._epochs = epochs
         self._interval = None if checkpoint_interval is None else checkpoint_interval * plan.accumulation_steps
@@ -65,6 +72,10 @@ class TrainSession:
         self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
 
     def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        self._stored, self._parts = restored, 1
+        if restored is not None:
+            self._parts = parts_per_batch(restored[1], self.plan.accumulation_steps)
+            restored = restored[0], in_parts(restored[1], self._parts)
         self._restored = restored
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
         self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
@@ -73,10 +84,27 @@ class TrainSession:
 
     def _begin_with_chief(self, replicas: Replicas) -> None:
         """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
-        found = b"" if self._restored is None else to_bytes(*self._restored)
+        found = b"" if self._stored is None else to_bytes(*self._stored)
         content = replicas.bytes_of_chief(found)
         self._begin_from(from_bytes(content) if content else None)
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
+
+    @property
+    def place(self) -> str:
+        """Where the session continues, in words."""
+        if self._restored is None:
+            return "from its start"
+        return f"from the newest checkpoint (epoch {self._first_epoch + 1}, step {self._first_step + 1})"
+
+    def _stay_in_epoch(self) -> None:
+        """Corrects the position if an epoch's last batch was too small to be split into the usual number of parts."""
+        if self._restored is None or self._parts == 1 or not self._first_step:
+            return
+        size = self.plan.global_batch_size // self.plan.accumulation_steps
+        length = int(self._workload.train_data(size, seed=self._seed, epoch=self._first_epoch).cardinality())
+        if 0 < length < self._first_step:
+            self._restored[1]["step"] -= self._first_step - length
+            self._restored[1]["step_in_epoch"] = self._first_step = length
 
     def run(
         self,
@@ -89,9 +117,10 @@ class TrainSession:
         """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
+        self._stay_in_epoch()
         self._source = WorkloadSource(
             self._workload,
-            self._plan,
+            self.plan,
             replicas,
             seed=self._seed,
             epochs=self._epochs,
@@ -101,24 +130,28 @@ class TrainSession:
         num_batches = self._source.num_batches
         if self._num_steps is None:
             self._num_steps = num_optimizer_steps(
-                self._workload, self._plan, epochs=self._epochs, num_batches=num_batches
+                self._workload, self.plan, epochs=self._epochs, num_batches=num_batches
             )
         model = self._built_model(strategy, hardware)
-        engine = engine_of(model, engine_options(self._plan))
+        engine = engine_of(model, engine_options(self.plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
-        validation = validation_of(self._workload, self._plan, num_passes=num_passes)
+        validation = validation_of(self._workload, self.plan, num_passes=num_passes)
         if validation is not None and not callable(validation.source):
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
             write_state(model, engine.replicas, own)
-        self._run_dir.start(self._plan.to_json())
+        self._run_dir.start(self.plan.to_json())
         times = StepTimes()
         container = self._callbacks([*asked_for, *callbacks], engine, times, verbose)
         try:
-            with only_chief_writes(model, container.callbacks, engine.replicas):
+            with (
+                smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
+                only_chief_writes(model, container.callbacks, engine.replicas),
+            ):
                 run_epochs(
                     engine,
                     self._source,
@@ -142,10 +175,10 @@ class TrainSession:
 
     def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
         name = self._workload.name
-        with strategy.scope(), within_memory(name, self._plan, hardware):
-            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps)
+        with strategy.scope(), within_memory(name, self.plan, hardware):
+            model = compiled_model(self._workload, self.plan, num_steps=self._num_steps)
         build_for(model, self._source.batch_spec, self._workload)
-        check_memory(model, name, self._plan, hardware)
+        check_memory(model, name, self.plan, hardware)
         return model
 
     def _callbacks(
@@ -172,6 +205,7 @@ class TrainSession:
                 interval=self._interval,
                 restored=self._restored,
                 num_steps=self._num_steps,
+                accumulation_steps=self.plan.accumulation_steps,
             )
         )
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
@@ -185,3 +219,43 @@ class TrainSession:
             return validation.evaluate(engine, quiet)
         finally:
             validation.close()
+
+
+def trained_within_memory(
+    begin: Callable[[Plan], TrainSession],
+    run: Callable[[TrainSession], Outcome],
+    plan: Plan,
+    run_dir: RunDir,
+    runtime: Runtime,
+) -> tuple[Plan, Outcome]:
+    """Runs a session; if it runs out of memory, another one continues with smaller batches.
+
+    The failed session's model and data are released, whatever its last step has changed. The new one starts from the
+    newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
+
+    Args:
+        begin: makes the session of a plan.
+        run: runs a session.
+        plan: the plan to begin with.
+        run_dir, runtime: the run's directory, and its runtime, entered.
+
+    Returns:
+        The plan that the run ended with, and its outcome.
+
+    Raises:
+        OutOfMemoryError: if the batch may not be split further.
+    """
+    failed: tuple[Plan, str] | None = None
+    while True:
+        session = begin(plan)
+        plan = session.plan
+        if failed is not None:
+            logger.warning(retry_text(*failed, session.place, plan))
+        try:
+            return plan, run(session)
+        except BatchTooLarge as error:
+            failed, plan = (plan, error.detail), error.plan
+        del session
+        gc.collect()  # models and their graphs refer to each other
+        run_dir.start_again()
+        runtime.seed_generators()
