@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import RunDirError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
@@ -96,12 +97,27 @@ class TrainSession:
             return "from its start"
         return f"from the newest checkpoint (epoch {self._first_epoch + 1}, step {self._first_step + 1})"
 
-    def _stay_in_epoch(self) -> None:
-        """Corrects the position if an epoch's last batch was too small to be split into the usual number of parts."""
+    def _continue_within_epoch(self) -> None:
+        """Checks the next rows if their batches are split from now on, and corrects a position behind the epoch's end.
+
+        Raises:
+            RunDirError: if smaller batches have the rows in another order.
+        """
         if self._restored is None or self._parts == 1 or not self._first_step:
             return
         size = self.plan.global_batch_size // self.plan.accumulation_steps
-        length = int(self._workload.train_data(size, seed=self._seed, epoch=self._first_epoch).cardinality())
+        options = {"seed": self._seed, "epoch": self._first_epoch}
+        parts = self._workload.train_data(size, **options)
+        whole = self._workload.train_data(size * self._parts, **options)
+        if not _have_equal_rows(
+            whole.skip(self._first_step // self._parts).take(1), parts.skip(self._first_step).take(self._parts)
+        ):
+            raise RunDirError(
+                f"The rows of workload {self._workload.name!r} come in another order, or are augmented differently, in "
+                f"batches of {size}, so that an epoch cannot be continued with accumulation_steps="
+                f"{self.plan.accumulation_steps}. Start over with it in a new run directory."
+            )
+        length = int(parts.cardinality())
         if 0 < length < self._first_step:
             self._restored[1]["step"] -= self._first_step - length
             self._restored[1]["step_in_epoch"] = self._first_step = length
@@ -117,7 +133,7 @@ class TrainSession:
         """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
-        self._stay_in_epoch()
+        self._continue_within_epoch()
         self._source = WorkloadSource(
             self._workload,
             self.plan,
@@ -219,6 +235,16 @@ class TrainSession:
             return validation.evaluate(engine, quiet)
         finally:
             validation.close()
+
+
+def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
+    """Whether the batches of two datasets have the same rows in the same order."""
+    found = [[keras.tree.flatten(batch) for batch in dataset] for dataset in (some, others)]
+    leaves = [[tf.concat(parts, axis=0) for parts in zip(*batches, strict=True)] for batches in found]
+    return len(leaves[0]) == len(leaves[1]) and all(
+        one.shape == other.shape and bool(tf.reduce_all(tf.equal(one, other)))
+        for one, other in zip(*leaves, strict=True)
+    )
 
 
 def trained_within_memory(

@@ -29,6 +29,10 @@ from tfaccel.training.steps.step_graphs import StepGraphs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
+_IF_SHORT_OF_MEMORY = (
+    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number of "
+    "examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +181,14 @@ class Engine:
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Adds a note on replicas to errors that may be caused by them."""
+        """Adds a note to errors that replicas or a lack of memory may have caused."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
             raise_uneven_rows(error, self.replicas.num_replicas)
+            raise
+        except tf.errors.ResourceExhaustedError as error:
+            error.add_note(_IF_SHORT_OF_MEMORY)
             raise
         except Exception as error:
             if self.replicas.num_replicas > 1:
