@@ -30,8 +30,8 @@ from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
 _IF_SHORT_OF_MEMORY = (
-    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number of "
-    "examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
+    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
+    "of examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
 )
 
 
