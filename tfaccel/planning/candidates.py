@@ -22,6 +22,7 @@ COMBINED_RULES: tuple[tuple[str, Rule], ...] = (
 # Further choices of these are tried only on the best plan, one at a time.
 SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("fused_kernels", precision_rules.fused_kernels_rule),
+    ("rematerialization", precision_rules.rematerialization_rule),
     ("accumulation_steps", batch_rules.accumulation_steps_rule),
     ("global_batch_size", batch_rules.global_batch_size_rule),
     ("steps_per_execution", batch_rules.steps_per_execution_rule),

@@ -71,3 +71,9 @@ def fused_kernels_rule(case: Case) -> list[Choice]:
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
     return [Choice(False, "Keras's own operations, to the last bit; `tfaccel autotune` measures fused kernels.")]
+
+
+def rematerialization_rule(case: Case) -> list[Choice]:
+    """Off."""
+    del case
+    return [Choice(False, "Recomputing activations takes time; it only helps if memory is short.")]

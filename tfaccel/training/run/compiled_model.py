@@ -98,4 +98,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
         fused_kernels=plan.fused_kernels,
+        rematerialization=plan.rematerialization,
     )

@@ -29,8 +29,8 @@ from tfaccel.training.steps.replicas import Replicas
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
 _REMEDIES = (
-    "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), recomputed activations "
-    "(`keras.remat`, or the recipe's --remat), or more devices"
+    "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
+    "(--set=rematerialization=on), or more devices"
 )
 
 

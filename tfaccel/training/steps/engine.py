@@ -48,6 +48,7 @@ class EngineOptions:
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
+        rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
     """
 
     sum_duplicate_indices: bool = False
@@ -57,6 +58,7 @@ class EngineOptions:
     single_steps: bool = False
     batches_per_step: int = 1
     fused_kernels: bool = False
+    rematerialization: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Engine:
                 function_of_keras=function,
                 watch_loss=trains and self.options.stop_at_non_finite_loss,
                 fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                recompute=trains and self.options.rematerialization,
             )
             self._kinds[kind] = known
         return known

@@ -17,6 +17,7 @@ from tfaccel.training.steps.merged_metrics import metrics_in, own_results
 from tfaccel.training.steps.model_parts import has_own_logs
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.trace_state import TraceStates
@@ -32,7 +33,7 @@ class StepGraphs:
         steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
         watch_loss: end a window at the first step whose loss is NaN or infinite.
-        fuse: trace with fused kernels.
+        fuse, recompute: trace with fused kernels, and with activations that are recomputed in the backward pass.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -49,6 +50,7 @@ class StepGraphs:
         function_of_keras: Any,
         watch_loss: bool,
         fuse: bool,
+        recompute: bool,
     ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
@@ -62,6 +64,7 @@ class StepGraphs:
         self._replicas = replicas
         self._watch_loss = watch_loss
         self._fuse = fuse
+        self._recompute = recompute
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
@@ -93,7 +96,8 @@ class StepGraphs:
 
         def traced(*arguments: Any) -> Any:
             fused = fused_kernels(self._model) if self._fuse else contextlib.nullcontext()
-            with self.states.tracing(self.batch_specs), fused:
+            recomputed = recomputed_blocks(self._model) if self._recompute else contextlib.nullcontext()
+            with self.states.tracing(self.batch_specs), fused, recomputed:
                 return graph(*arguments)
 
         function: Any = tf.function(traced, autograph=False, reduce_retracing=True)
