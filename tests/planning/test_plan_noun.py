@@ -56,6 +56,7 @@ def test_every_field_survives_json():
         prefetch_batches=0,
         cache_data=True,
         augment_on="device",
+        rematerialization=True,
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}

@@ -43,7 +43,7 @@ def token_model():
     return keras.Model(inputs, layers.Dense(1, dtype="float32")(x))
 
 
-def trained(recomputes, *, strategy=None, jit_compile=False, dtype_policy="float32"):
+def trained(recomputes, *, strategy=None, jit_compile=False, dtype_policy="float32", fused=False):
     keras.utils.set_random_seed(3)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(dtype_policy)
@@ -54,7 +54,8 @@ def trained(recomputes, *, strategy=None, jit_compile=False, dtype_policy="float
     finally:
         keras.config.set_dtype_policy(before)
     x = np.random.default_rng(0).integers(0, 7, (32, 6))
-    plan = plan_of_model(model, batch_size=8, synchronize_batch_norm=False, rematerialization=recomputes)
+    fields = {"synchronize_batch_norm": False, "rematerialization": recomputes, "fused_kernels": fused}
+    plan = plan_of_model(model, batch_size=8, **fields)
     fit(model, x, x[:, :1] * 0.3, epochs=2, verbose=0, plan=plan)
     return [weight.astype("float64") for weight in model.get_weights()], model
 
@@ -66,7 +67,8 @@ def distance(some, others):
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_training_is_the_same(num_replicas):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if num_replicas == 2 else None
-    (plain, _), (recomputed, model) = (trained(one, strategy=strategy) for one in (False, True))
+    fused = num_replicas == 2
+    (plain, _), (recomputed, model) = (trained(one, strategy=strategy, fused=fused) for one in (False, True))
     assert distance(plain, recomputed) < 1e-5
     seeds = [variable for variable in model.variables if "seed" in variable.path]
     assert seeds

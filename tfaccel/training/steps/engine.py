@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
+from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_graphs import StepGraphs, metric_results
@@ -103,11 +105,15 @@ class Engine:
                 self.replicas,
                 function_of_keras=function,
                 watch_loss=trains and self.options.stop_at_non_finite_loss,
-                fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
-                recompute=trains and self.options.rematerialization,
+                traced_in=self._train_contexts() if trains else (),
             )
             self._kinds[kind] = known
         return known
+
+    def _train_contexts(self) -> list[Callable[[keras.Model], contextlib.AbstractContextManager[None]]]:
+        """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
+        fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
+        return [fused_kernels] * fuses + [recomputed_blocks] * self.options.rematerialization
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""

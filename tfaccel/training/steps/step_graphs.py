@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import CallFeed, GraphBatches
-from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
 from tfaccel.training.steps.model_parts import has_own_logs
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
-from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.trace_state import TraceStates
@@ -33,7 +31,7 @@ class StepGraphs:
         steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
         watch_loss: end a window at the first step whose loss is NaN or infinite.
-        fuse, recompute: trace with fused kernels, and with activations that are recomputed in the backward pass.
+        traced_in: contexts of the model in which the steps are traced: the first is the outermost.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -49,8 +47,7 @@ class StepGraphs:
         *,
         function_of_keras: Any,
         watch_loss: bool,
-        fuse: bool,
-        recompute: bool,
+        traced_in: Sequence[Callable[[keras.Model], contextlib.AbstractContextManager[None]]] = (),
     ) -> None:
         self.steps = steps
         self.function_of_keras = function_of_keras
@@ -63,8 +60,7 @@ class StepGraphs:
         self._kind = kind
         self._replicas = replicas
         self._watch_loss = watch_loss
-        self._fuse = fuse
-        self._recompute = recompute
+        self._traced_in = traced_in
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
@@ -95,9 +91,9 @@ class StepGraphs:
             return graph
 
         def traced(*arguments: Any) -> Any:
-            fused = fused_kernels(self._model) if self._fuse else contextlib.nullcontext()
-            recomputed = recomputed_blocks(self._model) if self._recompute else contextlib.nullcontext()
-            with self.states.tracing(self.batch_specs), fused, recomputed:
+            with self.states.tracing(self.batch_specs), contextlib.ExitStack() as stack:
+                for context in self._traced_in:
+                    stack.enter_context(context(self._model))
                 return graph(*arguments)
 
         function: Any = tf.function(traced, autograph=False, reduce_retracing=True)
