@@ -51,6 +51,7 @@ SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "setti
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
+    "rematerialization",
 )
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 
