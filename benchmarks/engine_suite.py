@@ -16,6 +16,7 @@ from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 from tfaccel.measuring.interleaved import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
+from tfaccel.training.fit_plan import plan_of_model
 
 # Approximate length of the epochs whose end is measured.
 EPOCH_SECONDS = (0.7, 2.2)
@@ -104,6 +105,25 @@ def fused_kernels(task: Task, at_least: float) -> Callable[[str, SuiteOptions], 
     return measure
 
 
+def rematerialization(task: Task, at_least: float) -> Callable[[str, SuiteOptions], Findings]:
+    """`tfaccel.fit` with activations recomputed in the backward pass, and with all of them kept."""
+
+    def measure(name: str, options: SuiteOptions) -> Findings:
+        shortened = task.shortened(options.scale)
+        starts = _equal_starts(shortened)
+        programs: list[Program] = []
+        for label, recomputes in (("recomputed", True), ("kept", False)):
+            start = next(starts)
+            plan = plan_of_model(start.model, batch_size=task.global_batch_size, rematerialization=recomputes)
+            programs.append(FitProgram(label, shortened, start, is_tfaccel=True, plan=plan))
+        recomputed, kept = times = _measure(name, programs, options)
+        return Findings(
+            {name: times}, (throughput_ratio(name, of=recomputed, to=kept, part="steps alone", at_least=at_least),)
+        )
+
+    return measure
+
+
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
     """The time after the last batch of an epoch, and that of `Model.fit` for comparison."""
     step_seconds = _wide_mlp_step_seconds(options)
@@ -155,6 +175,7 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
     "kernels_lstm": fused_kernels(engine_tasks.lstm(steps_per_epoch=24), 1.2),
     "kernels_gru": fused_kernels(engine_tasks.gru(steps_per_epoch=24), 1.2),
     "kernels_mlp": fused_kernels(engine_tasks.large_mlp(steps_per_epoch=40, optimizer="adamw"), 1.05),
+    "rematerialization": rematerialization(engine_tasks.transformer(steps_per_epoch=3), 0.65),
 }
 
 

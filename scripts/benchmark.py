@@ -57,7 +57,7 @@ SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "memor
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
-    *("kernels_lstm", "kernels_gru"),
+    *("kernels_lstm", "kernels_gru", "rematerialization"),
 )
 MEMORY_FIGURE_NAMES = (
     *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),

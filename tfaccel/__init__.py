@@ -79,6 +79,7 @@ _PUBLIC_NAMES = {
     "SearchError": "tfaccel.errors",
     "ReportError": "tfaccel.errors",
     "NonFiniteLossError": "tfaccel.errors",
+    "OutOfMemoryError": "tfaccel.errors",
     "VersionError": "tfaccel.errors",
     "Lars": "tfaccel.training.lars",
     "recipe": "tfaccel.training.recipe",

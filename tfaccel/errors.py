@@ -68,5 +68,9 @@ class NonFiniteLossError(TfaccelError, ArithmeticError):
     """The loss became NaN or infinite; the message names the step."""
 
 
+class OutOfMemoryError(TfaccelError, RuntimeError):
+    """A training step that does not fit into memory and may not be split further; the message names what helps."""
+
+
 class VersionError(TfaccelError, RuntimeError):
     """An installed package lacks an attribute that tfaccel needs; the message names versions that have it."""

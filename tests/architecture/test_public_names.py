@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "ModelConfig",
     "ModelCost",
     "NonFiniteLossError",
+    "OutOfMemoryError",
     "Performance",
     "Plan",
     "PlanError",

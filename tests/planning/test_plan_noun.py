@@ -58,6 +58,7 @@ def test_every_field_survives_json():
         augment_on="device",
         memory_allocator="jemalloc",
         gpu_thread_mode="gpu_private",
+        rematerialization=True,
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}

@@ -24,6 +24,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("fused_kernels", precision_rules.fused_kernels_rule),
     ("xla_auto_clustering", precision_rules.xla_auto_clustering_rule),
     ("grappler_bfloat16", precision_rules.grappler_bfloat16_rule),
+    ("rematerialization", precision_rules.rematerialization_rule),
     ("accumulation_steps", batch_rules.accumulation_steps_rule),
     ("global_batch_size", batch_rules.global_batch_size_rule),
     ("steps_per_execution", batch_rules.steps_per_execution_rule),

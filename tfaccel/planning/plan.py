@@ -64,6 +64,8 @@ class Plan:
             the start of each step, on the replica's device).
         fused_kernels: train with fused kernels in place of Keras's elementwise operations; the functions are the same,
             the rounding is not. Not under XLA, which fuses by itself.
+        rematerialization: recompute the activations of layers in the backward pass instead of keeping them: less
+            memory, a longer step, the same numbers.
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
         reasons: pairs of a field's name and why it has its value.
 
@@ -106,6 +108,7 @@ class Plan:
     cache_data: bool = False
     augment_on: str = "host"
     fused_kernels: bool = False
+    rematerialization: bool = False
     tpu: str | None = None
     reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 

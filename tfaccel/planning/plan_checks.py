@@ -137,6 +137,14 @@ def _check_gpu_threads(plan: "Plan") -> None:
         )
 
 
+def _check_rematerialization(plan: "Plan") -> None:
+    if plan.rematerialization and plan.strategy == "tpu":
+        raise PlanError(
+            "`rematerialization` is not supported on TPUs, where XLA decides itself what to recompute. Received: "
+            "rematerialization=True, strategy='tpu'. Use rematerialization=False."
+        )
+
+
 def _check_onednn(plan: "Plan") -> None:
     if plan.onednn is not None and kind_of(plan) != "CPU":
         raise PlanError(
@@ -218,6 +226,7 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_kernels,
     _check_graph_rewrites,
     _check_gpu_threads,
+    _check_rematerialization,
     _check_onednn,
     _check_gpu_memory,
     _check_communication,

@@ -65,6 +65,7 @@ SWITCH_FIELDS = (
     "prefetch_to_device",
     "cache_data",
     "fused_kernels",
+    "rematerialization",
 )
 
 

@@ -83,3 +83,9 @@ def grappler_bfloat16_rule(case: Case) -> list[Choice]:
     """Off."""
     del case
     return [Choice(False, "The dtype policy decides; `tfaccel autotune` measures it on CPUs that compute in bfloat16.")]
+
+
+def rematerialization_rule(case: Case) -> list[Choice]:
+    """Off."""
+    del case
+    return [Choice(False, "Recomputing activations takes time; it only helps if memory is short.")]

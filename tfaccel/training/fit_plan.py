@@ -104,6 +104,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         bytes_per_pack=plan.bytes_per_pack,
         single_steps=plan.steps_per_execution == 1,
         fused_kernels=plan.fused_kernels,
+        rematerialization=plan.rematerialization,
     )
     takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")
     return options, micro_batch if takes_size else batch_size

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
@@ -27,6 +27,9 @@ from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.verdict.trivial_scores import trivial_scores
+
+if TYPE_CHECKING:
+    from tfaccel.training.run.train_session import Outcome
 
 logger = logging.getLogger("tfaccel")
 
@@ -105,6 +108,8 @@ def train(
             a model that is too large for this machine.
         DataError: for data that cannot be used for training, such as a generator.
         PlanError: if the plan cannot run here.
+        OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
+            continues with half the batch per replica and twice the accumulation steps, and logs it.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
 
     Example:
@@ -145,24 +150,28 @@ def train(
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.run.augmentation_place import place_for_run
+        from tfaccel.training.run.out_of_memory import trained_within_memory
         from tfaccel.training.run.train_session import RunOptions, TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
-        plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
-        session = TrainSession(
-            workload,
-            plan,
-            directory,
-            RunOptions(
-                epochs=epochs,
-                seed=seed,
-                checkpoint_interval=checkpoint_interval,
-                scaling=scaling,
-                profile=steps_to_profile,
-            ),
+        asked = RunOptions(
+            epochs=epochs,
+            seed=seed,
+            checkpoint_interval=checkpoint_interval,
+            scaling=scaling,
+            profile=steps_to_profile,
         )
-        outcome = session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
+
+        def begin(plan: Plan) -> TrainSession:
+            return TrainSession(
+                workload, place_for_run(workload, plan, directory, runtime, epochs=epochs), directory, asked
+            )
+
+        def run(session: TrainSession) -> Outcome:
+            return session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
+
+        plan, outcome = trained_within_memory(begin, run, plan, directory, runtime)
         baselines = None
         if workload.validation_data is not None and directory.writes:
             baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)

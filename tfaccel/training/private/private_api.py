@@ -43,6 +43,11 @@ def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
     return [f"{layer.name!r} ({type(layer).__name__})" for layer in all_layers(model) if private_part(layer, "_losses")]
 
 
+def losses_added_by(layer: keras.layers.Layer) -> list[Any]:
+    """The losses that the layer itself added in the current call; the public `losses` evaluates regularizers too."""
+    return list(private_part(layer, "_losses"))
+
+
 def weights_made_trainable(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The layer's own weights created as trainable, even if it is frozen; public properties depend on `trainable`."""
     return list(private_part(layer, "_trainable_variables"))

@@ -43,7 +43,7 @@ ADVICE = (
 )
 
 
-def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) -> None:
+def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) -> bool:
     """Checks a model's step on a few rows of a batch; adds metrics whose state is not a sum to `GATHERED`.
 
     Args:
@@ -52,20 +52,23 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
         batch: one batch, as eager tensors.
         kind: "train", "test" or "predict".
 
+    Returns:
+        Whether the step gathers rows over the replicas.
+
     Raises:
         CoupledRowsError: names the layer, loss, metric or step that couples the rows, and how to fix it.
     """
     name_of_step = f"{type(model).__name__}.{kind}_step"
-    problem, parts = None, None
+    problem, parts, gathers = None, None, False
     for part_rows in range(MAX_PART_ROWS, 0, -1):
         try:
             parts = _parts(batch, part_rows)
             if parts is None:
                 continue
-            problem, draws = _check(model, replicas, parts, kind)
+            problem, draws, gathers = _check(model, replicas, parts, kind)
             if problem is None and draws and kind == "train":  # the check is stricter without dropout
                 own = has_own_train_step(model)
-                problem, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
+                problem, _, _ = _check(model, replicas, parts, "train" if own else "test", still=own)
         except _LengthIsAmbiguous:
             continue
         except Exception as error:  # the first real step raises it too, unless it is due to the few rows
@@ -77,12 +80,13 @@ def check_rows(model: keras.Model, replicas: Replicas, batch: Any, kind: str) ->
             f"{what.format(step=name_of_step)}, so {replicas.num_replicas} replicas, each of which sees only its own "
             f"rows of the batch, would not give the results of one device. {ADVICE}"
         )
+    return gathers
 
 
 def _check(
     model: keras.Model, replicas: Replicas, parts: dict[str, Any], kind: str, *, still: bool = False
-) -> tuple[str | None, bool]:
-    """Returns what couples the rows, or None, and whether the step draws random numbers.
+) -> tuple[str | None, bool, bool]:
+    """Returns what couples the rows, or None, and whether the step draws random numbers, and gathers rows.
 
     Raises:
         _LengthIsAmbiguous: if a layer adds a loss of fixed length that happens to equal the number of rows.
@@ -104,7 +108,7 @@ def _check(
         reset()
         with global_losses(model):
             mark_gathered(runs["AB"].updates, num_rows_of(parts["AB"]))
-    return problem, draws
+    return problem, draws, any(run.gathers for run in runs.values())
 
 
 class _LengthIsAmbiguous(Exception):

@@ -115,7 +115,10 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
         placed = _with_place(plan, Plan.load(began_with).augment_on, "The run started with it.")
     else:
         seed = runtime.seed or 0
-        placed = place_augmentation(workload, plan, strategy=runtime.strategy, seed=seed, epochs=epochs)
+        try:
+            placed = place_augmentation(workload, plan, strategy=runtime.strategy, seed=seed, epochs=epochs)
+        except tf.errors.ResourceExhaustedError:
+            placed = _with_place(plan, "host", "Not measured: the batch does not fit into memory.")
         runtime.seed_generators()
     reason, flag = dict(placed.reasons)["augment_on"], override_flag("augment_on")
     logger.info("augment_on=%s: %s To decide it yourself: %s", placed.augment_on, reason, flag)

@@ -109,4 +109,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         batches_per_step=plan.accumulation_steps,
         fused_kernels=plan.fused_kernels,
         times_input=True,
+        rematerialization=plan.rematerialization,
     )

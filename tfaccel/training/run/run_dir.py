@@ -65,8 +65,14 @@ class RunDir:
     def start(self, plan: dict[str, Any]) -> None:
         """Creates the directory and writes the config and the plan."""
         if self.writes:
-            self._hold()
+            if self.close is _nothing:
+                self._hold()
             self.make(self.checkpoints, self.tensorboard, plan=plan)
+
+    def start_again(self) -> None:
+        """Lets a new session of this process continue the run from its newest checkpoint, or start it over."""
+        self.resumes = True
+        self.rows = []
 
     def _hold(self) -> None:
         """Locks the directory until `close`, or until this process ends for any reason.

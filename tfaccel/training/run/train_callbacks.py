@@ -98,7 +98,7 @@ class Checkpoints(keras.callbacks.Callback):
         interval: steps between checkpoints; None for one after each epoch, or after several if epochs are so short that
             saving would take more than 2 % of the time. The first and the last epoch always end with one.
         restored: arrays and position of the checkpoint to continue from.
-        num_steps: optimizer steps of the whole run, saved with each checkpoint.
+        num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
     """
 
     tfaccel_windows = True
@@ -112,9 +112,11 @@ class Checkpoints(keras.callbacks.Callback):
         interval: int | None,
         restored: tuple[dict[str, Any], dict[str, Any]] | None,
         num_steps: int | None = None,
+        accumulation_steps: int = 1,
     ) -> None:
         super().__init__()
         self._interval = interval
+        self._accumulation_steps = accumulation_steps
         self._num_steps = num_steps
         self._run_dir = run_dir
         self._engine = engine
@@ -172,6 +174,7 @@ class Checkpoints(keras.callbacks.Callback):
             "step_in_epoch": step_in_epoch,
             "step": step,
             "num_steps": self._num_steps,
+            "accumulation_steps": self._accumulation_steps,
             "callbacks": states,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,12 @@ from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
+from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
 from tfaccel.training.run.performance import Performance
 from tfaccel.training.run.profile_steps import ProfileSteps
 from tfaccel.training.run.run_dir import NO_METRICS, RunDir
@@ -34,6 +37,8 @@ from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation, validation_of
 from tfaccel.training.workers.chief import only_chief_writes
+
+logger = logging.getLogger("tfaccel")
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class TrainSession:
     """
 
     def __init__(self, workload: Workload, plan: Plan, run_dir: RunDir, options: RunOptions) -> None:
-        self._workload, self._plan, self._run_dir = workload, plan, run_dir
+        self._workload, self.plan, self._run_dir = workload, plan, run_dir
         self._epochs, self._seed = options.epochs, options.seed
         self._scaling, self._profile = options.scaling, options.profile
         interval = options.checkpoint_interval
@@ -81,6 +86,10 @@ class TrainSession:
         self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
 
     def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        self._stored, self._parts = restored, 1
+        if restored is not None:
+            self._parts = parts_per_batch(restored[1], self.plan.accumulation_steps)
+            restored = restored[0], in_parts(restored[1], self._parts)
         self._restored = restored
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
         self._first_epoch: int = self._epochs if position.get("stopped") else position["epoch"]
@@ -89,10 +98,26 @@ class TrainSession:
 
     def _begin_with_chief(self, replicas: Replicas) -> None:
         """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
-        found = b"" if self._restored is None else to_bytes(*self._restored)
+        found = b"" if self._stored is None else to_bytes(*self._stored)
         content = replicas.bytes_of_chief(found)
         self._begin_from(from_bytes(content) if content else None)
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
+
+    @property
+    def place(self) -> str:
+        """Where the session continues, in words."""
+        if self._restored is None:
+            return "from its start"
+        return f"from the newest checkpoint (epoch {self._first_epoch + 1}, step {self._first_step + 1})"
+
+    def _continue_within_epoch(self) -> None:
+        """Corrects the position if batches are split from now on."""
+        if self._restored is not None and self._parts > 1 and self._first_step:
+            step = step_in_split_epoch(
+                self._workload, self.plan, self._parts, seed=self._seed, epoch=self._first_epoch, step=self._first_step
+            )
+            self._restored[1]["step"] -= self._first_step - step
+            self._restored[1]["step_in_epoch"] = self._first_step = step
 
     def run(
         self,
@@ -105,9 +130,10 @@ class TrainSession:
         """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
+        self._continue_within_epoch()
         self._source = WorkloadSource(
             self._workload,
-            self._plan,
+            self.plan,
             replicas,
             seed=self._seed,
             epochs=self._epochs,
@@ -117,9 +143,9 @@ class TrainSession:
         if self._num_steps is None:
             self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
-        engine = engine_of(model, engine_options(self._plan))
+        engine = engine_of(model, engine_options(self.plan))
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
-        validation = validation_of(self._workload, self._plan, num_passes=num_passes)
+        validation = validation_of(self._workload, self.plan, num_passes=num_passes)
         if validation is not None and not callable(validation.source):
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
@@ -127,19 +153,23 @@ class TrainSession:
         self._run_dir.writes = engine.replicas.is_chief
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
             write_state(model, engine.replicas, own)
-        self._run_dir.start(self._plan.to_json())
+        self._run_dir.start(self.plan.to_json())
         times = StepTimes()
         utilization = Utilization(
             engine,
-            self._plan,
+            self.plan,
             hardware,
             batch_spec=self._source.batch_spec,
             examples_per_batch=self._source.batch_size,
         )
         container = self._callbacks([*asked_for, *callbacks], engine, times, utilization, verbose=verbose)
         try:
-            with only_chief_writes(model, container.callbacks, engine.replicas):
+            with (
+                smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
+                only_chief_writes(model, container.callbacks, engine.replicas),
+            ):
                 run_epochs(
                     engine,
                     self._source,
@@ -163,7 +193,7 @@ class TrainSession:
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
 
     def _count_steps(self, num_batches: int | None) -> int | None:
-        return num_optimizer_steps(self._workload, self._plan, epochs=self._epochs, num_batches=num_batches)
+        return num_optimizer_steps(self._workload, self.plan, epochs=self._epochs, num_batches=num_batches)
 
     def _announce_rates(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         if self._rates is not None:
@@ -175,10 +205,10 @@ class TrainSession:
             self._profile.check_length(self._num_steps)
         name = self._workload.name
         self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
-        with strategy.scope(), within_memory(name, self._plan, hardware):
-            model = compiled_model(self._workload, self._plan, num_steps=self._num_steps, rates=self._rates)
+        with strategy.scope(), within_memory(name, self.plan, hardware):
+            model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
         build_for(model, self._source.batch_spec, self._workload)
-        check_memory(model, name, self._plan, hardware)
+        check_memory(model, name, self.plan, hardware)
         return model
 
     def _callbacks(
@@ -200,7 +230,7 @@ class TrainSession:
                     ProfileSteps(
                         self._profile,
                         self._run_dir.tensorboard,
-                        batches_per_step=self._plan.accumulation_steps,
+                        batches_per_step=self.plan.accumulation_steps,
                         batches_before=self._restored[1]["step"] if self._restored else 0,
                     )
                 )
@@ -221,6 +251,7 @@ class TrainSession:
                 interval=self._interval,
                 restored=self._restored,
                 num_steps=self._num_steps,
+                accumulation_steps=self.plan.accumulation_steps,
             )
         )
         return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)

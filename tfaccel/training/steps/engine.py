@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,23 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
+from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
+_IF_SHORT_OF_MEMORY = (
+    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
+    "of examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,7 @@ class EngineOptions:
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
+        rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
     """
 
     sum_duplicate_indices: bool = False
@@ -55,6 +62,7 @@ class EngineOptions:
     batches_per_step: int = 1
     fused_kernels: bool = False
     times_input: bool = False
+    rematerialization: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Engine:
                 options=GraphOptions(
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
                     times_input=trains and self.options.times_input,
-                    fuse=trains and self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu),
+                    traced_in=self._train_contexts() if trains else (),
                 ),
             )
             self._kinds[kind] = known
@@ -112,6 +120,11 @@ class Engine:
         """The number of graphs that were traced for one kind of step."""
         made = self._kinds.get(kind)
         return 0 if made is None else len(made.functions)
+
+    def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+        """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
+        fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
+        return (fused_kernels,) * fuses + (recomputed_blocks,) * self.options.rematerialization
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
@@ -191,11 +204,14 @@ class Engine:
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Adds a note on replicas to errors that may be caused by them."""
+        """Adds a note to errors that replicas or a lack of memory may have caused."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
             raise_uneven_rows(error, self.replicas.num_replicas)
+            raise
+        except tf.errors.ResourceExhaustedError as error:
+            error.add_note(_IF_SHORT_OF_MEMORY)
             raise
         except Exception as error:
             if self.replicas.num_replicas > 1:

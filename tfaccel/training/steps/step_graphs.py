@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import CallFeed, GraphBatches
-from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
@@ -31,12 +30,12 @@ class GraphOptions:
 
     Attributes:
         watch_loss: end a window at the first step whose loss is NaN or infinite.
-        fuse: trace with fused kernels.
+        traced_in: contexts of the model in which the steps are traced: the first is the outermost.
         times_input: measure the time that steps wait for their batches; not on TPUs.
     """
 
     watch_loss: bool
-    fuse: bool
+    traced_in: tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]
     times_input: bool
 
 
@@ -76,7 +75,7 @@ class StepGraphs:
         self._kind = kind
         self._replicas = replicas
         self._watch_loss = options.watch_loss
-        self._fuse = options.fuse
+        self._traced_in = options.traced_in
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
         self._times_input = options.times_input and not self._is_on_tpu
 
@@ -108,8 +107,9 @@ class StepGraphs:
             return graph
 
         def traced(*arguments: Any) -> Any:
-            fused = fused_kernels(self._model) if self._fuse else contextlib.nullcontext()
-            with self.states.tracing(self.batch_specs), fused:
+            with self.states.tracing(self.batch_specs), contextlib.ExitStack() as stack:
+                for context in self._traced_in:
+                    stack.enter_context(context(self._model))
                 return graph(*arguments)
 
         function: Any = tf.function(traced, autograph=False, reduce_retracing=True)

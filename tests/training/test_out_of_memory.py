@@ -1,0 +1,185 @@
+"""Out of memory while training: smaller batches, the same global batch, the same results; or an error that helps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfaccel import DataError, OutOfMemoryError, Plan, RunDirError
+from tfaccel.planning.placements import SET_BY_YOU
+
+HERE = Path(__file__).parent
+# TensorFlow's allocator for oneDNN refuses what is above the limit, so that nothing else in the process runs short.
+LIMIT = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_MKL_ALLOC_MAX_BYTES": str(52 << 20)}
+
+
+def outcomes(run_python, folder, *cases):
+    env = {**LIMIT, "PYTHONPATH": str(HERE)}
+    child = run_python("memory_workload", *cases, cwd=folder, env=env, fresh=True)
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def test_whole_run_is_that_with_smaller_batches_from_the_start(run_python, tmp_path):
+    found, lines = outcomes(run_python, tmp_path, "none:1", "none:2")
+    assert found["none:1"]["accumulation_steps"] == 2
+    assert found["none:1"]["weights"] == found["none:2"]["weights"]
+    assert found["none:1"]["history"] == found["none:2"]["history"]
+    assert lines == [
+        "Out of memory with batches of 1024 rows per replica (OOM when allocating tensor with shape[1024,256,32]): "
+        "training continues from its start with 512 rows and accumulation_steps=2, so that the global batch stays "
+        "1024. To start with it: --accumulation_steps=2"
+    ]
+    plan = Plan.from_json(found["none:1"]["saved_plan"])
+    assert (plan.accumulation_steps, plan.global_batch_size) == (2, 1024)
+    assert dict(plan.reasons)["accumulation_steps"] == "Batches of 1024 rows per replica ran out of memory."
+
+
+@pytest.mark.slow
+def test_on_two_replicas_and_in_a_later_epoch(run_python, tmp_path):
+    cases = ("mirrored_2:1", "mirrored_2:2", "normalized", "never", "late", "within an epoch")
+    found, lines = outcomes(run_python, tmp_path, *cases)
+    assert found["mirrored_2:1"]["accumulation_steps"] == 2
+    assert found["mirrored_2:1"]["weights"] == found["mirrored_2:2"]["weights"]
+    assert "batch normalization (norm) would take its statistics over fewer rows" in found["normalized"]["error"]
+    # The second epoch ran out of memory; neither lost nor repeated examples: the result is that without a shortage.
+    assert "training continues from the newest checkpoint (epoch 2, step 1) with 256 rows" in lines[-2]
+    assert "training continues from the newest checkpoint (epoch 2, step 5) with 256 rows" in lines[-1]
+    assert found["never"]["accumulation_steps"] == 1
+    for case in ("late", "within an epoch"):
+        assert found[case]["accumulation_steps"] == 2
+        for one, other in zip(found["never"]["weights"], found[case]["weights"], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_shortage_is_told_from_other_exhausted_resources(logical_devices):
+    import tensorflow as tf
+
+    from tfaccel.training.run.out_of_memory import is_out_of_memory
+
+    exhausted = tf.errors.ResourceExhaustedError
+    assert is_out_of_memory(exhausted(None, None, "Out of memory while trying to allocate 8 bytes."))
+    assert not is_out_of_memory(exhausted(None, None, "run/file; Too many open files"))
+    assert not is_out_of_memory(MemoryError())
+
+
+def model_and_work(normalized=False, loss="mse", data=None):
+    import keras
+    import tensorflow as tf
+
+    from tfaccel import Workload
+
+    x = np.ones((8, 4), "float32")
+    normalizing = [keras.layers.BatchNormalization(name="norm")] if normalized else []
+    model = keras.Sequential([keras.Input((4,)), *normalizing, keras.layers.Dense(4)])
+    model.compile("sgd", loss)
+
+    def train_data(global_batch_size, *, seed, epoch):
+        values = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+        return tf.data.Dataset.from_tensor_slices((values, values)).batch(global_batch_size)
+
+    given = {"optimizer": "sgd", "loss": "mse"}
+    if data is not None:
+        return model, Workload.of(lambda: keras.models.clone_model(model), data(x), **given)
+    return model, Workload("small", object, dict, train_data, global_batch_size=8)
+
+
+def why_not(model, work, **fields):
+    from tfaccel.training.run.out_of_memory import why_not_smaller
+    from tfaccel.training.steps.replicas import Replicas
+
+    plan = Plan(**{"strategy": "none", "devices": ("CPU:0",), "global_batch_size": 8, **fields})
+    return why_not_smaller(model, work, plan, Replicas(model.distribute_strategy))
+
+
+def test_reasons_against_smaller_batches(logical_devices):
+    import keras
+    import tensorflow as tf
+
+    def contrastive(y_true, y_pred):
+        return tf.reduce_mean(tf.matmul(y_pred, y_true, transpose_b=True) ** 2)
+
+    assert why_not(*model_and_work()) is None
+    assert "batch normalization (norm)" in why_not(*model_and_work(normalized=True))
+    assert "the loss (contrastive) is not a mean over the rows" in why_not(*model_and_work(loss=contrastive))
+    dataset = model_and_work(data=lambda x: tf.data.Dataset.from_tensor_slices((x, x)).batch(8))
+    assert "the tf.data.Dataset decides how many rows a batch has" in why_not(*dataset)
+    assert "One row is the smallest batch. What helps: a smaller model" in why_not(
+        *model_and_work(), accumulation_steps=8
+    )
+    assert "3 rows cannot be halved" in why_not(*model_and_work(), global_batch_size=3)
+    chosen = why_not(*model_and_work(), reasons=[("accumulation_steps", SET_BY_YOU)])
+    assert chosen == (
+        "accumulation_steps=1 was set by you, and is not changed: set accumulation_steps=2 (--accumulation_steps=2)."
+    )
+    model, work = model_and_work()
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
+    assert "the optimizer accumulates gradients itself, over 4 batches" in why_not(model, work)
+
+
+def test_any_other_error_passes(logical_devices):
+    import tensorflow as tf
+
+    from tfaccel.training.run.out_of_memory import BatchTooLarge, smaller_batches_if_out_of_memory
+    from tfaccel.training.steps.replicas import Replicas
+
+    def raising(error, **fields):
+        model, work = model_and_work()
+        plan = Plan(**{"strategy": "none", "devices": ("CPU:0",), "global_batch_size": 8, **fields})
+        with smaller_batches_if_out_of_memory(model, work, plan, Replicas(model.distribute_strategy)):
+            raise error
+
+    with pytest.raises(DataError):
+        raising(DataError("odd"))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="No space left"):
+        raising(tf.errors.ResourceExhaustedError(None, None, "file; No space left on device"))
+    shortage = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9] and type float")
+    with pytest.raises(BatchTooLarge, match=r"OOM when allocating tensor with shape\[9,9\]") as caught:
+        raising(shortage)
+    assert caught.value.plan.accumulation_steps == 2
+    with pytest.raises(
+        OutOfMemoryError, match=r"batches of 1 rows per replica \(OOM .*\[9,9\]\)\. One row is the small"
+    ):
+        raising(shortage, accumulation_steps=8)
+
+
+def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_devices):
+    import keras
+
+    from tfaccel.training.run.changed_accumulation import state_in_parts
+    from tfaccel.training.run.checkpoint import read_state, write_state
+    from tfaccel.training.steps.replicas import Replicas
+
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+
+    def model_of(steps):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model, Replicas(model.distribute_strategy)
+
+    def trained(model, rows, size):
+        for first in range(0, len(rows), size):
+            model.train_on_batch(rows[first : first + size], rows[first : first + size, :1])
+
+    whole, _ = model_of(2)
+    trained(whole, x, 8)
+    for before, size, first in ((2, 8, 24), (None, 16, 16)):  # with a half accumulated gradient; without accumulators
+        begun, replicas = model_of(before)
+        trained(begun, x[:first], size)
+        model, replicas = model_of(4)
+        parts = 4 // (before or 1)
+        write_state(model, replicas, state_in_parts(read_state(begun, replicas), model, parts, num_replicas=1))
+        trained(model, x[first:], 4)
+        assert int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 2
+        for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_batches_of_a_checkpoint_are_never_joined():
+    from tfaccel.training.run.changed_accumulation import parts_per_batch
+
+    assert parts_per_batch({"step": 4}, 3) == 1  # written before checkpoints said it
+    with pytest.raises(RunDirError, match=r"accumulation_steps=2, and can be continued with a multiple of it only"):
+        parts_per_batch({"accumulation_steps": 2}, 3)

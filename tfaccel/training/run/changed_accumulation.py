@@ -1,0 +1,121 @@
+"""A checkpoint for another number of accumulation steps: the same training state, counted in smaller batches.
+
+A checkpoint counts batches, `accumulation_steps` of them per optimizer step. If each is split into `k` batches, the
+position and the optimizers' counters are `k` times as large. Accumulated gradients are sums of the batches' means, and
+the sum over `k` parts of a batch is `k` times its mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import RunDirError
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.private.private_api import gradient_accumulators, raw_iterations
+from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+
+
+def parts_per_batch(position: dict[str, Any], accumulation_steps: int) -> int:
+    """The number of batches into which each batch of a checkpoint is split.
+
+    Args:
+        position: the position of a checkpoint; without `accumulation_steps`, it has those of the run.
+        accumulation_steps: those of the run that continues.
+
+    Raises:
+        RunDirError: if batches would have to be joined.
+
+    Example:
+        >>> parts_per_batch({"step": 3, "accumulation_steps": 2}, 4)
+        2
+    """
+    before = position.get("accumulation_steps", accumulation_steps)
+    if accumulation_steps % before:
+        raise RunDirError(
+            f"The checkpoint was written with accumulation_steps={before}, and can be continued with a multiple of it "
+            f"only. Received: accumulation_steps={accumulation_steps}. Use accumulation_steps={before}, or a new run "
+            "directory."
+        )
+    return int(accumulation_steps // before)
+
+
+def in_parts(position: dict[str, Any], parts: int) -> dict[str, Any]:
+    """A position counted in batches that are `parts` times smaller.
+
+    Example:
+        >>> in_parts({"epoch": 1, "step_in_epoch": 3, "step": 8}, 2)
+        {'epoch': 1, 'step_in_epoch': 6, 'step': 16}
+    """
+    return {**position, **{name: parts * position[name] for name in ("step_in_epoch", "step")}}
+
+
+def state_in_parts(
+    state: dict[str, np.ndarray], model: keras.Model, parts: int, *, num_replicas: int
+) -> dict[str, np.ndarray]:
+    """The state of a checkpoint, for optimizers that accumulate over `parts` times as many batches.
+
+    Args:
+        state: the arrays of `read_state`, of the same model with fewer accumulation steps.
+        model: the built model.
+        parts: see `parts_per_batch`.
+        num_replicas: number of replicas, each of which has its own accumulated gradients.
+    """
+    if parts == 1:
+        return state
+    changed = dict(state)
+    for owner, optimizer in optimizers_of(model).items():
+        stepping = stepping_optimizers(optimizer)
+        counters = {id(raw_iterations(one)) for one in stepping}
+        accumulators = {id(v) for one in stepping for v in gradient_accumulators(one) if v is not None}
+        old = [state[f"{owner}/{i}"] for i in range(sum(name.startswith(f"{owner}/") for name in state))]
+        is_new = len(old) == len(optimizer.variables) - len(accumulators)  # the checkpoint has no accumulators
+        rest = iter(old)
+        for i, variable in enumerate(optimizer.variables):
+            if id(variable) in accumulators and is_new:
+                shape = (num_replicas, *variable.shape)
+                changed[f"{owner}/{i}"] = np.zeros(shape, keras.backend.standardize_dtype(variable.dtype))
+                continue
+            value = next(rest)
+            scaled = id(variable) in counters or id(variable) in accumulators
+            changed[f"{owner}/{i}"] = (value * np.asarray(parts, value.dtype)) if scaled else value
+    return changed
+
+
+def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int, epoch: int, step: int) -> int:
+    """Checks that an epoch can continue in smaller batches; returns its next step, at most the epoch's length.
+
+    Args:
+        workload, plan: what is trained, with the smaller batches.
+        parts: the number of batches that each batch was split into.
+        seed, epoch: of the run.
+        step: the next step in the epoch, counted in smaller batches.
+
+    Raises:
+        RunDirError: if smaller batches have the rows in another order.
+    """
+    size = plan.global_batch_size // plan.accumulation_steps
+    smaller = workload.train_data(size, seed=seed, epoch=epoch)
+    whole = workload.train_data(size * parts, seed=seed, epoch=epoch)
+    if not _have_equal_rows(whole.skip(step // parts).take(1), smaller.skip(step).take(parts)):
+        raise RunDirError(
+            f"The rows of workload {workload.name!r} come in another order, or are augmented differently, in batches "
+            f"of {size}, so that an epoch cannot be continued with accumulation_steps={plan.accumulation_steps}. Start "
+            "over with it in a new run directory."
+        )
+    length = int(smaller.cardinality())
+    return min(step, length) if length > 0 else step
+
+
+def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
+    """Whether the batches of two datasets have the same rows in the same order."""
+    found = [[keras.tree.flatten(batch) for batch in dataset] for dataset in (some, others)]
+    leaves = [[tf.concat(parts, axis=0) for parts in zip(*batches, strict=True)] for batches in found]
+    return len(leaves[0]) == len(leaves[1]) and all(
+        one.shape == other.shape and bool(tf.reduce_all(tf.equal(one, other)))
+        for one, other in zip(*leaves, strict=True)
+    )
