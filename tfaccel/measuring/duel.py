@@ -104,3 +104,26 @@ def departure(losses: tuple[float, float], reference: tuple[float, float]) -> st
         if abs(loss - wanted) > LOSS_TOLERANCE * max(abs(wanted), 1e-3):
             return f"Its loss is {loss:.4g} where that of float32 is {wanted:.4g}: more than 5 % apart."
     return ""
+
+
+def what_is_wrong(
+    child: CandidateChild,
+    losses: tuple[float, float],
+    *,
+    reference: Plan,
+    reference_losses: tuple[float, float],
+) -> str:
+    """Why a plan does not compute what the reference does; empty if it does.
+
+    Args:
+        child: runs the plan.
+        losses: of its first two windows of `CHECKED_STEPS`.
+        reference, reference_losses: the reference's plan and losses.
+    """
+    plan = child.candidate.plan
+    if plan.global_batch_size != reference.global_batch_size:  # other examples, so only whether they are finite
+        return departure(losses, losses)
+    if plan.accumulation_steps != reference.accumulation_steps and child.batch_norm_layers:
+        names = ", ".join(child.batch_norm_layers)
+        return f"Batch normalization ({names:.100}) would take its statistics over other micro-batches."
+    return departure(losses, reference_losses)
