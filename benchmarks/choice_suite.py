@@ -177,9 +177,7 @@ def _costs(family: str, results: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(name=family, quantity="plans measured", values=(num_candidates,), at_most=MAX_CANDIDATES),
         Figure(name=family, quantity="seconds of choosing", values=(found["seconds"],), at_most=BUDGET_SECONDS),
-        Figure(
-            name=family, quantity="seconds, if cached", values=(found["cached_seconds"],), at_most=CACHED_SECONDS
-        ),
+        Figure(name=family, quantity="seconds, if cached", values=(found["cached_seconds"],), at_most=CACHED_SECONDS),
     ]
 
 

@@ -151,9 +151,7 @@ def _gru() -> Any:
     """A GRU of 128 units on sequences of length 100."""
     import keras
 
-    return keras.Sequential(
-        [keras.Input((100, 32)), keras.layers.GRU(128), keras.layers.Dense(NUM_CLASSES)]
-    )
+    return keras.Sequential([keras.Input((100, 32)), keras.layers.GRU(128), keras.layers.Dense(NUM_CLASSES)])
 
 
 def _transformer() -> Any:

@@ -34,9 +34,7 @@ _LIMIT_SECONDS = 300.0
 Stage = Callable[[], Any]
 
 
-def measure_stages(
-    results: dict[str, Any], stages: Mapping[str, Stage], *, save: Callable[[], None]
-) -> None:
+def measure_stages(results: dict[str, Any], stages: Mapping[str, Stage], *, save: Callable[[], None]) -> None:
     """Runs the stages whose results are not there yet, in order, and saves after each.
 
     Example:

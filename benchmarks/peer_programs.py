@@ -76,11 +76,14 @@ class PeerChild(TimedChild):
 
     def __init__(self, peer: Peer, family: Family, folder: Path) -> None:
         environment = {"KERAS_BACKEND": peer.backend, "JAX_PLATFORMS": "cpu", "TF_CONFIG": None}
+        self._ended = False
         self._own_server = ForkServer((), folder=folder, environment=environment)
         task = {**peer.options, "family": family.name, "seed": 0}
         super().__init__(self._own_server, peer.program, task, name="peer", limit_seconds=_LIMIT_SECONDS)
 
     def end(self) -> None:
-        """Ends the process and the server that made it."""
-        super().end()
-        self._own_server.close()
+        """Ends the process and the server that made it, once."""
+        if not self._ended:
+            self._ended = True
+            super().end()
+            self._own_server.close()

@@ -88,9 +88,7 @@ def _same_family(name: str, other: str, results: Mapping[str, Any]) -> bool:
     return other.rpartition("_")[0] == name.rpartition("_")[0] and "search" in results
 
 
-def _stages(
-    name: str, results: dict[str, Any], known: Any, options: SuiteOptions
-) -> dict[str, Callable[[], Any]]:
+def _stages(name: str, results: dict[str, Any], known: Any, options: SuiteOptions) -> dict[str, Callable[[], Any]]:
     family, _, package = name.rpartition("_")
 
     def raced() -> dict[str, Any]:

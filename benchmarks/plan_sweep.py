@@ -111,9 +111,11 @@ class PlanSweep:
                 self._measure(reference, plan, f"{number} of {len(self._space.combined[:max_plans])}")
             best = self._best()
             for number, move in enumerate(self._space.single[:max_plans], 1):
-                plan = move.applied_to(best)
-                if plan is not None and plan not in self._done:
-                    self._measure(reference, plan, f"single change {number} of {len(self._space.single[:max_plans])}")
+                changed = move.applied_to(best)
+                if changed is not None and changed not in self._done:
+                    self._measure(
+                        reference, changed, f"single change {number} of {len(self._space.single[:max_plans])}"
+                    )
         except CandidateFailed as error:
             raise TfaccelError(f"The reference of the sweep could not be measured: {error}") from error
         finally:
@@ -125,16 +127,14 @@ class PlanSweep:
         return max(plans, key=lambda plan: speed(self._done[plan]) if plan in self._done else 1.0)
 
     def _child(self, plan: Plan, axis: str) -> CandidateChild:
-        return CandidateChild(
-            self._servers.of(plan), self._task, plan, axis, limit_seconds=self._limit_seconds
-        )
+        return CandidateChild(self._servers.of(plan), self._task, plan, axis, limit_seconds=self._limit_seconds)
 
     def _measure(self, reference: CandidateChild, plan: Plan, number: str) -> None:
         axis = described(Candidate(plan=plan, axis=""), self._space.reference)
         self._progress(f"sweep, {number}: {axis}")
         child = self._child(plan, "sweep")
         child.candidate = replace(child.candidate, axis=axis)
-        wrong, speedup = "", None
+        speedup = None
         try:
             losses = _checked_losses(child)
         except CandidateFailed as error:

@@ -97,9 +97,7 @@ def race(
             if window is not None:
                 windows[name].append(window)
     return {
-        name: Timing(
-            global_batch_size=global_batch_size, windows=tuple(windows[name]), failure=failures.get(name, "")
-        )
+        name: Timing(global_batch_size=global_batch_size, windows=tuple(windows[name]), failure=failures.get(name, ""))
         for name in names
     }
 
@@ -108,9 +106,8 @@ def ratios(of: Timing, to: Timing) -> tuple[float, ...]:
     """Throughput of one program / throughput of another, round by round.
 
     Example:
-        >>> fast, slow = (
-        ...     Timing(global_batch_size=8, windows=(CandidateWindow(seconds=s, num_steps=4, loss=0.0),)) for s in (1, 2)
-        ... )
+        >>> windows = [CandidateWindow(seconds=seconds, num_steps=4, loss=0.0) for seconds in (1, 2)]
+        >>> fast, slow = (Timing(global_batch_size=8, windows=(window,)) for window in windows)
         >>> ratios(fast, slow)
         (2.0,)
     """

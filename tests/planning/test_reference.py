@@ -36,6 +36,8 @@ def test_definitions_that_only_this_process_has(tmp_path):
 
 def test_what_cannot_be_sent_is_named(tmp_path):
     lock = threading.Lock()
-    with pytest.raises(WorkloadError, match=r"The workload partial cannot be sent to worker processes: .*lock.* Define"):
+    with pytest.raises(
+        WorkloadError, match=r"The workload partial cannot be sent to worker processes: .*lock.* Define"
+    ):
         Reference.by_file(functools.partial(total, lock), "workload", by_value=False, file=tmp_path / "it")
     assert not (tmp_path / "it").exists()

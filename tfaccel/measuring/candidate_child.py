@@ -40,9 +40,7 @@ class CandidateChild(TimedChild):
         """See `TimedChild`."""
         first = super().build(num_steps)
         self.batch_norm_layers = self.built["batch_norm_layers"]
-        self.candidate = replace(
-            self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds
-        )
+        self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first
 
     def window(self, num_steps: int) -> CandidateWindow:

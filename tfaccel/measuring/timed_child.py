@@ -1,8 +1,8 @@
 """A process that trains window by window, as its parent orders.
 
-The program in it is a module with `main(connection, arguments)`. It receives a task, answers with the event "built" when
-its model is there, and from then on answers each number of steps with the event "window". None ends it. The event
-"failed" carries a cause, and is the last.
+The program in it is a module with `main(connection, arguments)`. It receives a task, sends the event "built" when its
+model is there, and from then on answers each number of steps with the event "window". None ends it. The event "failed"
+carries a cause, and is the last.
 """
 
 from __future__ import annotations
