@@ -7,13 +7,13 @@ import pytest
 
 from tfaccel.benchmarks import choice_suite, family_stages, input_figures, plan_sweep, synthetic_data, timed_race
 from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
-from tfaccel.benchmarks.plan_sweep import PlanSweep, SweepSpace, speed, sweep_space
+from tfaccel.benchmarks.plan_sweep import speed, sweep_space
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.timed_race import Timing
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.plan_search import MeasureOptions
-from tfaccel.planning.moves import Move, moves
+from tfaccel.planning.moves import moves
 from tfaccel.planning.plan import Plan
 
 HARDWARE = Hardware(num_usable_cores=2, cpu_features=("AVX2", "AVX512F", "AVX512_BF16"))
