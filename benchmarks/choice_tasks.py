@@ -178,7 +178,7 @@ def _embedding() -> Any:
 
 
 _ALL = (
-    Family(name="mlp", build_model=_mlp, input_shape=(784,), steps_per_epoch=150),
+    Family(name="mlp", build_model=_mlp, input_shape=(784,), steps_per_epoch=400),
     Family(name="cnn", build_model=_cnn, input_shape=(32, 32, 3), steps_per_epoch=60),
     Family(name="resnet", build_model=_resnet, input_shape=(32, 32, 3), steps_per_epoch=60),
     Family(name="lstm", build_model=_lstm, input_shape=(100, 32), steps_per_epoch=60),

@@ -12,7 +12,7 @@ import pytest
         "measuring.measurement",
         "measuring.interleaved",
         "measuring.candidate",
-        "measuring.plan_search",
+        "measuring.duel",
         "measuring.report",
         pytest.param("measuring.find_fastest", marks=pytest.mark.slow),
         "benchmarks.figure",
