@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-NUM_CLASSES = 10
+from tfaccel.benchmarks.synthetic_data import NUM_CLASSES, synthetic_arrays
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +63,20 @@ class Task:
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Examples and labels of one epoch, the same at every call; the labels are a function of the examples."""
-        generator = np.random.default_rng(7)
-        shape = (self.steps_per_epoch * self.global_batch_size, *self.input_shape)
-        if self.num_tokens:
-            tokens = generator.integers(0, self.num_tokens, shape, dtype=np.int32)
-            return tokens, tokens.reshape(len(tokens), -1)[:, 0] % NUM_CLASSES
-        x = generator.standard_normal(shape, dtype=np.float32)
-        weights = generator.standard_normal((int(np.prod(self.input_shape)), NUM_CLASSES), dtype=np.float32)
-        return x, (x.reshape(len(x), -1) @ weights).argmax(axis=1).astype(np.int32)
+        num_examples = self.steps_per_epoch * self.global_batch_size
+        return synthetic_arrays(num_examples, self.input_shape, num_tokens=self.num_tokens)
 
     def dataset(self) -> tf.data.Dataset:
         """The same batches through `tf.data`, in order."""
+        import tensorflow as tf
+
         return (
             tf.data.Dataset.from_tensor_slices(self.arrays()).batch(self.global_batch_size).prefetch(tf.data.AUTOTUNE)
         )
 
     def mapped_dataset(self) -> tf.data.Dataset:
         """The same batches through `tf.data` with a parallel map, whose number of threads is autotuned."""
+        import tensorflow as tf
 
         def scaled(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.cast(x, tf.float32) * 1.0, y

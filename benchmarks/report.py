@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfaccel.benchmarks.figure import Figure
@@ -21,6 +21,8 @@ class Report:
         machine: the machine it ran on: cores, versions, settings.
         measurements: name of a comparison -> its raw times, one entry for each program.
         figures: the figures derived from them.
+        raw: results in another form than measurements, as JSON.
+        notes: further reasons to doubt the figures.
 
     Example:
         >>> Report(suite="engine", machine={}, measurements={}, figures=()).met
@@ -31,6 +33,8 @@ class Report:
     machine: dict[str, Any]
     measurements: dict[str, tuple[Measurement, ...]]
     figures: tuple[Figure, ...]
+    raw: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:
@@ -39,7 +43,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the figures: noisy programs, and programs whose losses differ."""
+        """Reasons to doubt the figures: noisy programs, programs whose losses differ, and notes."""
         noisy = [
             f"{name}: {measurement.name} varies by {measurement.spread:.0%}: is the machine busy?"
             for name, measurements in self.measurements.items()
@@ -52,7 +56,7 @@ class Report:
             for figure in self.figures
             if not figure.losses_agree
         ]
-        return noisy + unlike
+        return [*noisy, *unlike, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Raw times, figures and warnings as JSON values."""
@@ -63,6 +67,7 @@ class Report:
             "figures": [figure.to_json() for figure in self.figures],
             "warnings": self.warnings,
             "measurements": {name: [m.to_json() for m in found] for name, found in self.measurements.items()},
+            **({"raw": self.raw, "notes": list(self.notes)} if self.raw else {}),
         }
 
     @classmethod
@@ -73,4 +78,11 @@ class Report:
             for name, found in data["measurements"].items()
         }
         figures = tuple(Figure.from_json(figure) for figure in data["figures"])
-        return cls(suite=data["suite"], machine=data["machine"], measurements=measurements, figures=figures)
+        return cls(
+            suite=data["suite"],
+            machine=data["machine"],
+            measurements=measurements,
+            figures=figures,
+            raw=data.get("raw", {}),
+            notes=tuple(data.get("notes", ())),
+        )

@@ -11,6 +11,9 @@
     tfaccel benchmark memory --repetitions=3 --out=benchmarks/memory.json
     tfaccel benchmark scaling --out=benchmarks/scaling.json
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
+    tfaccel benchmark choice --out=benchmarks/choice.json
+    tfaccel benchmark choice --figures=cnn,input
+    tfaccel benchmark peers --out=benchmarks/peers.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
 compared with Keras's operations; CPU only, about twelve minutes on two cores), `recipes` (trains each recipe to its
@@ -23,10 +26,14 @@ fraction of int8's accuracy loss on a network with uneven channels that QAT reco
 `serve` (throughput with and without batching, latency at half of the maximum load, and a one-minute soak with a hot
 reload; six minutes), `memory` (the estimate of `tfaccel estimate-memory` and the measured peak, on models of five
 families; half a minute per repetition of each), `scaling` (predicted step times of two workers beside measured ones,
-each worker on one core, a minute and a half per repetition; and predicted efficiencies beside published ones) and
-`settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; `--out` is
-written after each run, and a later call continues it; hours for all recipes). Run nothing else during measurements.
-Exit status 1 if a bound is missed.
+each worker on one core, a minute and a half per repetition; and predicted efficiencies beside published ones),
+`settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; hours for all
+recipes), `choice` (for seven kinds of models: the plan that `tfaccel autotune` chooses, the best plan of an exhaustive
+sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
+JPEG images; about seven minutes per kind of model) and `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
+turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
+out what is not installed). `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it. Run
+nothing else during measurements. Exit status 1 if a bound is missed.
 """
 
 import json
@@ -34,12 +41,15 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
@@ -53,7 +63,12 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
-SUITES = ("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling", "settings")
+SUITES = (
+    *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
+    *("settings", "choice", "peers"),
+)
+CONTINUED = ("choice", "peers")
+MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
@@ -75,7 +90,7 @@ _FLAGS: dict[str, Flag] = {
 def benchmark_flags() -> flags.FlagValues:
     """The flags of the command, not parsed yet."""
     values = command_flags(_FLAGS)
-    text = "timed windows per program"
+    text = f"timed windows per program; {MANY_REPETITIONS} by default for choice and peers"
     flags.DEFINE_integer("repetitions", 5, text, lower_bound=1, upper_bound=10_000, flag_values=values)
     text = "factor for the number of steps per window; below 1 for quick tests, whose figures are not meaningful"
     flags.DEFINE_float("scale", 1.0, text, lower_bound=1e-6, upper_bound=100.0, flag_values=values)
@@ -146,8 +161,12 @@ def _use_cpu_only() -> None:
 def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
     _use_cpu_only()
     progress = partial(show_progress, "benchmark")
-    options = SuiteOptions(repetitions=values.repetitions, scale=values.scale, progress=progress)
+    many = suite in CONTINUED and not values["repetitions"].present
+    repetitions = MANY_REPETITIONS if many else values.repetitions
+    options = SuiteOptions(repetitions=repetitions, scale=values.scale, progress=progress)
     try:
+        if suite in CONTINUED:
+            return _measure_in_parts(suite, names, values, options)
         if suite == "recipes":
             from tfaccel.benchmarks.recipe_suite import run_recipe_suite
 
@@ -175,6 +194,37 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
         progress("")
 
 
+def _measure_in_parts(suite: str, names: list[str], values: flags.FlagValues, options: SuiteOptions) -> Report:
+    """Measures what `--out` does not contain yet, and writes it after each part."""
+    path = None if values.out is None else Path(values.out)
+    done = {} if path is None else read_parts(path, suite, options)
+
+    def save(report: Report) -> None:
+        if path is not None:
+            write_json(path, report.to_json())
+
+    if suite == "choice":
+        return run_choice_suite(names, options, done=done, save=save)
+    return run_peers_suite(names, options, required=values.figures != ["all"], done=done, save=save)
+
+
+def read_parts(path: Path, suite: str, options: SuiteOptions) -> dict[str, Any]:
+    """The raw results in a report to continue; none if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text())
+        same = data["suite"] == suite and data["machine"] == json.loads(json.dumps(options.machine()))
+        if same:
+            return dict(data["raw"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise TfaccelError(
+        f"--out: {path} is not a report of the suite {suite!r} with this machine, versions, --repetitions and --scale, "
+        "so it cannot be continued. Name another file."
+    )
+
+
 def chosen_figures(suite: str, names: list[str]) -> list[str]:
     """The figures (or recipes) to measure, each once; raises TfaccelError for one that does not exist."""
     by_suite = {
@@ -185,6 +235,8 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "memory": MEMORY_FIGURE_NAMES,
         "serve": SERVE_FIGURES,
         "scaling": SCALING_FIGURES,
+        "choice": CHOICE_FIGURES,
+        "peers": PEERS_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

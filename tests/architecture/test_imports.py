@@ -79,9 +79,13 @@ CHILD_PROGRAMS = {
     "tfaccel.tpu.jax_probes",
     "tfaccel.tpu.step_probes",
     "tfaccel.tuning.chief_program",
+    "tfaccel.benchmarks.input_program",
+    "tfaccel.benchmarks.keras_program",
     "tfaccel.benchmarks.plain_program",
     "tfaccel.benchmarks.memory_program",
     "tfaccel.benchmarks.sampler_program",
+    "tfaccel.benchmarks.search_program",
+    "tfaccel.benchmarks.torch_program",
     "tfaccel.tuning.worker_program",
 }
 # `grep` between standard error and the terminal: this process writes into it, and never waits for what it says.

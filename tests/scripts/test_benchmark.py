@@ -38,6 +38,9 @@ def run(capsys, *arguments):
             "--figures is not for the suite 'settings', which takes --recipes, --seeds",
         ),
         (["settings", "--recipes=gann"], "--recipes: no settings of 'gann'. Did you mean 'gan'? Recipes: autoencoder,"),
+        (["choice", "--figures=mpl"], "--figures: unknown figure 'mpl'. Did you mean 'mlp'? Figures: mlp, cnn,"),
+        (["peers", "--figures=cnn"], "--figures: unknown figure 'cnn'. Did you mean 'cnn_"),
+        (["choice", "--recipes=gan"], "--recipes is not for the suite 'choice', which takes --figures, --repetitions"),
         (["engine", "--speed=9"], "Unknown command line flag 'speed'"),
     ],
 )
@@ -46,6 +49,16 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, message):
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"suite": "peers", "machine": {}, "raw": {}}', '{"suite": "choice"}'])
+def test_only_a_report_of_the_same_suite_and_machine_is_continued(capsys, tmp_path, text):
+    out = tmp_path / "report.json"
+    out.write_text(text)
+    status, _, err = run(capsys, "choice", "--figures=mlp", f"--out={out}")
+    assert status == 2
+    assert f"--out: {out} is not a report of the suite 'choice' with this machine, versions, --repetitions" in err
+    assert out.read_text() == text
 
 
 def test_help_names_the_suites_and_flags(capsys):

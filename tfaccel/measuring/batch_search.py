@@ -11,10 +11,11 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.measuring.batch_report import INTERRUPTED, BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.duel import MIN_GAIN, rate_of, steps_of_window
+from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 

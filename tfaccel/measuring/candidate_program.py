@@ -76,8 +76,8 @@ def _measure(connection: Connection, workload: Workload, plan: Plan, *, seed: in
 
     with Runtime(plan, seed=seed) as runtime:
         steps = TimedSteps(workload, plan, runtime.strategy, seed=seed)
-        built = {"seconds": time.perf_counter() - started, "batch_norm_layers": steps.batch_norm_layers}
-        connection.send({"event": "built", **built})
+        built = {"batch_norm_layers": steps.batch_norm_layers, "num_parameters": steps.num_parameters}
+        connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":
                 connection.send({"event": "cost", **_cost(steps)})

@@ -135,5 +135,28 @@ def departure(losses: tuple[float, ...], reference: tuple[float, ...]) -> str:
     return ""
 
 
+def what_is_wrong(
+    child: CandidateChild,
+    losses: tuple[float, ...],
+    *,
+    reference: Plan,
+    reference_losses: tuple[float, ...],
+) -> str:
+    """Why a plan does not compute what the reference does; empty if it does.
+
+    Args:
+        child: runs the plan.
+        losses: those of `first_losses`.
+        reference, reference_losses: the reference's plan and losses.
+    """
+    plan = child.candidate.plan
+    if plan.global_batch_size != reference.global_batch_size:  # other examples, so only whether they are finite
+        return departure(losses, losses)
+    if plan.accumulation_steps != reference.accumulation_steps and child.batch_norm_layers:
+        names = ", ".join(child.batch_norm_layers)
+        return f"Batch normalization ({names:.100}) would take its statistics over other micro-batches."
+    return departure(losses, reference_losses)
+
+
 def _mean(losses: tuple[float, ...]) -> float:
     return sum(loss * steps for loss, steps in zip(losses, _STEPS, strict=True)) / sum(_STEPS)

@@ -12,13 +12,14 @@ from typing import Any
 from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import departure, duel, first_losses, steps_of_window
+from tfaccel.measuring.duel import duel, first_losses, steps_of_window, what_is_wrong
 from tfaccel.measuring.estimate_memory import estimated_memory
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
+from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES, MEASURED, Move, moves
 from tfaccel.planning.plan import Plan
@@ -190,24 +191,14 @@ class PlanSearch:
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
-        wrong = self._what_is_wrong(child, losses)
+        reference = next(iter(self._candidates))
+        wrong = what_is_wrong(child, losses, reference=reference, reference_losses=self._reference_losses)
         if wrong:
             child.end()
             self._note(replace(child.candidate, rejection=wrong))
             return None
         self._candidates[plan] = child.candidate
         return child
-
-    def _what_is_wrong(self, child: CandidateChild, losses: tuple[float, ...]) -> str:
-        """Why a plan does not compute what the reference does; empty if it does."""
-        plan, reference = child.candidate.plan, next(iter(self._candidates))
-        wanted = self._reference_losses or losses
-        if plan.global_batch_size != reference.global_batch_size:  # other examples, so only whether they are finite
-            return departure(losses, losses)
-        if plan.accumulation_steps != reference.accumulation_steps and child.batch_norm_layers:
-            names = ", ".join(child.batch_norm_layers)
-            return f"Batch normalization ({names:.100}) would take its statistics over other micro-batches."
-        return departure(losses, wanted)
 
     def _better(self, best: CandidateChild | None, challenger: CandidateChild | None) -> CandidateChild | None:
         """Runs both in turn; the loser's process ends."""

@@ -13,11 +13,12 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import CandidateWindow
-from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed
+from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
 from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings

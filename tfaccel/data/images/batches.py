@@ -62,6 +62,8 @@ class ImageBatches:
     @functools.cached_property
     def _train(self) -> Pipeline:
         moves, size = self._moves, self._images.image_size
+        if moves.is_identity:
+            return self._pipeline(self._parts[0], None)
         draw: Callable[[np.random.Generator, int], np.ndarray] = functools.partial(moves.transforms, image_size=size)
         return self._pipeline(self._parts[0], Augmentation(draw, functools.partial(_moved, size=size)))
 

@@ -23,6 +23,16 @@ class ImageMoves:
     zoom: float = 0.1
     shift: float = 0.1
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether no image is ever changed.
+
+        Example:
+            >>> ImageMoves().is_identity, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0).is_identity
+            (False, True)
+        """
+        return not (self.rotation or self.zoom or self.shift)
+
     def transforms(self, generator: np.random.Generator, num_images: int, image_size: int) -> np.ndarray:
         r"""One affine transform for each image, in the form that TensorFlow's `ImageProjectiveTransformV3` expects.
 

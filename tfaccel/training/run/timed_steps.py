@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -78,6 +79,11 @@ class TimedSteps:
     def batch_norm_layers(self) -> list[str]:
         """Names of the layers whose statistics depend on the size of a micro-batch."""
         return batch_norm_layers(self._engine.model)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the optimizer updates."""
+        return sum(math.prod(variable.shape) for variable in self._engine.model.trainable_variables)
 
     def window(self, num_steps: int) -> TimedWindow:
         """Trains for so many optimizer steps, through several epochs if need be."""

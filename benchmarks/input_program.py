@@ -1,0 +1,140 @@
+"""Times input pipelines on JPEG images: tfaccel's, and plain `tf.data` with automatic settings.
+
+    python -m tfaccel.benchmarks.input_program '{"num_images": 2048, "repetitions": 7}'
+
+Each run makes a new pipeline, shuffles in each epoch, and reads three epochs of full batches; nothing is trained. The
+files are 256x256 pixels and become 128x128. "tfaccel" is what `tfaccel train` reads; it decodes all images into memory
+before the first batch, which counts as part of the first epoch. "tfaccel, without a cache" is what it reads if the
+images do not fit. "tf.data" decodes and resizes with the same operations, with `AUTOTUNE` for its threads and
+prefetching. A fourth one is Keras's `image_dataset_from_directory`, which resizes without anti-aliasing. Listing the
+files comes before and does not count. The runs are interleaved; the first of each is discarded. The program writes the
+seconds of each epoch to standard output, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from tfaccel.benchmarks.input_figures import KERAS, NUM_EPOCHS, OURS, PLAIN, UNCACHED
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.image_data import ImageData
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.workload import Workload
+from tfaccel.training.run.workload_source import with_plan
+
+FILE_SIZE, IMAGE_SIZE = 256, 128
+_BATCH = 128
+_CLASSES = ("one", "two")
+
+MakeEpoch = Callable[[int], tf.data.Dataset]
+
+
+def write_images(folder: Path, num_images: int) -> None:
+    """Writes JPEG files for training, in a folder for each class, and a few for testing."""
+    generator = np.random.default_rng(0)
+    for part, count in (("train", num_images), ("test", 2 * len(_CLASSES))):
+        for number in range(count):
+            path = folder / part / _CLASSES[number % len(_CLASSES)] / f"{number:05}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            coarse = Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+            pixels = np.asarray(coarse.resize((FILE_SIZE, FILE_SIZE), Image.Resampling.BICUBIC), dtype=np.int16)
+            noise = generator.integers(-8, 9, pixels.shape, dtype=np.int16)
+            Image.fromarray(np.uint8(np.clip(pixels + noise, 0, 255))).save(path, quality=90)
+
+
+def tfaccel_epochs(folder: Path, *, cache: Any = "auto") -> MakeEpoch:
+    """tfaccel's pipeline, as `tfaccel train` reads it."""
+    images = read_image_set(folder, image_size=IMAGE_SIZE)
+    data = ImageData(images, augmentation="none", cache=cache)
+    work = Workload("jpeg_images", keras.Sequential, dict, data=data, global_batch_size=_BATCH)
+    plan = default_plan(detect_hardware(), work)
+    return lambda epoch: with_plan(work.train_data(_BATCH, seed=0, epoch=epoch), plan, "train_data")
+
+
+def plain_epochs(folder: Path) -> MakeEpoch:
+    """A plain `tf.data` pipeline with the same operations."""
+    files = [(str(path), label) for label, name in enumerate(_CLASSES) for path in (folder / "train" / name).iterdir()]
+    paths, labels = zip(*sorted(files), strict=True)
+
+    def read(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        decoded = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+        resized = tf.round(tf.image.resize(decoded, [IMAGE_SIZE, IMAGE_SIZE], antialias=True))
+        return tf.ensure_shape(resized, [IMAGE_SIZE, IMAGE_SIZE, 3]), tf.one_hot(label, len(_CLASSES))
+
+    batches = (
+        tf.data.Dataset.from_tensor_slices((list(paths), list(labels)))
+        .shuffle(len(paths), seed=0)
+        .map(read, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(_BATCH, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+    return lambda epoch: batches
+
+
+def keras_epochs(folder: Path) -> MakeEpoch:
+    """Keras's own pipeline for folders of images, as its guides use it."""
+    batches = keras.utils.image_dataset_from_directory(
+        str(folder / "train"),
+        label_mode="categorical",
+        batch_size=_BATCH,
+        image_size=(IMAGE_SIZE, IMAGE_SIZE),
+        seed=0,
+        verbose=False,
+    ).prefetch(tf.data.AUTOTUNE)
+    return lambda epoch: batches
+
+
+PIPELINES: dict[str, Callable[[Path], MakeEpoch]] = {
+    OURS: tfaccel_epochs,
+    UNCACHED: lambda folder: tfaccel_epochs(folder, cache="none"),
+    PLAIN: plain_epochs,
+    KERAS: keras_epochs,
+}
+
+
+def timed(make_epoch: MakeEpoch) -> list[float]:
+    """The seconds of each epoch, from making its dataset to its last batch."""
+    seconds = []
+    for epoch in range(NUM_EPOCHS):
+        started = time.perf_counter()
+        for _ in make_epoch(epoch):
+            pass
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def main(argv: list[str]) -> int:
+    """Measures; returns the exit status."""
+    task = json.loads(argv[0])
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    found: dict[str, list[list[float]]] = {name: [] for name in PIPELINES}
+    num_images = task["num_images"] // _BATCH * _BATCH
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_images(folder, num_images)
+        for repetition in range(task["repetitions"] + 1):
+            for pipeline, prepare in PIPELINES.items():
+                seconds = timed(prepare(folder))
+                if repetition:
+                    found[pipeline].append(seconds)
+    output.write(json.dumps({"num_images": num_images, "epoch_seconds": found}))
+    output.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Programs in processes of their own that train in turn, window by window."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tfaccel.measuring.candidate import CandidateWindow
+from tfaccel.measuring.measurement import relative_spread
+from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
+
+_MIN_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The windows of one program.
+
+    Attributes:
+        global_batch_size: examples per step.
+        windows: in the order in which they ran; all programs of a race have equally many, except for failed ones.
+        failure: why it could not be measured; empty if it could.
+    """
+
+    global_batch_size: int
+    windows: tuple[CandidateWindow, ...] = ()
+    failure: str = ""
+
+    @property
+    def rates(self) -> list[float]:
+        """Examples per second, window by window."""
+        return [one.num_steps * self.global_batch_size / one.seconds for one in self.windows]
+
+    @property
+    def rate(self) -> float:
+        """Their median; 0 for a program that failed."""
+        return 0.0 if self.failure or not self.windows else statistics.median(self.rates)
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range of the rates / their median."""
+        return relative_spread(self.rates)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The timing from its `to_json` data."""
+        return cls(**{**data, "windows": tuple(CandidateWindow(**window) for window in data["windows"])})
+
+
+def race(
+    programs: Mapping[str, TimedChild],
+    *,
+    global_batch_size: int,
+    num_rounds: int,
+    window_seconds: float,
+    progress: Callable[[str], None],
+) -> dict[str, Timing]:
+    """Runs one window of each program after the other, round by round, so that a slowdown of the machine affects all.
+
+    Each round begins with another program. A program that fails takes no further part.
+
+    Args:
+        programs: name -> a process that has been built.
+        global_batch_size: examples per step, the same in all programs.
+        num_rounds: windows of each program.
+        window_seconds: about how long a window takes.
+        progress: called with a line before each round.
+    """
+    num_steps: dict[str, int] = {}
+    windows: dict[str, list[CandidateWindow]] = {name: [] for name in programs}
+    failures: dict[str, str] = {}
+
+    def ran(name: str, count: int) -> CandidateWindow | None:
+        try:
+            return programs[name].window(count)
+        except CandidateFailed as error:
+            failures[name] = str(error)
+            return None
+
+    for name in programs:
+        progress(f"warming up {name}")
+        if (probe := ran(name, _MIN_STEPS)) is not None:
+            num_steps[name] = max(_MIN_STEPS, round(window_seconds * probe.num_steps / probe.seconds))
+            ran(name, num_steps[name])
+    names = list(programs)
+    for turn in range(num_rounds):
+        progress(f"round {turn + 1} of {num_rounds}")
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            window = None if name in failures else ran(name, num_steps[name])
+            if window is not None:
+                windows[name].append(window)
+    return {
+        name: Timing(global_batch_size=global_batch_size, windows=tuple(windows[name]), failure=failures.get(name, ""))
+        for name in names
+    }
+
+
+def ratios(of: Timing, to: Timing) -> tuple[float, ...]:
+    """Throughput of one program / throughput of another, round by round.
+
+    Example:
+        >>> windows = [CandidateWindow(seconds=seconds, num_steps=4, loss=0.0) for seconds in (1, 2)]
+        >>> fast, slow = (Timing(global_batch_size=8, windows=(window,)) for window in windows)
+        >>> ratios(fast, slow)
+        (2.0,)
+    """
+    return tuple(one / other for one, other in zip(of.rates, to.rates, strict=True))
