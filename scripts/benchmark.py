@@ -32,8 +32,8 @@ recipes), `choice` (for seven kinds of models: the plan that `tfaccel autotune` 
 sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
 JPEG images; about seven minutes per kind of model) and `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
-out what is not installed). `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it. Run
-nothing else during measurements. Exit status 1 if a bound is missed.
+out what is not installed). `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
+Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
 
 import json
