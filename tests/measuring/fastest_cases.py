@@ -70,3 +70,16 @@ def normalized() -> tfaccel.Workload:
         return model
 
     return workload(build)
+
+
+def deep() -> tfaccel.Workload:
+    """A model whose activations take most of the memory."""
+
+    def build() -> keras.Model:
+        hidden = [keras.layers.Dense(256, activation="gelu") for _ in range(12)]
+        model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.zeros((8192, 16), "float32")
+    return tfaccel.Workload.of(build, x, x[:, :1], batch_size=4096)

@@ -47,9 +47,10 @@ except TfaccelError as error:
 def find(run_python, tmp_path):
     """A function that searches for the fastest plan of a case: the report, or the error's type and message."""
 
-    def find(case, *, limit_seconds=60, budget_seconds=300, **options):
+    def find(case, *, limit_seconds=60, budget_seconds=300, env=None, **options):
         arguments = (case, limit_seconds, budget_seconds, json.dumps(options))
-        child = run_python(PROGRAM, *arguments, cwd=HERE, env={"TFACCEL_CACHE": str(tmp_path)}, fresh=True)
+        environment = {"TFACCEL_CACHE": str(tmp_path), **(env or {})}
+        child = run_python(PROGRAM, *arguments, cwd=HERE, env=environment, fresh=True)
         found = json.loads(child.stdout.splitlines()[-1])
         return Report.from_json(found) if isinstance(found, dict) else found
 
@@ -167,6 +168,16 @@ def test_batches_that_exceed_the_memory_are_not_tried(find):
     larger = [one for one in report.candidates if one.plan.global_batch_size > 32]
     assert len(larger) == 3
     assert all(one.rejection.startswith("It would need an estimated ") and not one.windows for one in larger)
+
+
+@pytest.mark.slow
+def test_a_plan_that_runs_out_of_memory_is_measured_with_recomputed_activations(find):
+    limit = {"TF_MKL_ALLOC_MAX_BYTES": str(90 * 10**6)}
+    report = find("deep", measure={"max_candidates": 2}, env=limit)
+    kept, recomputed = report.candidates
+    assert kept.failure
+    assert recomputed.axis == "rematerialization"
+    assert report.plan.rematerialization
 
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)

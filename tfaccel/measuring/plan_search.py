@@ -13,6 +13,7 @@ from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
+from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.duel import duel, first_losses, steps_of_window, what_is_wrong
 from tfaccel.measuring.estimate_memory import estimated_memory
@@ -95,6 +96,8 @@ class PlanSearch:
             best = self._better(best, self._started(first, FIRST_PLAN))
         if self._earlier is not None:
             best = self._continued(best, self._earlier)
+        if best is None and self._can_recompute(first):
+            best = self._better(None, self._started(replace(first, rematerialization=True), "rematerialization"))
         if best is None:
             causes = "; ".join(f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values())
             raise PlanError(f"No plan could be measured. {causes}")
@@ -133,6 +136,8 @@ class PlanSearch:
             best = self._better(best, self._started(plan, move.axis)) or best
             if best is before:
                 lost.append(move)
+                if self._can_recompute(plan):
+                    waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
             elif move.axis in _COUPLED:  # what lost before may win now
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
@@ -142,6 +147,12 @@ class PlanSearch:
                 best.window(steps_of_window(best))
         self._candidates[best.candidate.plan] = best.counted()
         best.end()
+
+    def _can_recompute(self, plan: Plan) -> bool:
+        """Whether a plan ran out of memory, and may recompute activations instead of keeping them."""
+        failure = self._candidates[plan].failure
+        short = failure.startswith(OUT_OF_MEMORY) or "ResourceExhaustedError" in failure or "OOM" in failure
+        return short and not plan.rematerialization and "rematerialization" not in self._fixed
 
     def _exceeds_memory(self, plan: Plan, axis: str) -> bool:
         """Whether a plan with a larger batch than any before would run out of memory, by the estimate."""

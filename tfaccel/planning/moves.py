@@ -31,6 +31,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "clustering": ("xla_auto_clustering",),
     "micro-batches": ("accumulation_steps",),
     "steps": ("steps_per_execution",),
+    "rematerialization": ("rematerialization",),  # tried where a plan ran out of memory
 }
 # Settings that only a new process can take.
 PROCESS_AXES = ("oneDNN", "clustering", "GPU threads", "allocator")

@@ -23,8 +23,8 @@ from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
@@ -140,9 +140,7 @@ def why_not_smaller(model: keras.Model, workload: Workload, plan: Plan, replicas
 
 def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Plan) -> str | None:
     """What would give other results with smaller batches; None if nothing is found."""
-    kind = keras.layers.BatchNormalization
-    names = [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
-    if names:
+    if names := batch_norm_layers(model):
         return f"batch normalization ({', '.join(names)}) would take its statistics over fewer rows"
     if has_own_train_step(model):
         return f"{type(model).__name__} has its own train_step, which may do more than take the mean of a loss"
