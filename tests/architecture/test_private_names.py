@@ -37,13 +37,14 @@ def test_only_few_files_replace_parts_of_others():
 def test_derived_classes_touch_no_private_name_of_their_bases(run_python):
     known = classes(sources())
     bases = {dotted: foreign_bases(dotted, known) for dotted in known}
-    asked = sorted(set().union(*bases.values()))
+    peers = ("torch.",)  # what the benchmarks compare with need not be installed
+    asked = sorted(base for base in set().union(*bases.values()) if not base.startswith(peers))
     answer = json.loads(run_python(PRIVATE_NAMES_OF_CLASSES, *asked).stdout)
     assert "_save_trial" in answer["keras_tuner.Oracle"]
     assert {"_losses", "_flatten_layers"} <= set(answer["keras.layers.Layer"])
     problems = []
     for dotted, (source, node) in known.items():
-        private = {name for base in bases[dotted] for name in answer[base]}
+        private = {name for base in bases[dotted] for name in answer.get(base, ())}
         if not is_quarantine(source):
             problems += [f"{dotted} touches {name}" for name in sorted(names_in_class(node) & private)]
     assert problems == []

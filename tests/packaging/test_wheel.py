@@ -38,6 +38,7 @@ def test_package_files_are_the_sources(wheel_files):
     data = (
         "py.typed",
         "models/digits_backbone.keras",
+        "benchmarks/published_scaling.json",
         *(f"html_report/page.{kind}" for kind in ("css", "html.jinja", "js")),
     )
     expected = {installed_name(path) for path in paths} | {f"tfaccel/{name}" for name in data}

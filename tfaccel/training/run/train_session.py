@@ -157,13 +157,7 @@ class TrainSession:
             write_state(model, engine.replicas, own)
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
-        utilization = Utilization(
-            engine,
-            self.plan,
-            hardware,
-            batch_spec=self._source.batch_spec,
-            examples_per_batch=self._source.batch_size,
-        )
+        utilization = self._utilization(engine, hardware)
         container = self._callbacks([*asked_for, *callbacks], engine, times, utilization, verbose=verbose)
         try:
             with (
@@ -191,6 +185,12 @@ class TrainSession:
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
+
+    def _utilization(self, engine: Engine, hardware: Hardware) -> Utilization:
+        source = self._source
+        return Utilization(
+            engine, self.plan, hardware, batch_spec=source.batch_spec, examples_per_batch=source.batch_size
+        )
 
     def _count_steps(self, num_batches: int | None) -> int | None:
         return num_optimizer_steps(self._workload, self.plan, epochs=self._epochs, num_batches=num_batches)
