@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps
 
+_STEPS_TOGETHER = 4  # in one iteration of the loop, whose own time is not small beside that of a step
+
 
 def gate_gradients(arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Gradients with respect to the gates before their activations, the recurrent kernel and the initial states.
@@ -41,7 +43,7 @@ def _in_closed_form(
     saved = {name: getattr(steps, name) for name in ("i", "cs", "f", "o", "ci", "co")}
     saved["cs_prev"] = before_each_step(cell, steps.cs)
 
-    def body(done: tf.Tensor, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
+    def one_step(done: Any, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
         step = length - 1 - done
         gradient = tf.raw_ops.LSTMBlockCellGrad(
             **{name: values[step] for name, values in saved.items()},
@@ -52,10 +54,20 @@ def _in_closed_form(
         of_hidden_before = tf.matmul(gradient.dicfo, transposed)
         return done + 1, of_gates.write(step, gradient.dicfo), of_hidden_before, gradient.cs_prev_grad
 
+    def body(*state: Any) -> Any:
+        for _ in range(together):
+            state = one_step(*state)
+        return state
+
     length = num_steps(inputs)
+    together = _STEPS_TOGETHER if isinstance(length, int) else 1
+    whole = length - length % together
     of_gates = tf.TensorArray(tf.float32, length, element_shape=[hidden.shape[0], *bias.shape])
     start = (tf.constant(0), of_gates, tf.zeros_like(hidden) if of_all_steps else of_hidden, of_cell)
-    _, of_gates, *of_states = tf.while_loop(lambda done, *_: done < length, body, start, maximum_iterations=length)
+    state = tf.while_loop(lambda done, *_: done < whole, body, start, maximum_iterations=whole)
+    for _ in range(length % together if together > 1 else 0):
+        state = one_step(*state)
+    _, of_gates, *of_states = state
     of_gates = of_gates.stack()
     before = tf.reshape(before_each_step(hidden, steps.h), [-1, hidden.shape[-1]])
     of_recurrent_kernel = tf.matmul(before, tf.reshape(of_gates, [-1, bias.shape[0]]), transpose_a=True)
