@@ -12,7 +12,8 @@ GPU = Hardware(devices=(Device(kind="GPU", index=0, compute_capability=(9, 0)),)
 
 
 def values_of(field, hardware, **fixed):
-    changes = [dict(move.changes) for move in moves(hardware, DIGITS, fixed)]
+    found = moves(hardware, DIGITS, fixed)
+    changes = [dict(move.changes) for move in found if move.axis != "XLA" or field == "jit_compile"]
     return [change[field] for change in changes if field in change]
 
 
@@ -56,6 +57,20 @@ def test_other_batches_are_measured_only_if_asked_for():
     assert [dict(move.changes)["global_batch_size"] for move in found] == [128, 256, 512, 32]
     fixed = moves(Hardware(), DIGITS, {"global_batch_size": 64}, tune_batch=True)
     assert not [move for move in fixed if move.axis == "batch"]
+
+
+def test_xla_replaces_what_it_excludes():
+    best = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, fused_kernels=True)
+    [move] = [move for move in moves(Hardware(), DIGITS, {}) if move.axis == "XLA"]
+    changed = move.applied_to(best)
+    assert (changed.jit_compile, changed.fused_kernels) == (True, False)
+    assert not [move for move in moves(Hardware(), DIGITS, {"fused_kernels": True}) if move.axis == "XLA"]
+
+
+def test_turning_a_default_off_comes_last():
+    machine = Hardware(cpu_features=("AVX512_VNNI", "AVX2"), num_usable_cores=2)
+    assert [move.axis for move in moves(machine, DIGITS, {})][-1] == "oneDNN"
+    assert next(move.axis for move in moves(Hardware(cpu_features=("AVX2",)), DIGITS, {})) == "oneDNN"
 
 
 def test_moves_that_contradict_the_best_plan_are_left_out():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateChild
@@ -21,6 +21,7 @@ WINDOW_SECONDS = 0.3
 MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 7
 _CLEARLY_SLOWER = 0.9
+_HOPELESS = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Duel:
 def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -> Duel:
     """Runs both in turn, so that a temporary slowdown of the machine affects both, until the difference is clear.
 
+    A challenger whose warm-up was far slower than the best plan loses at once.
+
     Args:
         best, challenger: running, and warmed up.
         deadline: by `time.monotonic`; after it there are no more rounds than are needed.
@@ -65,6 +68,10 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
     Raises:
         CandidateFailed: if one of them fails.
     """
+    probe, rate = challenger.last_window, best.candidate.examples_per_second
+    if probe is not None and rate is not None and rate_of(probe, challenger.candidate.plan) < _HOPELESS * rate:
+        challenger.candidate = replace(challenger.candidate, windows=(probe,))
+        return Duel((rate_of(probe, challenger.candidate.plan) / rate,))
     ratios: list[float] = []
     num_steps = [steps_of_window(one) for one in (best, challenger)]
     for turn in range(_MAX_ROUNDS):

@@ -33,6 +33,7 @@ class TimedChild:
     Attributes:
         built: what the program said of its model, once it is built.
         peak_bytes: its peak memory so far; None if unknown.
+        last_window: the newest window, whether it counted or not.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TimedChild:
     ) -> None:
         self.built: dict[str, Any] = {}
         self.peak_bytes: int | None = None
+        self.last_window: CandidateWindow | None = None
         self._server = server
         self._limit_seconds = limit_seconds
         self._child = server.start(name, program, [], {})
@@ -80,9 +82,9 @@ class TimedChild:
         self._child.send(num_steps)
         answer = self._answer(doing)
         self.peak_bytes = answer["peak_bytes"]
-        return CandidateWindow(
-            **{name: answer[name] for name in CandidateWindow.__dataclass_fields__ if name in answer}
-        )
+        fields = CandidateWindow.__dataclass_fields__
+        self.last_window = CandidateWindow(**{name: value for name, value in answer.items() if name in fields})
+        return self.last_window
 
     def _answer(self, doing: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit_seconds
