@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tfaccel.costs.graph_costs import graph_costs
 from tfaccel.costs.model_cost import LayerCost, ModelCost, StepCost
 from tfaccel.errors import WorkloadError
 from tfaccel.measuring.cost_of import cost_of
@@ -81,6 +82,18 @@ def test_layers_inside_layers_and_loops(logical_devices):
     assert set(by_name(cost.step)) >= {*forward, "optimizer", "loss", "other"}
 
 
+def test_kernels_and_bytes_of_a_loop(logical_devices):
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def looped(a):
+        return tf.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, tf.nn.relu(x)), [tf.constant(0), a])[1]
+
+    found = graph_costs(looped.get_concrete_function(tf.ones((3, 7))).graph, {})
+    assert found.num_kernels == 5
+    assert found.num_bytes["float32"] == 5 * 2 * 4 * 21
+
+
 def test_loop_whose_length_depends_on_data(logical_devices):
     import keras
     import tensorflow as tf
@@ -110,9 +123,10 @@ def test_model_without_data(logical_devices):
 
 
 def test_repeated_cost():
-    row = LayerCost(name="a", matrix_flops=2, other_flops=3, num_bytes={"float32": 4}, least_bytes=1)
+    row = LayerCost(name="a", matrix_flops=2, other_flops=3, num_bytes={"float32": 4}, least_bytes=1, num_kernels=6)
     twice = StepCost(rows=(row,), num_unsized=5).repeated(2)
-    assert (twice.flops, twice.bytes_accessed, twice.least_bytes, twice.num_unsized) == (10, 8, 2, 5)
+    assert (twice.flops, twice.bytes_accessed, twice.least_bytes, twice.num_kernels) == (10, 8, 2, 12)
+    assert twice.num_unsized == 5
 
 
 @pytest.mark.parametrize("name", ["costs.graph_costs", "costs.model_cost", "measuring.cost_of"])

@@ -85,20 +85,6 @@ def test_operations_that_cannot_be_counted_ask_for_the_time():
         estimated_gpu(T4, PLAN, facts, GpuAssumptions(), 0.0)
 
 
-def test_kernels_and_bytes(logical_devices):
-    import tensorflow as tf
-
-    from tfaccel.measuring.graph_kernels import graph_kernels
-
-    @tf.function(autograph=False)
-    def looped(a):
-        return tf.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, tf.nn.relu(x)), [tf.constant(0), a])[1]
-
-    found = graph_kernels(looped.get_concrete_function(tf.ones((3, 7))).graph)
-    assert found.num_kernels == 5
-    assert found.num_bytes == 5 * 2 * 4 * 21
-
-
 @pytest.mark.slow
 def test_measured_and_estimated_steps(run_python):
     code = """

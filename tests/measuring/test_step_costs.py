@@ -7,6 +7,7 @@ import pytest
 
 from tfaccel import Workload
 from tfaccel.errors import WorkloadError
+from tfaccel.measuring.cost_of import cost_of
 
 BATCH = 4
 
@@ -15,15 +16,13 @@ def costs_of(build, inputs, outputs, **changes):
     """The costs of a step of a model that maps inputs of a shape to outputs of another one."""
     import tensorflow as tf
 
-    from tfaccel.measuring.step_costs import step_costs
-
     rows = tf.data.Dataset.from_tensors((tf.zeros((BATCH, *inputs)), tf.zeros((BATCH, *outputs))))
     given = {
         "build_model": build,
         "compile_args": lambda: {"optimizer": "adam", "loss": "mse"},
         "train_data": lambda global_batch_size, *, seed, epoch: rows,
     }
-    return step_costs(Workload("mine", **{**given, **changes}, global_batch_size=BATCH))
+    return cost_of(Workload("mine", **{**given, **changes}, global_batch_size=BATCH))
 
 
 def layers_of(*shape_and_layers):
@@ -41,7 +40,7 @@ def test_dense(logical_devices):
     build = layers_of((5,), lambda: [layers.Dense(7, activation="relu"), layers.Dense(3)])
     costs = costs_of(build, (5,), (3,))
     # Each kernel is multiplied forward and for its gradient; back to the inputs goes only what a layer before needs.
-    assert costs.operations == 2 * BATCH * (2 * 5 * 7 + 3 * 7 * 3)
+    assert costs.step.matrix_flops == 2 * BATCH * (2 * 5 * 7 + 3 * 7 * 3)
     assert costs.num_parameters == 5 * 7 + 7 + 7 * 3 + 3
 
 
@@ -62,7 +61,7 @@ def test_convolutions(logical_devices):
     others = 16 * 9 * 4 + 16 * 2 * 6 + 16 * 6 * 4 * 5 + 64 * 3 * 5 * 2 + 128 * 3
     costs = costs_of(layers_of((8, 8, 3), lambda: list(made())), (8, 8, 3), (3,))
     # TensorFlow pads a causal convolution's input itself, so that nothing more is multiplied.
-    assert costs.operations == 2 * BATCH * (2 * first + 3 * others)
+    assert costs.step.matrix_flops == 2 * BATCH * (2 * first + 3 * others)
 
 
 def test_attention_and_an_einsum_with_dots(logical_devices):
@@ -79,7 +78,7 @@ def test_attention_and_an_einsum_with_dots(logical_devices):
     projections = 4 * length * size * heads * width
     products = 2 * heads * length * length * width  # the scores, and what they select
     costs = costs_of(build, (length, size), (length, size))
-    assert costs.operations == 2 * BATCH * (2 * length * size * size + 3 * (projections + products))
+    assert costs.step.matrix_flops == 2 * BATCH * (2 * length * size * size + 3 * (projections + products))
 
 
 @pytest.mark.parametrize(("name", "gates"), [("LSTM", 4), ("GRU", 3), ("SimpleRNN", 1)])
@@ -91,7 +90,7 @@ def test_recurrent_layers_count_as_often_as_they_run(logical_devices, name, gate
     costs = costs_of(build, (length, inputs), (3,))
     of_inputs, of_states = length * gates * units * inputs, length * gates * units * units
     # As of a dense layer that is the first one, nothing goes back to the inputs; to the first state it does.
-    assert costs.operations == 2 * BATCH * (2 * of_inputs + 3 * of_states + 3 * units * 3)
+    assert costs.step.matrix_flops == 2 * BATCH * (2 * of_inputs + 3 * of_states + 3 * units * 3)
     biases = 6 * units if name == "GRU" else gates * units
     assert costs.num_parameters == gates * units * (inputs + units) + biases + units * 3 + 3
 
@@ -101,7 +100,7 @@ def test_embeddings_only_look_up(logical_devices):
 
     build = layers_of((6,), lambda: [layers.Embedding(50, 8), layers.GlobalAveragePooling1D(), layers.Dense(3)])
     costs = costs_of(build, (6,), (3,))
-    assert costs.operations == 2 * BATCH * 3 * 8 * 3
+    assert costs.step.matrix_flops == 2 * BATCH * 3 * 8 * 3
     assert costs.num_parameters == 50 * 8 + 8 * 3 + 3
 
 
@@ -133,6 +132,5 @@ def test_loops_branches_and_functions_of_one_s_own(logical_devices):
 
 
 def test_examples(logical_devices):
-    for name in ("costs.graph_operations", "measuring.step_costs"):
-        outcome = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
-        assert (outcome.failed, outcome.attempted > 0) == (0, True)
+    outcome = doctest.testmod(importlib.import_module("tfaccel.costs.graph_operations"))
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)

@@ -171,6 +171,19 @@ def test_bfloat16_on_cpus_comes_first_where_the_workload_recommends_it():
     )
 
 
+def test_bfloat16_on_cpus_comes_first_for_steps_known_to_be_large():
+    def policies(machine, step_operations):
+        return values(candidate_plans(machine, workload(), step_operations=step_operations), "dtype_policy")
+
+    assert policies(MANY_CORES, 10**8) == ["mixed_bfloat16", "float32"]
+    assert policies(MANY_CORES, 10**8 - 1) == policies(MANY_CORES, None) == ["float32", "mixed_bfloat16"]
+    assert policies(TWO_CORES, 10**12) == ["float32"]
+    plan = default_plan(MANY_CORES, workload(), step_operations=23 * 10**8)
+    assert dict(plan.reasons)["dtype_policy"] == (
+        "This CPU multiplies in bfloat16 (AVX512_BF16), and a step is large: 2.3e+09 operations."
+    )
+
+
 def test_a_workload_says_how_many_examples_are_worth_a_gpu():
     def devices(recommended, **fixed):
         return len(default_plan(EIGHT_H100, workload(256, min_replica_batch_size=recommended), **fixed).devices)

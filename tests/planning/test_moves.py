@@ -26,6 +26,15 @@ def test_the_opposite_of_tensorflows_choice_of_onednn_is_measured(features, valu
     assert values_of("onednn", Hardware(cpu_features=features), onednn=None) == []
 
 
+def test_bfloat16_in_small_steps_is_measured_last():
+    def place_of_precision(step_operations):
+        machine = Hardware(cpu_features=("AVX512_BF16",))
+        found = [move.axis for move in moves(machine, DIGITS, {}, step_operations=step_operations)]
+        return found.index("precision") / (len(found) - 1)
+
+    assert [place_of_precision(number) for number in (None, 10**6, 10**6 - 1)] == [0.0, 0.0, 1.0]
+
+
 def test_onednn_is_for_cpus():
     assert values_of("onednn", GPU) == []
 

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 
+import tfaccel
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.recipes import autoencoder, text_classification
 
@@ -11,9 +12,7 @@ PAYS_FROM_OPERATIONS = 1e8
 
 
 def agree(work):
-    from tfaccel.measuring.step_costs import step_costs
-
-    return work.bfloat16_on_cpu == (step_costs(work).operations >= PAYS_FROM_OPERATIONS)
+    return work.bfloat16_on_cpu == (tfaccel.cost_of(work).step.matrix_flops >= PAYS_FROM_OPERATIONS)
 
 
 @pytest.mark.slow

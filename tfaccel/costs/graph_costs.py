@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
 from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
 
-_MATRIX, _OTHER_FLOPS, _LEAST = "matrix flops", "other flops", "least bytes"  # keys of a tally beside dtypes
+# Keys of a tally beside dtypes.
+_COUNTS = _MATRIX, _OTHER_FLOPS, _LEAST, _KERNELS = "matrix flops", "other flops", "least bytes", "kernels"
 _SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
 
 # Operations that compute nothing: they name, shape or pass on values, and need no memory traffic.
@@ -37,6 +38,7 @@ _MOVES = {
     *("TensorListGetItem", "TensorListSetItem", "TensorListStack", "TensorListPushBack", "TensorListPopBack"),
     *("AssignVariableOp", "Range", "Where", "Copy", "DeepCopy"),
 }
+_HOST_DTYPES = {"int32", "int64", "string", "bool", "resource", "variant"}  # mostly shapes, counters and conditions
 
 
 def layer_scope(index: int) -> str:
@@ -69,12 +71,13 @@ def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str,
 
 
 def _row(name: str, costs: Mapping[str, int]) -> LayerCost:
-    num_bytes = {key: value for key, value in sorted(costs.items()) if key not in (_MATRIX, _OTHER_FLOPS, _LEAST)}
+    num_bytes = {key: value for key, value in sorted(costs.items()) if key not in _COUNTS}
     return LayerCost(
         name=name,
         matrix_flops=int(costs.get(_MATRIX, 0)),
         other_flops=int(costs.get(_OTHER_FLOPS, 0)),
         least_bytes=int(costs.get(_LEAST, 0)),
+        num_kernels=int(costs.get(_KERNELS, 0)),
         num_bytes={key: int(value) for key, value in num_bytes.items()},
     )
 
@@ -170,6 +173,8 @@ class _CostCounter(GraphCounter):
             costs[_MATRIX] = matrix
         elif other := _elements_computed(operation):
             costs[_OTHER_FLOPS] = other
+        if _is_kernel(operation):
+            costs[_KERNELS] = 1
         tally = _Tally({self._callers[-1]: costs} if costs else {}, num_unsized)
         for row, num_bytes in self._crossings(operation):
             tally = tally + _Tally({row: {_LEAST: num_bytes}})
@@ -205,6 +210,15 @@ class _CostCounter(GraphCounter):
                 tensor = tensor.op.inputs[0]
             else:
                 return tensor
+
+
+def _is_kernel(operation: Any) -> bool:
+    """Whether an operation runs on the device: it reads or makes values that are no shapes, counters or conditions."""
+    if operation.type.startswith("TensorList") and operation.type != "TensorListStack":  # lists only keep tensors
+        return False
+    if not operation.outputs:  # assignments to variables and optimizer updates
+        return any(tensor.dtype.is_floating for tensor in operation.inputs)
+    return any(tensor.dtype.base_dtype.name not in _HOST_DTYPES for tensor in operation.outputs)
 
 
 def _is_backward(operation: Any) -> bool:

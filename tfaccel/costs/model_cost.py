@@ -22,6 +22,8 @@ class LayerCost:
         least_bytes: those that remain if all operations of the layer's forward pass are fused into one, and all of its
             backward pass: what it takes from other layers, its weights, and what others take from it, once each; in a
             loop, once per iteration.
+        num_kernels: operations that a device launches, each counted as if none were fused with another; without those
+            on shapes, counters and conditions.
 
     Example:
         >>> LayerCost(name="dense", matrix_flops=600, num_bytes={"float32": 330}, least_bytes=300).intensity
@@ -33,6 +35,7 @@ class LayerCost:
     other_flops: int = 0
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     least_bytes: int = 0
+    num_kernels: int = 0
 
     @property
     def flops(self) -> int:
@@ -94,6 +97,11 @@ class StepCost:
         """Bytes that remain if each layer is fused; see `LayerCost`."""
         return sum(row.least_bytes for row in self.rows)
 
+    @property
+    def num_kernels(self) -> int:
+        """Operations that a device launches; see `LayerCost`."""
+        return sum(row.num_kernels for row in self.rows)
+
     def repeated(self, times: int) -> StepCost:
         """The cost of several of these."""
         rows = [
@@ -103,6 +111,7 @@ class StepCost:
                 other_flops=row.other_flops * times,
                 num_bytes={name: value * times for name, value in row.num_bytes.items()},
                 least_bytes=row.least_bytes * times,
+                num_kernels=row.num_kernels * times,
             )
             for row in self.rows
         ]

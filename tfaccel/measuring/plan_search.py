@@ -69,6 +69,7 @@ class PlanSearch:
         self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
         self._stopped_because = _INTERRUPTED
         self._reference_losses: tuple[float, ...] | None = None
+        self._step_operations: int | None = None
         self._memory: MemoryEstimate | None = None
         self._longest_seconds = 0.0
         self._began = time.monotonic()
@@ -86,6 +87,8 @@ class PlanSearch:
         if reference != first:
             reference = replace(reference, reasons=tuple(reasons.items()))
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
+        if best is not None:
+            self._step_operations = best.counted().step_operations
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
             self._note(replace(best.candidate, rejection="It lacks what you fixed; its loss is the reference."))
@@ -120,6 +123,7 @@ class PlanSearch:
             self._fixed,
             allocators=installed_allocators(),
             tune_batch=self._options.tune_batch,
+            step_operations=self._step_operations,
         )
         waiting = [one for one in found if one.axis not in self._left_out]
         lost: list[Move] = []
@@ -145,7 +149,7 @@ class PlanSearch:
         if not best.candidate.windows:  # no other plan could be compared with it
             with contextlib.suppress(CandidateFailed):
                 best.window(steps_of_window(best))
-        self._candidates[best.candidate.plan] = best.counted()
+        self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
     def _can_recompute(self, plan: Plan) -> bool:

@@ -17,7 +17,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.fork_server import ForkServer
 
 _PROGRAM = "tfaccel.measuring.step_facts"
-_PRELOADED = (_PROGRAM, "tfaccel.measuring.graph_kernels", "tfaccel.training.run.compiled_model")
+_PRELOADED = (_PROGRAM, "tfaccel.costs.graph_costs", "tfaccel.training.run.compiled_model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +90,17 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from tfaccel.costs.graph_operations import graph_operations
-    from tfaccel.measuring.graph_kernels import graph_kernels
     from tfaccel.training.run.compiled_model import compiled_model
     from tfaccel.training.run.workload_fit import build_for
     from tfaccel.training.runtime import Runtime
+    from tfaccel.training.steps.engine import engine_of
+    from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
 
     size = given.replica_batch_size
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=given.dtype_policy)
     with Runtime(plan, seed=seed):
         batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
-        spec = keras.tree.map_structure(lambda one: tf.TensorSpec((size, *one.shape[1:]), one.dtype), batch)
+        spec = with_rows(keras.tree.map_structure(tf.TensorSpec.from_tensor, batch), size)
         model = compiled_model(workload, plan, num_steps=1)
         build_for(model, spec, workload)
         facts: dict[str, Any] = {
@@ -108,12 +108,11 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
             "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),
         }
         try:
-            graph = tf.function(model.train_step, autograph=False).get_concrete_function(spec).graph
-            kernels = graph_kernels(graph)
+            cost = train_step_cost(engine_of(model), spec, rows=size)
             facts |= {
-                "operations": graph_operations(graph),
-                "num_kernels": kernels.num_kernels,
-                "moved_bytes": kernels.num_bytes,
+                "operations": cost.matrix_flops,
+                "num_kernels": cost.num_kernels,
+                "moved_bytes": cost.bytes_accessed,
             }
         except TfaccelError as error:
             facts["uncounted"] = str(error)

@@ -58,12 +58,16 @@ class _Draft:
     cost: int
 
 
-def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> list[Plan]:
+def candidate_plans(
+    hardware: Hardware, workload: Workload = _NO_WORKLOAD, *, step_operations: int | None = None, **fixed: Any
+) -> list[Plan]:
     """The plans worth measuring, best first by rule of thumb, with a reason for the value of every field.
 
     Args:
         hardware: the machine to plan for, this one (`detect_hardware()`) or another.
         workload: the workload to train.
+        step_operations: floating-point operations of an optimizer step's matrix products and convolutions, as
+            `tfaccel.cost_of(workload).step.matrix_flops` counts them; None if unknown.
         **fixed: plan fields with fixed values, which every returned plan has.
 
     Raises:
@@ -82,8 +86,9 @@ def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fix
             f"Received: {type(hardware).__name__} and {type(workload).__name__}."
         )
     fixed = _checked(fixed)
+    given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
     drafts = [
-        _Draft(Case(hardware=hardware, workload=workload, fixed=fixed, choices=placement), rank * _PLACEMENT_COST)
+        _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)
         for rank, placement in enumerate(placements(hardware, workload, fixed))
     ]
     for name, rule in COMBINED_RULES:
@@ -93,8 +98,10 @@ def candidate_plans(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fix
     return _plans(sorted(drafts, key=lambda draft: draft.cost))
 
 
-def default_plan(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed: Any) -> Plan:
-    """The first of `candidate_plans`: the plan to use without measuring.
+def default_plan(
+    hardware: Hardware, workload: Workload = _NO_WORKLOAD, *, step_operations: int | None = None, **fixed: Any
+) -> Plan:
+    """The first of `candidate_plans`, which takes the same arguments: the plan to use without measuring.
 
     Raises:
         PlanError: as `candidate_plans`.
@@ -104,7 +111,7 @@ def default_plan(hardware: Hardware, workload: Workload = _NO_WORKLOAD, **fixed:
         >>> default_plan(Hardware(), digits).devices
         ('CPU:0',)
     """
-    return candidate_plans(hardware, workload, **fixed)[0]
+    return candidate_plans(hardware, workload, step_operations=step_operations, **fixed)[0]
 
 
 def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:

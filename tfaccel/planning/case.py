@@ -26,12 +26,15 @@ class Case:
         workload: the workload to train.
         fixed: the fields with fixed values.
         choices: field -> its choice; the placement of the replicas is always included.
+        step_operations: floating-point operations of an optimizer step's matrix products and convolutions; None if
+            unknown.
     """
 
     hardware: Hardware
     workload: Workload
     fixed: Mapping[str, Any]
     choices: Mapping[str, Choice]
+    step_operations: int | None = None
 
     def __getitem__(self, field: str) -> Any:
         """The value decided for a field."""

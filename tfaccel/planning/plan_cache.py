@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import logging
 import os
 import sys
 import tempfile
 import time
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.signature import signature_of
 from tfaccel.planning.workload import Workload
 
 logger = logging.getLogger("tfaccel")
@@ -58,8 +57,8 @@ def cache_dir() -> Path:
 def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:
     """A digest of all that a measured plan depends on.
 
-    That is: the workload's name, options, batch size and length; the source of the modules that define its functions;
-    the machine; the versions of the libraries; and the plan fields that the user fixed.
+    That is: the workload's name, options, batch size and length; the signatures of its functions and of its model; the
+    machine; the versions of the libraries; and the plan fields that the user fixed.
 
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
@@ -76,7 +75,7 @@ def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -
         "options": dict(workload.options),
         "global_batch_size": workload.global_batch_size,
         "num_train_examples": workload.num_train_examples,
-        "sources": sorted(digest for name in _PARTS for digest in _sources(getattr(workload, name))),
+        "functions": [signature_of(getattr(workload, name)) for name in _PARTS],
         "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},
         "versions": {"python": sys.version, **{name: _version(name) for name in _PACKAGES}},
         "fixed": {name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
@@ -168,49 +167,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _sources(function: Any) -> Iterator[str]:
-    """Digests of the source of a function and of the functions it wraps or encloses, except for tfaccel's own."""
-    waiting, seen = [function], set()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or one is None:
-            continue
-        seen.add(id(one))
-        if isinstance(one, functools.partial):
-            waiting += [one.func, *one.args, *one.keywords.values()]
-        elif isinstance(one, types.MethodType):
-            waiting += [one.__func__, type(one.__self__)]
-        elif isinstance(one, types.FunctionType):
-            waiting += [cell.cell_contents for cell in one.__closure__ or () if callable(_contents(cell))]
-            yield from _digest_of_module(one.__module__, _code(one.__code__))
-        elif inspect.isclass(one):
-            yield from _digest_of_module(one.__module__, one.__qualname__.encode())
-        elif callable(one):
-            waiting.append(type(one))
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
-
-
-def _digest_of_module(module: str, otherwise: bytes) -> Iterator[str]:
-    """The digest of a module's file; without one (a notebook, a prompt), that of `otherwise`."""
-    if module.partition(".")[0] in ("builtins", "keras", "tensorflow", "tfaccel") and "recipes" not in module:
-        return
-    file = getattr(sys.modules.get(module), "__file__", None)
-    try:
-        content = Path(file).read_bytes() if file else otherwise
-    except OSError:
-        content = otherwise
-    yield hashlib.sha256(content).hexdigest()
-
-
-def _code(code: types.CodeType) -> bytes:
-    """Bytecode and constants, without line numbers."""
-    constants = [_code(one) if isinstance(one, types.CodeType) else repr(one).encode() for one in code.co_consts]
-    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])

@@ -3,6 +3,9 @@
 from tfaccel.planning.case import Case, Choice
 
 _CPU_BFLOAT16_FEATURES = ("AMX_BF16", "AVX512_BF16")
+# From so many floating-point operations on. On two cores with AVX512_BF16, steps of 2e8 and more (dense, convolution,
+# LSTM) ran 1.03 to 1.23 times as fast in mixed_bfloat16; one of 5e5 ran 0.84 times as fast: casts outweigh the gain.
+_LARGE_STEP = 100_000_000
 
 
 def dtype_policy_rule(case: Case) -> list[Choice]:
@@ -34,11 +37,14 @@ def _cpu_dtype_policies(case: Case) -> list[Choice]:
     found = [name for name in _CPU_BFLOAT16_FEATURES if name in case.hardware.cpu_features]
     if not found:
         return [Choice("float32", "This CPU has neither AVX512_BF16 nor AMX, so bfloat16 would be slower.")]
-    # On two cores with AVX512_BF16, steps of 2e8 operations and more (dense, convolution, LSTM) ran 1.03 to 1.23 times
-    # as fast in mixed_bfloat16; a step of 5e5 operations ran 0.84 times as fast, since casts outweigh the gain.
     if case.workload.bfloat16_on_cpu:
         reason = f"The workload recommends it for CPUs that multiply in bfloat16, as this one does ({found[0]})."
         return [Choice("mixed_bfloat16", reason), Choice("float32", "Full precision, for comparison.")]
+    if case.step_operations and case.step_operations >= _LARGE_STEP:
+        reason = (
+            f"This CPU multiplies in bfloat16 ({found[0]}), and a step is large: {case.step_operations:.1e} operations"
+        )
+        return [Choice("mixed_bfloat16", f"{reason}."), Choice("float32", "Full precision, for comparison.")]
     why = f"this CPU has {found[0]}, but the workload does not recommend bfloat16, in which small steps are slower"
     return [
         Choice("float32", f"Safe without measuring: {why}."),

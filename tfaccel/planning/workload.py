@@ -60,7 +60,7 @@ class Workload:
         num_train_examples: examples in one epoch; None if unknown.
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays if a
             step multiplies large matrices: from about 1e8 floating-point operations, as counted by
-            `tfaccel.measuring.step_costs.step_costs`.
+            `tfaccel.cost_of`.
         data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input` and
             `num_train_examples`, such as `tfaccel.data.Batches`; these then need not be given. None if they are.
         options: name -> JSON value of everything else that affects the result (learning rate, path of the data ...). A

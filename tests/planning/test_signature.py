@@ -1,0 +1,159 @@
+"""Signatures of functions: the same in every process, and another one wherever something else may be computed."""
+
+import doctest
+import functools
+import sys
+
+import pytest
+
+from tfaccel.planning import signature
+from tfaccel.planning.signature import signature_of
+
+SOURCE = """
+import argparse, functools
+import my_helpers
+
+WIDTH = 8
+NAMES = {"b", "a", "c"}
+ARGUMENTS = argparse.Namespace(depth=2, run_dir="here")
+
+def first():
+    return WIDTH
+
+def second():
+    return WIDTH
+
+def by_default(width=8):
+    return width
+
+def enclosing(width):
+    def build():
+        return [lambda: width in {"x", "y"}, NAMES]
+    return build
+
+def by_argument():
+    return ARGUMENTS.depth
+
+def by_helper():
+    return my_helpers.make()
+
+@functools.cache
+def cached():
+    return ARGUMENTS.depth
+
+class Build:
+    def __init__(self, width):
+        self.width, self.calls = width, 0
+
+    def __call__(self):
+        return self.width
+
+    def method(self):
+        return self.width
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A function that imports the module anew, perhaps changed."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def make(*change, helpers="def make(): return 1\n"):
+        (tmp_path / "my_signed.py").write_text(SOURCE.replace(*change) if change else SOURCE)
+        (tmp_path / "my_helpers.py").write_text(helpers)
+        for name in ("my_signed", "my_helpers"):
+            sys.modules.pop(name, None)
+        import my_signed
+
+        return my_signed
+
+    yield make
+    for name in ("my_signed", "my_helpers"):
+        sys.modules.pop(name, None)
+
+
+def test_functions_of_one_file_differ(made):
+    module = made()
+    functions = [module.first, module.second, module.by_default, module.enclosing(8), module.enclosing(9), module.Build]
+    functions += [module.Build(8), module.Build(9), module.Build(8).method, module.Build(9).method]
+    functions += [functools.partial(module.by_default, width) for width in (8, 9)]
+    assert len({signature_of(one) for one in functions}) == len(functions)
+
+
+def test_what_a_function_does_not_use_changes_nothing(made):
+    before = made()
+    kept = signature_of(before.by_argument), signature_of(before.Build(8)), signature_of(before.enclosing(8))
+    module = made()
+    module.ARGUMENTS.run_dir, module.WIDTH = "elsewhere", 9
+    used = module.Build(8)
+    used.calls = 5
+    assert (signature_of(module.by_argument), signature_of(used), signature_of(module.enclosing(8))) == kept
+
+
+@pytest.mark.parametrize("name", ["by_argument", "cached"])
+def test_attributes_that_a_function_reads(made, name):
+    module = made()
+    kept = signature_of(getattr(module, name))
+    module.ARGUMENTS.depth = 3
+    assert signature_of(getattr(module, name)) != kept
+
+
+def test_global_variables_defaults_and_sources(made):
+    kept = {name: signature_of(getattr(made(), name)) for name in ("first", "by_default", "by_helper")}
+    module = made()
+    module.WIDTH = 9
+    assert signature_of(module.first) != kept["first"]
+    module.by_default.__defaults__ = (9,)
+    assert signature_of(module.by_default) != kept["by_default"]
+    assert signature_of(made("return WIDTH", "return 1 + WIDTH").by_default) != kept["by_default"]
+    assert signature_of(made(helpers="def make(): return 2\n").by_helper) != kept["by_helper"]
+    assert signature_of(made().by_helper) == kept["by_helper"]
+
+
+def test_absl_flags_that_a_function_reads(monkeypatch):
+    from absl import flags
+
+    values = flags.FlagValues()
+    flags.DEFINE_integer("width", 8, "", flag_values=values)
+    flags.DEFINE_string("run_dir", "here", "", flag_values=values)
+
+    def build():
+        return values.width
+
+    kept = signature_of(build)
+    values(["program", "--run_dir=elsewhere"])
+    assert signature_of(build) == kept
+    values(["program", "--width=9"])
+    assert signature_of(build) != kept
+
+
+def test_models_by_config_and_class(logical_devices):
+    import keras
+
+    from tfaccel.planning.own_model import RebuiltModel
+
+    def model(width, activation="relu"):
+        layers = [keras.Input((4,), name="x"), keras.layers.Dense(width, activation, name="hidden")]
+        made = keras.Sequential(layers, name="mine")
+        made.compile("sgd", "mse")
+        return made
+
+    variants = [model(8), model(9), model(8, "tanh")]
+    assert len({signature_of(RebuiltModel(one)) for one in variants}) == 3
+    assert signature_of(RebuiltModel(model(8))) == signature_of(RebuiltModel(variants[0]))
+    assert len({signature_of(lambda one=one: one) for one in variants}) == 3
+
+
+def test_every_process_gives_the_same(made, run_python, tmp_path):
+    made()
+    code = (
+        "import my_signed; from tfaccel.planning.signature import signature_of as of; print(of(my_signed.enclosing(8)))"
+    )
+    outputs = {
+        run_python(code, env={"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": seed}, fresh=True).stdout for seed in "123"
+    }
+    assert outputs == {signature_of(made().enclosing(8)) + "\n"}
+
+
+def test_examples():
+    assert doctest.testmod(signature) == (0, 3)
