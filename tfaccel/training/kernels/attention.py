@@ -12,27 +12,37 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_attention
 
+_MASKED_SCORE = -0.7 * 3.38953e38  # as in Keras; -inf would make the softmax of a row without any key NaN
+
 
 def fused_attention(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Attributes that make a `MultiHeadAttention` use `attention`; {} for other layers, and with dropout of scores."""
-    if not (private_attention.computes_keras_attention(layer) and private_attention.is_plain(layer)):
+    """Attributes that make a `MultiHeadAttention` use `attention`; {} for other layers."""
+    if not private_attention.computes_keras_attention(layer) or private_attention.wants_flash_attention(layer):
         return {}
 
-    def compute(query: Any, key: Any, value: Any, **arguments: Any) -> Any:
-        fits = len(query.shape) == 4 and not arguments.get("return_attention_scores")
-        if not fits or arguments.get("attention_mask") is not None or arguments.get("use_causal_mask"):
-            return private_attention.keras_attention(layer, query, key, value, **arguments)
-        return attention(query, key, value), None
+    def compute(query: Any, key: Any, value: Any, **given: Any) -> Any:
+        if len(query.shape) != 4 or given.get("return_attention_scores"):
+            return private_attention.keras_attention(layer, query, key, value, **given)
+        if private_attention.drops_scores(layer):
+            return _with_dropout(layer, query, key, value, **given), None
+        mask = given.get("attention_mask")
+        mask = None if mask is None else tf.cast(mask, tf.bool)
+        return attention(query, key, value, mask, is_causal=bool(given.get("use_causal_mask"))), None
 
     return private_attention.attributes(compute)
 
 
-def attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Scaled dot-product attention without a mask; the softmax is computed in float32.
+def attention(
+    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, mask: tf.Tensor | None = None, *, is_causal: bool = False
+) -> tf.Tensor:
+    """Scaled dot-product attention; the softmax is computed in float32.
 
     Args:
         query: shape `(batch, queries, heads, size)`.
         key, value: shapes `(batch, keys, heads, size)` and `(batch, keys, heads, value_size)`, of the query's dtype.
+        mask: bool, shape `(batch, queries, keys)`, `(1, queries, keys)` or `(batch, heads, queries, keys)`: True where
+            a query may use a key. A query without any key uses all of them alike.
+        is_causal: whether a query may only use keys up to its own position.
 
     Returns:
         Shape `(batch, queries, heads, value_size)`.
@@ -41,7 +51,26 @@ def attention(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         >>> attention(tf.ones([1, 2, 1, 4]), tf.ones([1, 3, 1, 4]), tf.ones([1, 3, 1, 5])).shape.as_list()
         [1, 2, 1, 5]
     """
-    query, key, value = (tf.transpose(one, [0, 2, 1, 3]) for one in (query, key, value))
-    scores = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32) / query.shape[-1] ** 0.5
-    shares = tf.cast(tf.nn.softmax(scores), value.dtype)
-    return tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3])
+    scores = tf.cast(_products(query, key), tf.float32) / query.shape[-1] ** 0.5
+    if is_causal:
+        causal = tf.linalg.band_part(tf.ones(tf.shape(scores)[2:], tf.bool), -1, 0)
+        mask = causal if mask is None else tf.logical_and(causal, mask)
+    if mask is not None:
+        mask = mask[:, tf.newaxis] if mask.shape.rank == 3 else mask
+        scores = tf.where(mask, scores, _MASKED_SCORE)
+    return _selected(tf.cast(tf.nn.softmax(scores), value.dtype), value)
+
+
+def _with_dropout(layer: keras.layers.Layer, query: Any, key: Any, value: Any, **given: Any) -> tf.Tensor:
+    """Attention that drops scores, whose softmax Keras computes in the layer's own dtype."""
+    scores = _products(query * tf.cast(1.0 / query.shape[-1] ** 0.5, query.dtype), key)
+    return _selected(private_attention.shares(layer, scores, query, value, **given), value)
+
+
+def _products(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    query, key = (tf.transpose(one, [0, 2, 1, 3]) for one in (query, key))
+    return tf.matmul(query, key, transpose_b=True)
+
+
+def _selected(shares: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(tf.matmul(shares, tf.transpose(value, [0, 2, 1, 3])), [0, 2, 1, 3])

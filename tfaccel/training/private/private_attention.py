@@ -18,9 +18,24 @@ def computes_keras_attention(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, kind) and private_part(type(layer), _COMPUTE) is private_part(kind, _COMPUTE)
 
 
-def is_plain(layer: keras.layers.MultiHeadAttention) -> bool:
-    """Whether a layer neither drops attention scores nor asks for flash attention, which Keras refuses here."""
-    return not (private_part(layer, "_dropout") or private_part(layer, "_flash_attention"))
+def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether a layer asks for flash attention, which Keras refuses on TensorFlow."""
+    return bool(private_part(layer, "_flash_attention"))
+
+
+def drops_scores(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether a layer drops attention scores while it trains."""
+    return private_part(layer, "_dropout") > 0.0
+
+
+def shares(layer: keras.layers.MultiHeadAttention, scores: Any, query: Any, value: Any, **given: Any) -> Any:
+    """The softmax of scores `(batch, heads, queries, keys)` in a layer with dropout: masked, then dropped."""
+    mask = given.get("attention_mask")
+    if given.get("use_causal_mask"):
+        causal = private_part(layer, "_compute_causal_mask")(query, value)
+        mask = causal if mask is None else keras.ops.logical_and(keras.ops.cast(mask, "bool"), causal)
+    found = private_part(layer, "_masked_softmax")(scores, mask)
+    return private_part(layer, "_dropout_layer")(found, training=given.get("training"))
 
 
 def keras_attention(layer: keras.layers.MultiHeadAttention, *arguments: Any, **options: Any) -> Any:
