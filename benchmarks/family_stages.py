@@ -19,7 +19,7 @@ from tfaccel.benchmarks.timed_race import Timing, race
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import CHECKED_STEPS
+from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin

@@ -22,10 +22,10 @@ from tfaccel.benchmarks.settings_suite import (
 )
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
+from tfaccel.files import write_json
 from tfaccel.known_names import did_you_mean
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.scripts.command_flags import Flag
-from tfaccel.training.run.files import write_json
 
 SETTINGS_FLAGS: dict[str, Flag] = {"recipes": (["all"], "settings: recipes whose settings to try; or all")}
 

@@ -9,6 +9,7 @@ from source_tree import Source, aliases, dotted_name, imports, sources
 # Package -> layer. An import may go to a lower layer, or sideways, but then not back again.
 LAYERS = {
     "errors": 0,
+    "files": 0,
     "known_names": 0,
     "tested_versions": 0,
     "hardware": 1,

@@ -9,11 +9,11 @@ from PIL import Image
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.variant import Variant
+from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.report import FIRST_PLAN, Report
 from tfaccel.planning.plan import Plan
-from tfaccel.training.run.files import write_json, write_json_lines
 from tfaccel.training.run.result import TrainResult
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.search_result import SearchResult

@@ -1,5 +1,6 @@
 """Workloads for `find_fastest` that misbehave under some plans."""
 
+import functools
 import os
 import signal
 import time
@@ -38,6 +39,46 @@ def computes_otherwise() -> keras.Model:
     if tf.config.threading.get_intra_op_parallelism_threads() == 1:
         model.layers[-1].bias.assign([float("nan"), 0.0])
     return model
+
+
+@keras.saving.register_keras_serializable()
+class Later(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that becomes NaN after 20 steps, or ends the process then."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        after = tf.cast(step, tf.float32) > 20.0
+        if self.what == "nan":
+            return tf.where(after, float("nan"), 1e-3)
+
+        def end() -> float:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return 0.0
+
+        return tf.cond(after, lambda: tf.py_function(end, [], tf.float32), lambda: tf.constant(1e-3))
+
+    def get_config(self) -> dict[str, str]:
+        return {"what": self.what}
+
+
+def fails_later(what: str, *, with_one_operation: bool) -> keras.Model:
+    is_one = tf.config.threading.get_inter_op_parallelism_threads() == 1
+    model = build_model()
+    rate = Later(what) if is_one == with_one_operation else 1e-3
+    model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def diverging() -> tfaccel.Workload:
+    """Computes NaN, but only after the steps whose losses are compared, with one operation at a time."""
+    return workload(functools.partial(fails_later, "nan", with_one_operation=True))
+
+
+def dying_later() -> tfaccel.Workload:
+    """Is killed while it is timed, but not with one operation at a time."""
+    return workload(functools.partial(fails_later, "kill", with_one_operation=False))
 
 
 def never_builds() -> keras.Model:

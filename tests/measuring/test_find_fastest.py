@@ -12,7 +12,7 @@ import pytest
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.duel import departure
+from tfaccel.measuring.loss_check import departure
 from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.measuring.report import Report
 from tfaccel.planning.plan import Plan
@@ -104,6 +104,96 @@ def test_other_losses_are_rejected(find):
     assert "where that of float32 is" in found[1].rejection
     assert found[max(found, key=lambda number: number or 0)].rejection == "Its loss is not finite."
     assert report.plan.inter_op_threads is None
+
+
+ONE_AXIS = {"jit_compile": False, "fused_kernels": False, "onednn": None, "memory_allocator": None}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no moves of threads")
+def test_losses_that_become_nan_while_a_plan_is_timed_are_rejected(find):
+    report = find("diverging", measure={"max_candidates": 3}, **ONE_AXIS)
+    assert by_threads(report)[1].failure == "Its loss is not finite in later steps."
+    assert report.plan.inter_op_threads != 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no moves of threads")
+def test_the_best_plan_so_far_may_die(find):
+    report = find("dying_later", measure={"max_candidates": 3}, limit_seconds=30, **ONE_AXIS)
+    assert "was killed by SIGKILL" in report.candidates[0].failure
+    assert report.plan.inter_op_threads == 1
+    assert not report.candidates[report.chosen].failure
+
+
+@pytest.mark.slow
+def test_a_search_with_wider_limits_continues(find):
+    first = find("workload", measure={"max_candidates": 2})
+    assert first.stopped_because == "2 plans were measured (max_candidates=2)."
+    assert find("workload", measure={"max_candidates": 1}).from_cache
+    further = find("workload", measure={"max_candidates": 4})
+    assert not further.from_cache
+    assert [one.plan for one in further.candidates][:2] == [one.plan for one in first.candidates]
+    assert len(further.candidates) == 4
+    assert Path(further.kept_in).parent.name == "plans"
+    assert further.command.startswith("tfaccel train --workload=fastest_cases:workload ")
+
+
+@pytest.mark.slow
+def test_a_damaged_report_is_measured_again(find, tmp_path):
+    find("workload", measure={"max_candidates": 2})
+    (file,) = tmp_path.rglob("*.json")
+    entry = json.loads(file.read_text())
+    for damage in ({}, {**entry["report"], "chosen": 7}, {**entry["report"], "candidates": []}):
+        file.write_text(json.dumps({**entry, "report": damage}))
+        assert not find("workload", measure={"max_candidates": 1}).from_cache
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(run_python, tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text("""
+import keras, numpy as np, tfaccel
+from tfaccel.errors import TfaccelError
+
+def build_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+x = np.ones((64, 4))
+try:
+    tfaccel.find_fastest(build_model, x, x[:, :1], loss="mse")
+except TfaccelError as error:
+    print(error)
+    if __name__ == "__mp_main__":
+        raise
+""")
+    environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(script)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path, check=True)
+    assert f"Each process that is started runs {script} again, and would start others." in child.stdout
+    assert 'Put the call in it under `if __name__ == "__main__":`.' in child.stdout
+
+
+@pytest.mark.slow
+def test_modules_beside_a_script_are_found(tmp_path):
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "my_models.py").write_text(
+        "import keras\n\ndef build_model():\n    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+    )
+    (folder / "train.py").write_text("""
+import numpy as np, tfaccel
+from my_models import build_model
+
+if __name__ == "__main__":
+    x = np.ones((64, 4))
+    measure = tfaccel.MeasureOptions(max_candidates=1)
+    print(tfaccel.find_fastest(build_model, x, x[:, :1], loss="mse", measure=measure).stopped_because)
+""")
+    environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(folder / "train.py")]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path, check=True)
+    assert child.stdout == "One plan was measured (max_candidates=1).\n"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
         "measuring.interleaved",
         "measuring.candidate",
         "measuring.duel",
+        "measuring.loss_check",
         "measuring.report",
         pytest.param("measuring.find_fastest", marks=pytest.mark.slow),
         pytest.param("measuring.estimate_scaling", marks=pytest.mark.slow),

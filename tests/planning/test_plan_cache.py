@@ -95,14 +95,19 @@ def test_memory_left_to_a_container_does_not_matter(imported):
         (lambda entry: json.dumps({**entry, "plan": {**entry["plan"], "strategy": "odd"}}), "PlanError"),
         (lambda entry: json.dumps({**entry, "speedup": None}), "TypeError"),
         (lambda entry: "", "JSONDecodeError"),
+        (lambda entry: "[" * 100_000, "RecursionError"),
+        (lambda entry: b"\xff", "UnicodeDecodeError"),
+        (lambda entry: json.dumps({**entry, "plan": {**entry["plan"], "memory_allocator": "mimalloc"}}), "PlanError"),
     ],
 )
 def test_a_damaged_file_is_ignored_with_one_line(imported, caplog, damage, reason):
     workload = imported()
     _, file = keep(workload)
-    file.write_text(damage(json.loads(file.read_text())))
+    damaged = damage(json.loads(file.read_text()))
+    file.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     assert cached_plan(MACHINE, workload, {}) is None
     (record,) = caplog.records
+    assert len(record.message) < 500
     assert record.message.startswith(f"The measured plan in {file} is ignored: ")
     assert reason in record.message
     assert "\n" not in record.message

@@ -10,7 +10,7 @@ from tfaccel.planning import signature
 from tfaccel.planning.signature import signature_of
 
 SOURCE = """
-import argparse, functools
+import argparse, dataclasses, functools
 import my_helpers
 
 WIDTH = 8
@@ -43,13 +43,34 @@ def cached():
 
 class Build:
     def __init__(self, width):
-        self.width, self.calls = width, 0
+        self.width = width
 
     def __call__(self):
         return self.width
 
     def method(self):
         return self.width
+
+@dataclasses.dataclass
+class Config:
+    width: int = 8
+
+    def build(self):
+        return self.width
+
+CONFIG = Config()
+
+def with_config(config=CONFIG):
+    return by_config(config)
+
+def by_config(config):
+    return config.width
+
+def by_global_config():
+    return by_config(CONFIG)
+
+def enclosing_config(config):
+    return lambda: config.build()
 """
 
 
@@ -85,9 +106,24 @@ def test_what_a_function_does_not_use_changes_nothing(made):
     kept = signature_of(before.by_argument), signature_of(before.Build(8)), signature_of(before.enclosing(8))
     module = made()
     module.ARGUMENTS.run_dir, module.WIDTH = "elsewhere", 9
-    used = module.Build(8)
-    used.calls = 5
-    assert (signature_of(module.by_argument), signature_of(used), signature_of(module.enclosing(8))) == kept
+    module.Build.calls_of_all = 5
+    found = signature_of(module.by_argument), signature_of(module.Build(8)), signature_of(module.enclosing(8))
+    assert found == kept
+
+
+def test_objects_count_by_the_attributes_that_any_of_the_code_reads(made):
+    module = made()
+    of_values = {
+        "partial": lambda width: functools.partial(module.by_config, module.Config(width)),
+        "method": lambda width: module.Config(width).build,
+        "closure": lambda width: module.enclosing_config(module.Config(width)),
+    }
+    for name, make in of_values.items():
+        assert signature_of(make(8)) == signature_of(make(8)), name
+        assert signature_of(make(8)) != signature_of(make(9)), name
+    kept = signature_of(module.with_config), signature_of(module.by_global_config)
+    module.CONFIG.width = 9
+    assert not {signature_of(module.with_config), signature_of(module.by_global_config)} & {*kept}
 
 
 @pytest.mark.parametrize("name", ["by_argument", "cached"])

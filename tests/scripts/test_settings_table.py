@@ -8,9 +8,9 @@ import pytest
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial
 from tfaccel.errors import TfaccelError
+from tfaccel.files import write_json
 from tfaccel.scripts import settings_table
 from tfaccel.scripts.settings_table import chosen_recipes, print_settings, read_trials, row_of
-from tfaccel.training.run.files import write_json
 
 
 def test_examples():

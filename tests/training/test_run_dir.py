@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tfaccel.errors import RunDirError
-from tfaccel.training.run.files import finite, whole_file, write_json
+from tfaccel.files import finite, whole_file, write_json
 from tfaccel.training.run.run_dir import RunDir
 
 CONFIG = {"recipe": "small", "epochs": 3, "seed": 0}

@@ -15,7 +15,7 @@ from tfaccel.compressing.litert.archive import archive_of
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError
-from tfaccel.training.run.files import write_json
+from tfaccel.files import write_json
 
 REPORT = "report.json"
 PICTURE = "size_and_metric.png"

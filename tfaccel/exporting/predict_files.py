@@ -18,7 +18,7 @@ from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import IMAGE_SUFFIXES, Rows
 from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.predictor import Predictor
-from tfaccel.training.run.files import finite, whole_file
+from tfaccel.files import finite, whole_file
 
 SUFFIXES = (".csv", ".jsonl")
 ROWS_AT_ONCE = 64

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import ReportError
+from tfaccel.files import write_text
 from tfaccel.html_report.blocks import Block, Chart, Section
 from tfaccel.html_report.compress_section import compress_sections
 from tfaccel.html_report.figures import check_plotly
@@ -27,7 +28,6 @@ from tfaccel.html_report.summary_sections import (
     summary_section,
 )
 from tfaccel.measuring.report import Report
-from tfaccel.training.run.files import write_text
 
 logger = logging.getLogger("tfaccel")
 

@@ -51,6 +51,14 @@ class CandidateChild(TimedChild):
         self.candidate = replace(self.candidate, windows=(*self.candidate.windows, window))
         return window
 
+    @property
+    def share_of_waiting(self) -> float:
+        """The fraction of its time that it waited for its input; 1 on other devices than CPUs, or if unknown."""
+        window = self.last_window
+        if window is None or window.waited_seconds is None or not self.candidate.plan.devices[0].startswith("CPU"):
+            return 1.0
+        return window.waited_seconds / window.seconds
+
     def step_cost(self) -> StepCost:
         """What one of its training steps computes, counted from the graph in its process.
 
@@ -60,7 +68,7 @@ class CandidateChild(TimedChild):
         self._child.send("cost")
         answer = self._answer("count the operations of a step")
         if answer["uncounted"]:
-            raise CandidateFailed(answer["uncounted"])
+            raise CandidateFailed(answer["uncounted"], self)
         return StepCost.from_json(answer["cost"])
 
     def counted(self) -> Candidate:

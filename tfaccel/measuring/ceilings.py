@@ -98,10 +98,12 @@ def measure_ceilings(
     child.send(plan.to_json())
     deadline = time.monotonic() + limit_seconds
     try:
-        while (left := deadline - time.monotonic()) > 0:
-            sender, message = server.next_message(left)
-            if sender is not child:
-                continue
+        while True:
+            try:
+                message = server.message_of(child, deadline - time.monotonic())
+            except TimeoutError:
+                text = f"The machine's limits could not be measured within {limit_seconds:g} seconds."
+                raise PlanError(text) from None
             if message is None:
                 how = f"{child.how_it_ended()}. {server.end_of_log(child)}"
                 raise PlanError(f"The machine's limits could not be measured: the process {how}"[:500])
@@ -120,7 +122,6 @@ def measure_ceilings(
                 bytes_per_second=message["bytes_per_second"],
                 measured=today(),
             )
-        raise PlanError(f"The machine's limits could not be measured within {limit_seconds:g} seconds.")
     finally:
         if child.status is None:
             server.kill(child)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tfaccel.planning.workload import Workload
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"
-_LIMIT_SECONDS = 600.0
+LIMIT_SECONDS = 600.0
 
 
 def estimate_memory(
@@ -114,6 +113,7 @@ def estimated_memory(
     *,
     batch_sizes: Sequence[int] = (),
     head_room: float = 0.1,
+    limit_seconds: float = LIMIT_SECONDS,
 ) -> MemoryEstimate:
     """The estimate for a task of `task_of`, made by a process of these servers; see `estimate_of_plan`."""
     estimate = {
@@ -121,7 +121,7 @@ def estimated_memory(
         "device_bytes": device_bytes(plan, hardware),
         "head_room": head_room,
     }
-    return _answer(servers, plan, {**task, "plan": plan.to_json(), "estimate": estimate})
+    return _answer(servers, plan, {**task, "plan": plan.to_json(), "estimate": estimate}, limit_seconds)
 
 
 def _check(batch_sizes: Sequence[int], head_room: float) -> None:
@@ -140,20 +140,19 @@ def device_bytes(plan: Plan, hardware: Hardware) -> int | None:
     return min((size for size in sizes if size), default=None)
 
 
-def _answer(servers: CandidateServers, plan: Plan, task: dict[str, Any]) -> MemoryEstimate:
+def _answer(servers: CandidateServers, plan: Plan, task: dict[str, Any], limit_seconds: float) -> MemoryEstimate:
     server = servers.of(plan)
     child = server.start("estimate", _PROGRAM, [], {})
     child.send(task)
-    deadline = time.monotonic() + _LIMIT_SECONDS
-    while (left := deadline - time.monotonic()) > 0:
-        _, message = server.next_message(left)
-        if message is None and child.status is not None:
-            raise WorkloadError(
-                f"The process that traces the training step {child.how_it_ended()}. {server.end_of_log(child)}"[:500]
-            )
-        if message is not None and message["event"] == "failed":
-            errors: dict[str, type[TfaccelError]] = {"PlanError": PlanError}
-            raise errors.get(message["kind"], WorkloadError)(message["cause"])
-        if message is not None:
-            return MemoryEstimate.from_json(message["estimate"])
-    raise WorkloadError(f"Tracing the training step took longer than {_LIMIT_SECONDS:g} seconds.")
+    try:
+        message = server.message_of(child, limit_seconds)
+    except TimeoutError:
+        server.kill(child)
+        raise WorkloadError(f"Tracing the training step took longer than {limit_seconds:g} seconds.") from None
+    if message is None:
+        ended = f"{child.how_it_ended()}. {server.end_of_log(child)}"
+        raise WorkloadError(f"The process that traces the training step {ended}"[:500])
+    if message["event"] == "failed":
+        errors: dict[str, type[TfaccelError]] = {"PlanError": PlanError}
+        raise errors.get(message["kind"], WorkloadError)(message["cause"])
+    return MemoryEstimate.from_json(message["estimate"])

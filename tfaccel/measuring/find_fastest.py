@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
@@ -17,10 +18,12 @@ from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import task_of
+from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.planning.plan_cache import cached_plan, keep_plan
+from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
+from tfaccel.planning.train_command import train_command
 from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import unavailable_settings
 
@@ -59,7 +62,8 @@ def find_fastest(
             `workload`, `x` and `y`.
 
     Returns:
-        A `Report`; its `plan` can be passed to `tfaccel.train` and `tfaccel.fit`.
+        A `Report`; its `plan` can be passed to `tfaccel.train` and `tfaccel.fit`. A kept report is returned if it is of
+        a search with the same or wider limits; otherwise that search continues.
 
     Raises:
         PlanError: if a fixed field cannot run here, no plan could be measured (the message lists the causes), or the
@@ -75,19 +79,21 @@ def find_fastest(
         >>> report.plan.dtype_policy
         'float32'
     """
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = checked_fields({name: options.pop(name) for name in plan_field_names() if name in options})
     made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
     hardware = hardware or detect_hardware()
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
+    left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)
     known = cached_plan(hardware, made, key) if measure.use_cache else None
-    earlier = None if known is None else Report.from_json(known.report)
+    earlier = None if known is None else _report_of(known)
     elsewhere = known is not None and not measure.for_new_process and bool(unavailable_settings(known.plan))
     if elsewhere:
         logger.info("The kept plan needs a new process, so plans are measured again, without what only that can set.")
         earlier = None
-    if earlier is not None and earlier.complete:
-        return replace(earlier, from_cache=True)
+    rules = default_plan(hardware, made)
+    if earlier is not None and earlier.covers(measure, left_out):
+        return replace(earlier, from_cache=True, kept_in=str(known.file) if known else None)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     search = PlanSearch(
@@ -96,15 +102,17 @@ def find_fastest(
         fixed,
         measure,
         progress=progress or SearchProgress(),
-        left_out=() if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",),
+        left_out=left_out,
         earlier=earlier,
     )
 
     def kept() -> Report:
         report = search.report()
-        if not elsewhere:
-            keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
-        return report
+        report = replace(report, command=train_command(workload, options, report.plan, rules))
+        if elsewhere:
+            return report
+        file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
+        return replace(report, kept_in=None if file is None else str(file))
 
     try:
         given, made_with = (workload, options) if isinstance(workload, str) else (made, {})
@@ -117,3 +125,13 @@ def find_fastest(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _report_of(known: CachedPlan) -> Report | None:
+    """The report of a kept plan; None, and one line, if it is damaged."""
+    try:
+        report = Report.from_json(known.report)
+        return report if report.plan == known.plan else None
+    except (TfaccelError, ValueError, LookupError, TypeError, AttributeError) as error:
+        ignored(known.file, error)
+        return None

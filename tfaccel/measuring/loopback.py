@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import ClusterError, TfaccelError
+from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.planning.plan_cache import cache_dir
@@ -149,8 +148,6 @@ def _kept(file: Path, machine: Any) -> Interconnect | None:
 def _keep(file: Path, entry: dict[str, Any]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as part:
-            json.dump(entry, part, indent=2)
-        os.replace(part.name, file)
+        write_json(file, entry)
     except OSError as error:
         logger.warning(f"The measured network was not kept: {error}. Set TFACCEL_CACHE to a directory to write to.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Collection, Mapping
@@ -15,14 +14,16 @@ from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import duel, first_losses, steps_of_window, what_is_wrong
+from tfaccel.measuring.duel import duel, steps_of_window
 from tfaccel.measuring.estimate_memory import estimated_memory
+from tfaccel.measuring.gains import Gains
+from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
-from tfaccel.measuring.report import FIRST_PLAN, REFERENCE, Report
+from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import AXES, MEASURED, Move, moves
+from tfaccel.planning.moves import MEASURED, Move, moves
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
@@ -37,6 +38,8 @@ _FLOAT32_ALONE: Mapping[str, Any] = {
 _REFERENCE_REASON = f"{MEASURED}: float32 without XLA, with which all plans are compared."
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
+_WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
+_MOSTLY_WAITING = 0.3  # then they come first
 
 
 class PlanSearch:
@@ -66,8 +69,9 @@ class PlanSearch:
         self._progress, self._left_out, self._earlier = progress, left_out, earlier
         self._candidates: dict[Plan, Candidate] = {}
         self._chosen: Plan | None = None
-        self._gains: dict[str, float] = {} if earlier is None else dict(earlier.gains)
+        self._gains = Gains()
         self._stopped_because = _INTERRUPTED
+        self._reference: Plan | None = None
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
         self._memory: MemoryEstimate | None = None
@@ -86,6 +90,7 @@ class PlanSearch:
         reference = replace(first, **_FLOAT32_ALONE)
         if reference != first:
             reference = replace(reference, reasons=tuple(reasons.items()))
+        self._reference = reference
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
             self._step_operations = best.counted().step_operations
@@ -102,18 +107,22 @@ class PlanSearch:
         if best is None and self._can_recompute(first):
             best = self._better(None, self._started(replace(first, rematerialization=True), "rematerialization"))
         if best is None:
-            causes = "; ".join(f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values())
-            raise PlanError(f"No plan could be measured. {causes}")
+            causes = [f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values()]
+            raise PlanError(f"No plan could be measured. {'; '.join(causes)}")
         self._move_from(best)
 
     def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
-        """Takes over what an interrupted search has measured; returns the best plan, running."""
+        """Takes over what an earlier search has measured; returns the best plan, running."""
         known = {one.plan: one for one in earlier.candidates if one.speedup is not None or one.failure}
-        self._candidates = {**known, **self._candidates}
+        self._candidates = {**self._candidates, **known, **self._candidates}
+        chosen = earlier.candidates[earlier.chosen]
         runs_already = best is not None and best.candidate.plan == earlier.plan
-        if runs_already or self._candidates.get(earlier.plan, earlier.candidates[earlier.chosen]).failure:
+        if runs_already or chosen.failure:
             return best
-        return self._better(best, self._started(earlier.plan, earlier.candidates[earlier.chosen].axis))
+        found = self._better(best, self._started(earlier.plan, chosen.axis))
+        if found is not None and found.candidate.plan == earlier.plan:
+            self._gains.take_over(earlier.gains, earlier.plan)
+        return found
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
@@ -126,11 +135,15 @@ class PlanSearch:
             step_operations=self._step_operations,
         )
         waiting = [one for one in found if one.axis not in self._left_out]
+        if best.share_of_waiting > _MOSTLY_WAITING:
+            waiting.sort(key=lambda move: move.axis != "input")
         lost: list[Move] = []
         while waiting:
             move = waiting.pop(0)
             plan = move.applied_to(best.candidate.plan)
             if plan is None or plan in self._candidates:
+                continue
+            if move.axis == "input" and best.share_of_waiting < _WAITING_SHARE:
                 continue
             if self._is_over():
                 break
@@ -145,10 +158,13 @@ class PlanSearch:
             elif move.axis in _COUPLED:  # what lost before may win now
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
-            self._stopped_because = "No further move is left."
+            self._stopped_because = NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it
-            with contextlib.suppress(CandidateFailed):
+            try:
                 best.window(steps_of_window(best))
+            except CandidateFailed as error:
+                self._note(best.fail(str(error)))
+                raise PlanError(f"No plan could be measured. {best.candidate.axis}: {error}") from error
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
@@ -165,7 +181,8 @@ class PlanSearch:
             return False
         if self._memory is None:
             try:
-                self._memory = estimated_memory(self._servers, self._task, plan, self._hardware)
+                limit = self._options.limit_seconds
+                self._memory = estimated_memory(self._servers, self._task, plan, self._hardware, limit_seconds=limit)
             except TfaccelError:  # then it is measured
                 return False
         if self._memory.fits(size) is not False:
@@ -177,8 +194,10 @@ class PlanSearch:
     def _is_over(self) -> bool:
         """Whether a limit allows no further plan; notes which."""
         options = self._options
-        if len(self._candidates) >= options.max_candidates:
-            self._stopped_because = f"{options.max_candidates} plans were measured (max_candidates)."
+        measured = [one for one in self._candidates.values() if one.windows or one.failure or one.build_seconds]
+        if len(measured) >= options.max_candidates:
+            count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
+            self._stopped_because = f"{count} measured (max_candidates={options.max_candidates})."
             return True
         if time.monotonic() - self._began + self._longest_seconds > options.budget_seconds:
             if len(self._candidates) == 1:
@@ -206,7 +225,7 @@ class PlanSearch:
         self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
-        reference = next(iter(self._candidates))
+        reference = self._reference or plan
         wrong = what_is_wrong(child, losses, reference=reference, reference_losses=self._reference_losses)
         if wrong:
             child.end()
@@ -224,14 +243,17 @@ class PlanSearch:
         try:
             found = duel(best, challenger, deadline=self._began + self._options.budget_seconds)
         except CandidateFailed as error:
+            if error.child is best:
+                self._note(best.fail(str(error)))
+                return self._choose(challenger)
             self._note(challenger.fail(str(error)))
             return best
         challenger.candidate = replace(challenger.candidate, speedup=found.speedup)
         self._candidates[best.candidate.plan] = best.candidate
         if found.won:
             best.end()
-            axis = challenger.candidate.axis
-            self._gains[axis] = self._gains.get(axis, 1.0) * found.speedup
+            axis, plan = challenger.candidate.axis, challenger.candidate.plan
+            self._gains.won(axis, found.speedup, before=best.candidate.plan, after=plan)
             self._note(challenger.candidate)
             return self._choose(challenger)
         challenger.end()
@@ -246,6 +268,11 @@ class PlanSearch:
         self._candidates[candidate.plan] = candidate
         self._progress.measured(candidate)
 
+    def _what_is_unchecked(self) -> str:
+        if self._reference is None or not self._candidates[self._reference].failure:
+            return ""
+        return " Losses were compared with those of the rules' plan: float32 without XLA could not be measured."
+
     @property
     def has_result(self) -> bool:
         """Whether a plan has been chosen so far."""
@@ -255,21 +282,21 @@ class PlanSearch:
         """What was found so far."""
         if self._chosen is None:
             raise PlanError("No plan could be measured.")
-        reasons = dict(self._chosen.reasons)
-        for axis, gain in self._gains.items():
-            for name in AXES.get(axis, ()):
-                reasons[name] = f"{MEASURED}: {axis}, {gain:.2f} times the speed."
         chosen = self._candidates[self._chosen]
+        reasons = {**dict(self._chosen.reasons), **self._gains.reasons(self._chosen)}
         self._candidates[self._chosen] = replace(chosen, plan=replace(chosen.plan, reasons=tuple(reasons.items())))
         earlier = 0.0 if self._earlier is None else self._earlier.seconds
         return Report(
             workload=self._workload.name,
             candidates=tuple(self._candidates.values()),
             chosen=list(self._candidates).index(self._chosen),
-            gains=self._gains,
+            gains=self._gains.by_axis(self._chosen),
             seconds=earlier + time.monotonic() - self._began,
             hardware=self._hardware.to_json(),
             versions=installed_versions(),
-            stopped_because=self._stopped_because,
+            stopped_because=self._stopped_because + self._what_is_unchecked(),
             complete=self._stopped_because != _INTERRUPTED,
+            budget_seconds=self._options.budget_seconds,
+            max_candidates=self._options.max_candidates,
+            left_out=tuple(self._left_out),
         )

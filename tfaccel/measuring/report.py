@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.planning.plan import Plan
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
+NO_MOVE_LEFT = "No further move is left."
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
 
 
@@ -31,6 +33,10 @@ class Report:
         from_cache: whether the measurements are from an earlier call.
         stopped_because: why nothing more was measured.
         complete: whether the search ended by itself; False if it was interrupted and can be continued.
+        budget_seconds, max_candidates: the limits of the search.
+        left_out: axes that were not tried, since the process could not take their settings any more.
+        kept_in: the file that keeps it; None if it is not kept.
+        command: what trains with the chosen plan.
     """
 
     workload: str
@@ -43,6 +49,18 @@ class Report:
     from_cache: bool = False
     stopped_because: str = ""
     complete: bool = True
+    budget_seconds: float = 60.0
+    max_candidates: int = 12
+    left_out: tuple[str, ...] = ()
+    kept_in: str | None = None
+    command: str = ""
+
+    def covers(self, options: MeasureOptions, left_out: Collection[str]) -> bool:
+        """Whether a search with these options and without these axes would find nothing more."""
+        if not self.complete or {*self.left_out} - {*left_out}:
+            return False
+        within = options.budget_seconds <= self.budget_seconds and options.max_candidates <= self.max_candidates
+        return within or self.stopped_because == NO_MOVE_LEFT
 
     @property
     def plan(self) -> Plan:
@@ -92,12 +110,18 @@ class Report:
             "from_cache": self.from_cache,
             "stopped_because": self.stopped_because,
             "complete": self.complete,
+            "budget_seconds": self.budget_seconds,
+            "max_candidates": self.max_candidates,
+            "left_out": list(self.left_out),
+            "kept_in": self.kept_in,
+            "command": self.command,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The report from its `to_json` data."""
-        return cls(**{**data, "candidates": tuple(Candidate.from_json(one) for one in data["candidates"])})
+        candidates = tuple(Candidate.from_json(one) for one in data["candidates"])
+        return cls(**{**data, "candidates": candidates, "left_out": tuple(data.get("left_out", ()))})
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the report as a JSON file."""

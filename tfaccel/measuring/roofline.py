@@ -16,7 +16,8 @@ from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
-from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
+from tfaccel.measuring.duel import WINDOW_SECONDS
+from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of

@@ -57,10 +57,14 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
     try:
         child = server.start("step-facts", _PROGRAM, [], {})
         child.send({**task, "plan": plan.to_json()})
-        _, answer = server.next_message(limit_seconds)
+        try:
+            answer = server.message_of(child, limit_seconds)
+        except TimeoutError:
+            text = f"The model could not be built: the process took longer than {limit_seconds:g} seconds."
+            raise WorkloadError(text) from None
         if answer is None:
-            how = child.how_it_ended() if child.status is not None else f"took longer than {limit_seconds:g} seconds"
-            raise WorkloadError(f"The model could not be built: the process {how}. {server.end_of_log(child)}"[:500])
+            how = f"{child.how_it_ended()}. {server.end_of_log(child)}"
+            raise WorkloadError(f"The model could not be built: the process {how}"[:500])
         if "failed" in answer:
             raise WorkloadError(f"The model could not be built: {answer['failed']}")
         return StepFacts(**answer)

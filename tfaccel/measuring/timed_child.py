@@ -7,7 +7,7 @@ carries a cause, and is the last.
 
 from __future__ import annotations
 
-import time
+import math
 from typing import Any
 
 from tfaccel.measuring.candidate import CandidateWindow
@@ -17,7 +17,16 @@ _OUT_OF_TIME = "was ended: it took longer than {:g} seconds to {}"
 
 
 class CandidateFailed(Exception):
-    """A program could not be measured; `args[0]` says why."""
+    """A program could not be measured; its text says why.
+
+    Args:
+        cause: why.
+        child: its process.
+    """
+
+    def __init__(self, cause: str, child: TimedChild) -> None:
+        super().__init__(cause)
+        self.child = child
 
 
 class TimedChild:
@@ -68,9 +77,12 @@ class TimedChild:
         """Runs a window that counts.
 
         Raises:
-            CandidateFailed: as `build`.
+            CandidateFailed: as `build`; or if its loss is not finite, since then it computes something else, and stops.
         """
-        return self._window(num_steps, "run its steps")
+        window = self._window(num_steps, "run its steps")
+        if not math.isfinite(window.loss):
+            raise CandidateFailed("Its loss is not finite in later steps.", self)
+        return window
 
     def end(self) -> None:
         """Ends the process."""
@@ -87,17 +99,14 @@ class TimedChild:
         return self.last_window
 
     def _answer(self, doing: str) -> dict[str, Any]:
-        deadline = time.monotonic() + self._limit_seconds
-        while (left := deadline - time.monotonic()) > 0:
-            child, message = self._server.next_message(left)
-            if child is not self._child:
-                continue  # one that was ended before
-            if message is None:
-                raise CandidateFailed(
-                    f"The process {self._child.how_it_ended()}. {self._server.end_of_log(child)}"[:500]
-                )
-            if message["event"] == "failed":
-                raise CandidateFailed(message["cause"])
-            return dict(message)
-        self._server.kill(self._child)
-        raise CandidateFailed(f"The process {_OUT_OF_TIME.format(self._limit_seconds, doing)}.")
+        try:
+            message = self._server.message_of(self._child, self._limit_seconds)
+        except TimeoutError:
+            self._server.kill(self._child)
+            raise CandidateFailed(f"The process {_OUT_OF_TIME.format(self._limit_seconds, doing)}.", self) from None
+        if message is None:
+            log = self._server.end_of_log(self._child)
+            raise CandidateFailed(f"The process {self._child.how_it_ended()}. {log}"[:500], self)
+        if message["event"] == "failed":
+            raise CandidateFailed(message["cause"], self)
+        return dict(message)

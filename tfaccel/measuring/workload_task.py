@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def task_of(given: Any, options: Mapping[str, Any], *, seed: int = 0, folder: Pa
     else:
         reference = Reference.by_file(given, "workload", by_value=by_value, file=folder / "workload.pickle")
     return {
-        "origin": {"folder": origin.folder, "main_file": origin.main_file},
+        "origin": asdict(origin),
         "workload": {"kind": reference.kind, "text": reference.text, "name": reference.name},
         "options": dict(options),
         "seed": seed,

@@ -85,7 +85,7 @@ def candidate_plans(
             "Plans are made for a machine and a workload, in this order: default_plan(detect_hardware(), workload). "
             f"Received: {type(hardware).__name__} and {type(workload).__name__}."
         )
-    fixed = _checked(fixed)
+    fixed = checked_fields(fixed)
     given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
     drafts = [
         _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)
@@ -114,7 +114,16 @@ def default_plan(
     return candidate_plans(hardware, workload, step_operations=step_operations, **fixed)[0]
 
 
-def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:
+def checked_fields(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan fields with fixed values, as a plan holds them.
+
+    Raises:
+        PlanError: for an unknown field, or an invalid value.
+
+    Example:
+        >>> checked_fields({"devices": ["CPU:0"]})
+        {'devices': ('CPU:0',)}
+    """
     known = plan_field_names()
     values = dict(fixed)
     for name in values:

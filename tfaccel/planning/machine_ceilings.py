@@ -7,9 +7,7 @@ import hashlib
 import json
 import logging
 import math
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
+from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import CACHE_VARIABLE, cache_dir
@@ -141,9 +140,7 @@ def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> 
     entry = {"format": _FORMAT, "ceilings": ceilings.to_json()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as part:
-            json.dump(entry, part, indent=2)
-        os.replace(part.name, file)
+        write_json(file, entry)
     except OSError as error:
         logger.warning(f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,7 +98,7 @@ def moves(
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
         >>> [move.axis for move in moves(Hardware(num_usable_cores=2), digits, {})]
-        ['kernels', 'XLA', 'threads', 'threads', 'clustering', 'micro-batches', 'steps']
+        ['kernels', 'XLA', 'threads', 'threads', 'input', 'input', 'clustering', 'micro-batches', 'steps']
     """
     plans = candidate_plans(hardware, workload, **fixed)
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
@@ -106,6 +107,7 @@ def moves(
     further += [*_memory_moves(first, allocators), *_graph_moves(first, hardware)]
     further += batch_moves(first) if tune_batch else []
     order = list(AXES)
+    further += _input_moves(first, hardware, workload)
     found = [_alone(move) for move in [*found, *further]]
     found = [move for move in found if all(fixed.get(name, value) == value for name, value in move.changes)]
     on_cpu = first.devices[0].startswith("CPU")
@@ -164,6 +166,14 @@ def _graph_moves(first: Plan, hardware: Hardware) -> list[Move]:
     if first.devices[0].startswith("CPU") and {"AVX512_BF16", "AMX_BF16"} & {*hardware.cpu_features}:
         found.append(Move("Grappler", (("grappler_bfloat16", True),)))
     return found
+
+
+def _input_moves(first: Plan, hardware: Hardware, workload: Workload) -> list[Move]:
+    """Examples kept in memory, if the workload can; threads of the pipeline's own; more batches ahead."""
+    can_cache = "cache" in inspect.signature(workload.train_data).parameters
+    cache = [Move("input", (("cache_data", True),))] if can_cache else []
+    threads = Move("input", (("data_threads", max(2, hardware.num_usable_cores)),))
+    return [*cache, threads, Move("input", (("prefetch_batches", 4 * max(1, first.prefetch_batches)),))]
 
 
 def batch_moves(first: Plan) -> list[Move]:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
+from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import environment_of
 from tfaccel.planning.signature import signature_of
 from tfaccel.planning.workload import Workload
 
@@ -90,22 +91,23 @@ def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]
     """
     file = cache_dir() / f"{plan_key(hardware, workload, fixed)}.json"
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        return None
-    try:
-        entry = json.loads(text)
+        entry = json.loads(file.read_text(encoding="utf-8"))
         plan = Plan.from_json(entry["plan"])
+        environment_of(plan)  # an allocator may have been uninstalled
         fields = {name: value for name, value in fixed.items() if name != "tune_batch"}
         if entry["format"] != _FORMAT or any(getattr(plan, name) != value for name, value in fields.items()):
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
-    except (TfaccelError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    except FileNotFoundError:
         return None
+    except (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        ignored(file, error)
+        return None
+
+
+def ignored(file: Path, error: Exception) -> None:
+    """Says, once, that a damaged or stale file is ignored."""
+    _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def keep_plan(
@@ -129,9 +131,7 @@ def keep_plan(
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as part:
-            json.dump(entry, part, indent=2)
-        os.replace(part.name, file)
+        write_json(file, entry)
     except OSError as error:
         logger.warning(f"The measured plan was not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
         return None
@@ -150,6 +150,7 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     Raises:
         PlanError: if a fixed field cannot run here.
     """
+    fixed = checked_fields(fixed)
     found = cached_plan(hardware, workload, fixed)
     if found is not None:
         logger.info(f"Using the plan measured by `tfaccel autotune`: {found.file}")

@@ -24,6 +24,7 @@ from tfaccel.planning.workload import Workload
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
 _MAIN_IN_CHILD = "__mp_main__"
 _ALIGNMENT = 64  # of arrays in a file, as NumPy's and TensorFlow's
+_loading: list[str] = []  # the main file of the parent while this process runs it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +117,15 @@ class Reference:
         """
         if self.kind == "none":
             return None
-        if self.kind == "pickle":
-            return pickle.loads(base64.b64decode(self.text))
-        if self.kind == "file":
-            return _load_file(Path(self.text))
-        return import_named(self.import_path(), error_type=error_type)
+        if self.kind in ("recipe", "import"):
+            return import_named(self.import_path(), error_type=error_type)
+        try:
+            return _load_file(Path(self.text)) if self.kind == "file" else pickle.loads(base64.b64decode(self.text))
+        except (ImportError, AttributeError) as error:
+            raise error_type(
+                f"{self.name} cannot be loaded in another process: {error}. Define it at the top level of a module, in "
+                "the working directory or in an installed package."
+            ) from error
 
     def import_path(self) -> str:
         """Its import path, as package.module:name."""
@@ -134,28 +139,47 @@ class Origin:
     Args:
         folder: directory to import modules from, in addition to installed packages.
         main_file: the running script, if it defines something that is pickled; else None.
+        import_paths: further directories to import modules from.
     """
 
     folder: str
     main_file: str | None = None
+    import_paths: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, things: Iterable[Any]) -> tuple[Self, bool]:
         """The origin of objects in this process, and whether they must be pickled by value.
 
         The latter holds for what is defined in a notebook or at a prompt, which another process cannot run again.
+
+        Raises:
+            WorkloadError: if this process itself only loads what a script defines: each would start others.
         """
+        if _loading:
+            raise WorkloadError(
+                f"Each process that is started runs {_loading[-1]} again, and would start others. Put the call in it "
+                'under `if __name__ == "__main__":`.'
+            )
         in_main = any("__main__" in _modules(thing) for thing in things)
         main_file = getattr(sys.modules["__main__"], "__file__", None) if in_main else None
-        found = cls(folder=os.getcwd(), main_file=None if main_file is None else os.path.abspath(main_file))
+        found = cls(
+            folder=os.getcwd(),
+            main_file=None if main_file is None else os.path.abspath(main_file),
+            import_paths=tuple(os.path.abspath(path) for path in sys.path if os.path.isdir(path)),
+        )
         return found, in_main and main_file is None
 
     def prepare(self) -> None:
         """Prepares this process to load the references."""
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
+        sys.path += [path for path in self.import_paths if path not in sys.path]
         if self.main_file is not None:
-            content = runpy.run_path(self.main_file, run_name=_MAIN_IN_CHILD)
+            _loading.append(self.main_file)
+            try:
+                content = runpy.run_path(self.main_file, run_name=_MAIN_IN_CHILD)
+            finally:
+                _loading.pop()
             module = types.ModuleType(_MAIN_IN_CHILD)
             module.__dict__.update(content)
             sys.modules["__main__"] = sys.modules[_MAIN_IN_CHILD] = module

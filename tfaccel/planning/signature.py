@@ -13,7 +13,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,9 +30,9 @@ def signature_of(function: Any) -> str:
 
     It covers the function's code and the file that defines it; likewise the functions, classes and modules that it
     wraps, encloses or names, except for those of libraries; plain values (numbers, strings, and containers of them)
-    that it encloses, takes as defaults, or reads from global variables and from attributes of objects such as
-    `absl.flags.FLAGS`; dtype and shape of arrays; the config of Keras models, and the shapes of their weights. Other
-    objects count by their class only.
+    that it encloses, takes as defaults, reads from global variables, or from attributes of objects such as
+    `absl.flags.FLAGS`; dtype and shape of arrays; the config of Keras models, and the shapes of their weights. An
+    attribute counts if its name is somewhere in this code.
 
     Example:
         >>> def with_width(width):
@@ -42,93 +42,112 @@ def signature_of(function: Any) -> str:
         >>> signature_of(with_width(8)) == signature_of(with_width(9))
         False
     """
+    names: frozenset[str] = frozenset()
+    while True:  # until all code has been seen whose names may be those of attributes
+        walk = _Walk(names)
+        parts = list(walk.parts(function))
+        if walk.found == names:
+            break
+        names = frozenset(walk.found)
     digest = hashlib.sha256()
-    for part in _Walk().parts(function):
+    for part in parts:
         digest.update(part.encode("utf-8", "backslashreplace") + b"\0")
     return digest.hexdigest()
 
 
 class _Walk:
-    """Visits each object once."""
+    """Visits each object once.
 
-    def __init__(self) -> None:
+    Args:
+        names: attributes of these names count.
+
+    Attributes:
+        found: all names in the code that was visited.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.found = set(names)
+        self._names = names
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used twice
 
-    def parts(self, value: Any, names: Collection[str] = ()) -> Iterator[str]:
-        """What a value contributes.
-
-        Args:
-            value: any object.
-            names: names in the code that refers to it, which may be its attributes.
-        """
+    def parts(self, value: Any) -> Iterator[str]:
+        """What a value contributes."""
         if isinstance(value, _PLAIN):
             yield repr(value)
         elif id(value) not in self._seen:
             self._seen[id(value)] = value
-            yield from self._of_object(value, names)
+            yield from self._of_object(value)
 
-    def _of_object(self, value: Any, names: Collection[str]) -> Iterator[str]:
+    def _of_object(self, value: Any) -> Iterator[str]:
         if isinstance(value, Mapping | list | tuple | set | frozenset):
-            yield from self._of_container(value, names)
+            yield from self._of_container(value)
         elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                yield from self.parts(part)
+            yield from self._of_all((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
-            yield from self.parts(value.__func__)
-            code = getattr(value.__func__, "__code__", None)
-            yield from self.parts(value.__self__, [*_names(code)] if code else ())
+            yield from self._of_all((value.__func__, value.__self__))
         elif isinstance(value, types.FunctionType):
             yield from self._of_function(value)
         elif isinstance(value, types.ModuleType):
             yield _file_digest(value.__name__)
         elif inspect.isclass(value):
-            for one in value.__mro__:
-                yield f"{one.__qualname__} {_file_digest(one.__module__)}"
+            yield from self._of_class(value)
         elif isinstance(value, RebuiltModel):
             yield from self.parts(value.model)
         elif _is_flags(value):
-            yield from self._of_attributes(value.flag_values_dict(), names)
+            yield from self._of_attributes(value.flag_values_dict())
         elif is_model(value):
             yield from self.parts(type(value))
             yield from _of_model(value)
         elif hasattr(value, "dtype") and hasattr(value, "shape"):
             yield f"{value.dtype} {value.shape}"
         elif hasattr(value, "__wrapped__"):  # by functools.cache, say
-            yield from self.parts(value.__wrapped__, names)
+            yield from self.parts(value.__wrapped__)
         else:
             yield from self.parts(type(value))
             if type(value).__module__.partition(".")[0] not in _LIBRARIES:
-                own = inspect.getattr_static(type(value), "__call__", None)
-                names = {*names, *(_names(own.__code__) if isinstance(own, types.FunctionType) else ())}
-                yield from self._of_attributes(getattr(value, "__dict__", {}), names)
+                yield from self._of_attributes(getattr(value, "__dict__", {}))
 
-    def _of_attributes(self, attributes: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
-        for name in sorted({*names} & {*attributes}):
+    def _of_all(self, values: tuple[Any, ...]) -> Iterator[str]:
+        for value in values:
+            yield from self.parts(value)
+
+    def _of_attributes(self, attributes: Mapping[str, Any]) -> Iterator[str]:
+        for name in sorted(self._names & {*attributes}):
             yield name
             yield from self.parts(attributes[name])
 
-    def _of_container(self, value: Any, names: Collection[str]) -> Iterator[str]:
+    def _of_container(self, value: Any) -> Iterator[str]:
         yield f"{type(value).__qualname__} {len(value)}"
         if isinstance(value, set | frozenset):
             value = sorted(value, key=repr)
         for one in islice(value.items() if isinstance(value, Mapping) else value, _MAX_ELEMENTS):
-            yield from self.parts(one, names)
+            yield from self.parts(one)
+
+    def _of_class(self, kind: type) -> Iterator[str]:
+        for one in kind.__mro__:
+            yield f"{one.__qualname__} {_file_digest(one.__module__)}"
+            if not _is_library(one.__module__):
+                for member in vars(one).values():
+                    member = getattr(member, "__func__", getattr(member, "fget", member))
+                    if isinstance(member, types.FunctionType):
+                        yield from self.parts(member)
 
     def _of_function(self, function: types.FunctionType) -> Iterator[str]:
         code = function.__code__
-        names = [*_names(code)]
         yield f"{function.__qualname__} {_file_digest(function.__module__)}"
         yield from _of_code(code)
-        for part in (function.__defaults__, function.__kwdefaults__):
-            yield from self.parts(part)
+        yield from self._of_all((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
-                yield from self.parts(cell.cell_contents, names)
-        if not _is_library(function.__module__):
-            for name in names:
-                if name in function.__globals__:
-                    yield name
-                    yield from self.parts(function.__globals__[name], names)
+                yield from self.parts(cell.cell_contents)
+        if _is_library(function.__module__):
+            return
+        names = list(dict.fromkeys(_names(code)))
+        self.found.update(names)
+        for name in names:
+            if name in function.__globals__:
+                yield name
+                yield from self.parts(function.__globals__[name])
 
 
 def _of_model(model: Any) -> Iterator[str]:
@@ -167,7 +186,7 @@ def _is_library(module: str) -> bool:
     if top in _LIBRARIES:
         return not module.startswith("tfaccel.recipes")
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return (top in sys.stdlib_module_names and top != "__main__") or "site-packages" in Path(file).parts
+    return top in sys.stdlib_module_names or "site-packages" in Path(file).parts
 
 
 def _file_digest(module: str) -> str:

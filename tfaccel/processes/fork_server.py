@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -113,14 +114,37 @@ class ForkServer:
     def next_message(self, time_limit_seconds: float) -> tuple[ForkedChild | None, Any]:
         """The next message of any process, or None as its last when it has ended; (None, None) if none arrives."""
         if not self._unread:
-            connections = {child.connection: child for child in self._children.values() if child.connection}
-            sources: list[Any] = [*connections, *([self._socket] if self._children else [])]
-            for source in wait(sources, time_limit_seconds):
-                if source is self._socket:
-                    self._read_server()
-                else:
-                    self._read_child(connections[source])  # type: ignore[index]
+            self._read(time_limit_seconds)
         return self._unread.popleft() if self._unread else (None, None)
+
+    def message_of(self, child: ForkedChild, time_limit_seconds: float) -> Any:
+        """The next message of one process, or None when it has ended; those of others are kept for later.
+
+        Raises:
+            TimeoutError: if none arrives in time.
+        """
+        deadline = time.monotonic() + time_limit_seconds
+        while True:
+            for place, (sender, message) in enumerate(self._unread):
+                if sender is child:
+                    del self._unread[place]
+                    return message
+            if child.status is not None:
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._read(left)
+
+    def _read(self, time_limit_seconds: float) -> None:
+        """Reads what arrives next."""
+        connections = {child.connection: child for child in self._children.values() if child.connection}
+        sources: list[Any] = [*connections, *([self._socket] if self._children else [])]
+        for source in wait(sources, time_limit_seconds):
+            if source is self._socket:
+                self._read_server()
+            else:
+                self._read_child(connections[source])  # type: ignore[index]
 
     def end_of_log(self, child: ForkedChild) -> str:
         """The end of a process's log, or of the server's if that is empty."""

@@ -44,8 +44,8 @@ _PUBLIC_NAMES = {
     "text_class_scores": "tfaccel.reporting.text_baselines",
     "two_main_directions": "tfaccel.reporting.latent_map",
     "with_factors": "tfaccel.reporting.interval_calibration",
-    "write_json": "tfaccel.training.run.files",
-    "write_text": "tfaccel.training.run.files",
+    "write_json": "tfaccel.files",
+    "write_text": "tfaccel.files",
 }
 
 __all__ = sorted(_PUBLIC_NAMES)

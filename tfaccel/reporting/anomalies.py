@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.training.run.files import whole_file
+from tfaccel.files import whole_file
 
 
 def save_anomalies(

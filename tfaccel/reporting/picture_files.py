@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from tfaccel.training.run.files import whole_file
+from tfaccel.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tfaccel.files import whole_file
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.jax_runtime import JaxRuntime
-from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import PlanError
+from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.files import write_json
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.train import train
 from tfaccel.training.verdict.baseline_scores import BaselineScores

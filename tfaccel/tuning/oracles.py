@@ -17,7 +17,7 @@ import keras_tuner
 from keras_tuner import oracles
 from threadpoolctl import threadpool_limits
 
-from tfaccel.training.run.files import whole_file
+from tfaccel.files import whole_file
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.private_keras_tuner import OpenHyperband, OpenOracle, find_place

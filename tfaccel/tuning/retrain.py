@@ -9,7 +9,7 @@ from typing import Any
 import keras_tuner
 
 from tfaccel.errors import TfaccelError
-from tfaccel.training.run.files import finite, write_json
+from tfaccel.files import finite, write_json
 from tfaccel.training.train import train
 from tfaccel.tuning.trial_run import TrialRunner
 

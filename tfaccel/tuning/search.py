@@ -13,13 +13,13 @@ from typing import Any
 
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import SearchError
+from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
-from tfaccel.training.run.files import write_json
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.device_groups import device_groups
 from tfaccel.tuning.importance import importances

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import keras
 
-from tfaccel.training.run.files import write_json
+from tfaccel.files import write_json
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.pruning import prune_cause
 

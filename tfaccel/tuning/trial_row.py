@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.training.run.files import write_json, write_json_lines
+from tfaccel.files import write_json, write_json_lines
 from tfaccel.tuning.objective import Objective
 
 MODEL_FILE = "model.keras"

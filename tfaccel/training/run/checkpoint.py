@@ -22,8 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
+from tfaccel.files import finite
 from tfaccel.training.private.private_api import gradient_accumulators
-from tfaccel.training.run.files import finite
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
 from tfaccel.training.steps.replicas import Replicas

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError
-from tfaccel.training.run.files import write_json, write_json_lines
+from tfaccel.files import write_json, write_json_lines
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved

@@ -22,6 +22,7 @@ from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.windows import WindowLength
 
 _MANY_EPOCHS = 1000
 
@@ -71,6 +72,7 @@ class TimedSteps:
             model = compiled_model(workload, plan, num_steps=num_steps)
         build_for(model, self._source.batch_spec, workload)
         self._engine = engine_of(model, engine_options(plan))
+        self._length = WindowLength(self._engine, "train", [])
         self._batches_per_step = plan.accumulation_steps
         self._feed: Feed | None = None
         self._meter = GpuMeter(visible_gpu_ids(plan.devices))
@@ -97,7 +99,8 @@ class TimedSteps:
                 self._feed = self._source.feed()
                 before_epochs += time.perf_counter() - begun
             self._engine.model.reset_metrics()
-            result = self._engine.run("train", self._feed, left)
+            count = min(left, self._length.next(0, None)) if self._length.is_fixed else left
+            result = self._engine.run("train", self._feed, count, loop=self._length.loops)
             total += float(np.asarray(result.logs["loss"])) * result.num_steps  # waits for the device
             left -= result.num_steps
             loss = None if result.loss_is_finite else float("nan")
@@ -105,7 +108,7 @@ class TimedSteps:
         waited = self._engine.waited_seconds
         return TimedWindow(
             seconds=time.perf_counter() - started,
-            num_steps=num_steps,
+            num_steps=num_steps - left // self._batches_per_step,
             loss=total / (num_steps * self._batches_per_step) if loss is None else loss,
             waited_seconds=None if waited is None else waited - (waited_before or 0.0) + before_epochs,
             cpu_seconds=time.process_time() - cpu_started,

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling
 from tfaccel.planning.plan import Plan
@@ -20,7 +21,6 @@ from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
-from tfaccel.training.run.files import whole_file
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
 from tfaccel.training.run.performance import Performance
