@@ -126,7 +126,8 @@ def as_litert(model, graph, x, expected):
     run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)
     rows = [{one.name: array[row : row + 1] for one, array in zip(graph.inputs, x, strict=True)} for row in range(16)]
     outputs = np.concatenate([run(**row)["y"] for row in rows])
-    difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
+    # Single rows lie where int8 rounds up or down: there, the runtime's own kernels differ among themselves.
+    difference = float(np.linalg.norm(outputs - expected) / np.linalg.norm(expected))
     return {"difference": difference, "float": sorted(float_operations(content)), "spread": float(expected.std())}
 
 

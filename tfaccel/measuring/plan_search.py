@@ -88,8 +88,7 @@ class PlanSearch:
         first = default_plan(self._hardware, self._workload, **self._fixed)
         reasons = {**dict(first.reasons), **dict.fromkeys(_FLOAT32_ALONE, _REFERENCE_REASON)}
         reference = replace(first, **_FLOAT32_ALONE)
-        if reference != first:
-            reference = replace(reference, reasons=tuple(reasons.items()))
+        reference = first if reference == first else replace(reference, reasons=tuple(reasons.items()))
         self._reference = reference
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
@@ -149,8 +148,7 @@ class PlanSearch:
                 break
             if self._exceeds_memory(plan, move.axis):
                 continue
-            before = best
-            best = self._better(best, self._started(plan, move.axis)) or best
+            before, best = best, self._better(best, self._started(plan, move.axis)) or best
             if best is before:
                 lost.append(move)
                 if self._can_recompute(plan):
