@@ -7,7 +7,7 @@ CHECKS = """
 import dataclasses
 import numpy as np
 import keras
-from tfaccel.parity import checks, datasets
+from tfaccel.parity import checks, datasets, references
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, Placement
 from tfaccel.parity.child import make_strategy, split_cpu
@@ -120,6 +120,20 @@ def tolerances_are_constants_in_float32_and_measured_below():
     assert 1e-4 < 2 * distance < 2e-2
 
 
+def rounding_is_measured_over_orders_of_rows():
+    case = ParityCase(TWO, dtype_policy="mixed_bfloat16", last_batch="short", weighting="sample_weights")
+    data = datasets.arrays(case)
+    other = data.in_other_order(datasets.global_batch_size(2), seed=0)
+    assert not np.array_equal(data.x, other.x)
+    size = datasets.global_batch_size(2)
+    for start in range(0, len(data.x), size):
+        rows = slice(start, start + size)
+        assert sorted(zip(data.x[rows, 0], data.y[rows])) == sorted(zip(other.x[rows, 0], other.y[rows]))
+    assert 1e-4 < references.tolerance_over_row_orders(case) < 2e-2
+    exact = ParityCase(TWO, last_batch="short", weighting="sample_weights")
+    assert references.tolerance_over_row_orders(exact) < 1e-5
+
+
 def faults_of_plain_keras_are_found():
     strategy = make_strategy(TWO)
     wrong = {
@@ -167,4 +181,4 @@ NAMES = [
 @pytest.mark.slow
 def test_parts_hold(run_python):
     assert run_python(CHECKS).stdout.split() == NAMES
-    assert len(NAMES) == 10
+    assert len(NAMES) == 11

@@ -40,6 +40,15 @@ class Arrays:
         parts = [self.x, self.y, self.sample_weight]
         return Arrays(*keras.tree.map_structure(lambda a: None if a is None else a[start:stop], parts))
 
+    def in_other_order(self, batch_size: int, seed: int) -> Arrays:
+        """The same batches, with the rows of each in a random order."""
+        parts = [self.x, self.y, self.sample_weight]
+        num_rows = len(keras.tree.flatten(self.x)[0])
+        rng = np.random.default_rng(seed)
+        batches = np.split(np.arange(num_rows), range(batch_size, num_rows, batch_size))
+        order = np.concatenate([rng.permutation(rows) for rows in batches])
+        return Arrays(*keras.tree.map_structure(lambda a: None if a is None else a[order], parts))
+
 
 def global_batch_size(num_replicas: int) -> int:
     """The smallest multiple of `num_replicas` that is at least 12."""

@@ -35,6 +35,7 @@ class ParityModel:
         fault: why plain Keras cannot be the reference; the reference is then a different, correct model.
         plan_fields: fields of the plan passed to `tfaccel.fit`; empty for no plan.
         optimizers: attributes of the model that hold its optimizers.
+        any_row_order: whether its weights depend on the order of the rows in a batch by rounding only.
     """
 
     build: Callable[[ParityCase, bool], keras.Model]
@@ -42,6 +43,7 @@ class ParityModel:
     fault: str = ""
     plan_fields: tuple[tuple[str, Any], ...] = ()
     optimizers: tuple[str, ...] = ("optimizer",)
+    any_row_order: bool = True
 
 
 # --- Parts --------------------------------------------------------------------------------------------------------
@@ -229,10 +231,12 @@ MODELS: dict[str, ParityModel] = {
     "dense": ParityModel(_dense, _label_loss),
     "penalties": ParityModel(_penalties, _label_loss),
     "batch_norm": ParityModel(_batch_norm_synchronized, _label_loss),
-    "batch_norm_by_replica": ParityModel(_batch_norm_by_replica, _label_loss, _NORMALIZATION_FAULT),
-    "dropout": ParityModel(_dropout, _label_loss, _DROPOUT_FAULT),
+    "batch_norm_by_replica": ParityModel(
+        _batch_norm_by_replica, _label_loss, _NORMALIZATION_FAULT, any_row_order=False
+    ),
+    "dropout": ParityModel(_dropout, _label_loss, _DROPOUT_FAULT, any_row_order=False),
     "lstm": ParityModel(_lstm, _label_loss),
-    "stateful_lstm": ParityModel(_stateful_lstm, _label_loss),
+    "stateful_lstm": ParityModel(_stateful_lstm, _label_loss, any_row_order=False),
     "attention": ParityModel(_attention, _label_loss),
     "embedding": ParityModel(lambda case, reference: _embedding(case, False), _label_loss),
     "embedding_summed": ParityModel(

@@ -14,6 +14,7 @@ from tfaccel.parity.case import ParityCase
 from tfaccel.parity.datasets import (
     CLASS_WEIGHTS,
     NUM_EPOCHS,
+    Arrays,
     arrays,
     data_arguments,
     input_arguments,
@@ -64,9 +65,11 @@ def set_initial_weights(model: keras.Model) -> None:
         variable.assign(start + rng.normal(size=variable.shape) / np.sqrt(fan_in))
 
 
-def training_run(case: ParityCase, trainer: Trainer, model: keras.Model, **fit_arguments: Any) -> Values:
-    """Trains for `NUM_STEPS` steps; returns every value that must match, by name."""
-    data = arrays(case)
+def training_run(
+    case: ParityCase, trainer: Trainer, model: keras.Model, *, data: Arrays | None = None, **fit_arguments: Any
+) -> Values:
+    """Trains for `NUM_STEPS` steps, on the case's data if no other is given; returns every value that must match."""
+    data = data or arrays(case)
     evaluates = case.model != "gan"
     if evaluates:
         fit_arguments["validation_data"] = validation_argument(case, data)
