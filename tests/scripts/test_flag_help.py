@@ -32,7 +32,7 @@ def test_flags_stand_in_groups(train_help):
     training = group(text, "Training (auto: the recipe's choice)")
     assert training["epochs"].endswith("(default: 60)")
     assert training["remat"].endswith("(default: false)")
-    plan = group(text, "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)")
+    plan = group(text, "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)")
     assert plan["global_batch_size"].endswith("(default: 32)")
     assert "default" not in plan["strategy"]
     assert "default: 'auto'" not in text
