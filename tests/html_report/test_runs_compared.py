@@ -116,9 +116,7 @@ def test_scaled_learning_rate_is_shown(tmp_path):
         "rule": "square_root", "recommended_batch_size": 8, "global_batch_size": 32, "warm_up": 0.05, "factor": 2.0,
     }  # fmt: skip
     rates = {"warm_up_steps": 4, "learning_rate": 0.1, "scaled_learning_rate": 0.2}
-    said = (
-        "Peak learning rate: 0.1, scaled to 0.2 for the batch size 32 instead of the recommended 8 (square root rule"
-    )
+    said = "Peak learning rate: 0.1, scaled to 0.2 for the batch size 32 instead of the recommended 8 (square root rule"
     for found, is_said in (
         ({**scaled, **rates}, True),
         (scaled, False),
