@@ -376,7 +376,9 @@ def test_colors_can_be_seen_on_both_backgrounds():
 def test_texts_beside_the_pointer_can_be_read():
     figure = figures.line_figure([figures.Series(name="a", x=[1], y=[1.0], color=figures.COLORS[0])], x_title="x")
     bars = figures.bar_figure([figures.Bar(label="a", value=1.0, color=figures.COLORS[1])], x_title="x")
-    assert ".hovertext text { fill: #ffffff !important; }" in _own_file("page.css")
+    style = _own_file("page.css")
+    assert ".hovertext text { fill: #ffffff !important; }" in style
+    assert f".hovertext rect {{ fill: {figures._HOVER} !important; fill-opacity: 1 !important; }}" in style
     for one, color in ((figure, figures.COLORS[0]), (bars, [figures.COLORS[1]])):
         background = one["layout"]["hoverlabel"]["bgcolor"]
         assert contrast("#ffffff", background) >= 4.5

@@ -144,7 +144,7 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
     for heading, unit, of in (
         ("examples/s", "examples_per_second", lambda result: result.examples_per_second or None),
         ("step", "step_seconds", lambda result: number_of(result.step_seconds.get("median"))),
-        ("95 % of steps", "step_seconds", lambda result: number_of(result.step_seconds.get("p95"))),
+        ("step p95", "step_seconds", lambda result: number_of(result.step_seconds.get("p95"))),
         ("first call", "first_step_seconds", lambda result: result.first_step_seconds),
         ("time", "wall_seconds", lambda result: result.wall_seconds),
     ):
@@ -189,7 +189,7 @@ def _best_of(name: str, values: list[float | None]) -> list[int]:
     if len(set(known)) < 2 or name in ("first call", "time"):
         return []
     try:
-        direction = {"examples/s": "max", "step": "min", "95 % of steps": "min"}.get(name)
+        direction = {"examples/s": "max", "step": "min", "step p95": "min"}.get(name)
         direction = direction or direction_of(name.removesuffix(_ON_TRAINING))
     except SearchError:
         return []
