@@ -166,8 +166,9 @@ def own_flags_help(values: flags.FlagValues) -> str:
     """The help of a command's flags, without absl's own."""
     lines = []
     for flag in sorted(own_flags(values), key=lambda f: f.name):
-        default = "" if flag.default is None else f" (default: {flag.default_as_str})"
-        lines.append(f"  --{flag.name}\n      {' '.join((flag.help or '').split())}{default}")
+        default = "" if flag.default in (None, "", []) else flag.default_as_str.strip("'")
+        said = f" (default: {default})" if default else ""
+        lines.append(f"  --{flag.name}\n      {' '.join((flag.help or '').split())}{said}")
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_w
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
-    "batch_sizes": ([], "replica batch sizes to estimate (default: the plan's, half and twice of it)"),
+    "batch_sizes": ([], "replica batch sizes to estimate (default: half the plan's, the plan's, and twice the plan's)"),
     "hardware": (str, "JSON file describing the machine to estimate for (default: this machine)"),
     "head_room": (0.1, "the fraction of the device's memory that is to stay free"),
     "out": (str, "also write the estimate to this JSON file"),

@@ -19,7 +19,7 @@ _GROUPS = {
     "What to train": "recipe workload data_dir",
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
-    "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)": _PLAN,
+    "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
     "The run": "run_dir resume checkpoint_interval profile",
     "Output": "picture json quiet",

@@ -30,12 +30,15 @@ PLAN = Plan(
 )
 
 
-def write_run(path, *, epochs=5, finished=True, extra=None, recipe="digits", metric="accuracy", seed=0):
+def write_run(
+    path, *, epochs=5, finished=True, extra=None, recipe="digits", metric="accuracy", seed=0, validation=True
+):
     """A training run; `extra` holds further fields of each row."""
     path.mkdir(parents=True)
     losses = [1.5 / (epoch + 1) + 0.1 for epoch in range(epochs)]
     columns = {metric: [1 - loss / 4 for loss in losses], "loss": losses}
-    columns |= {f"val_{name}": [value * 1.05 for value in values] for name, values in list(columns.items())}
+    if validation:
+        columns |= {f"val_{name}": [value * 1.05 for value in values] for name, values in list(columns.items())}
     rows = [
         {"epoch": epoch, "step": 20 * (epoch + 1), "seconds": 2.0 + epoch}
         | {name: values[epoch] for name, values in columns.items()}
@@ -59,7 +62,7 @@ def result(path, recipe, columns):
         recipe=recipe,
         plan=PLAN,
         history=columns,
-        final={name.removeprefix("val_"): values[-1] for name, values in columns.items() if name.startswith("val_")},
+        final={name.removeprefix("val_"): values[-1] for name, values in columns.items()},  # validation data come last
         examples_per_second=1234.5,
         step_seconds={"median": 0.026, "p95": 0.04},
         first_step_seconds=1.5,
@@ -123,7 +126,7 @@ def roofline_data():
 
 def keep(report, cache):
     """Keeps a report as `find_fastest` does."""
-    (cache / "plans").mkdir(parents=True)
+    (cache / "plans").mkdir(parents=True, exist_ok=True)
     (cache / "plans" / "0.json").write_text(json.dumps({"plan": report.plan.to_json(), "report": report.to_json()}))
 
 

@@ -1,11 +1,13 @@
 """The report in a browser: charts are drawn, nothing is requested or complained of, at both widths, in both themes."""
 
 import io
+import json
+from dataclasses import replace
 
 import pytest
 from chromium import Browser, executable
 from PIL import Image
-from report_cases import ATTACK, autotune_report, write_comparison, write_run, write_search
+from report_cases import ATTACK, PLAN, autotune_report, roofline_data, write_comparison, write_run, write_search
 
 from tfaccel import write_report
 
@@ -16,6 +18,9 @@ DRAWN = """[...document.querySelectorAll(".chart")].map(chart => {
   const marks = chart.querySelectorAll(".scatterlayer path, .barlayer path");
   return [area?.width ?? 0, chart.getBoundingClientRect().width, marks.length];
 })"""
+CLIPPED = """[...document.querySelectorAll(".chart .annotation text")]
+  .filter(one => one.getBoundingClientRect().right > one.closest(".chart").getBoundingClientRect().right + 1)
+  .map(one => one.textContent)"""
 PAGE_WIDTH = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
 SETTLED = "new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 300))"
 TEXT_COLORS = """[...document.querySelectorAll(".xtick text, .xtitle, .annotation text, .message p, td, h2")]
@@ -25,18 +30,25 @@ TEXT_COLORS = """[...document.querySelectorAll(".xtick text, .xtitle, .annotatio
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    performance = {"examples_per_second": 800.0, "performance": {"mfu": 0.2, "cpu_utilization": 0.9}}
+    performance = {"performance": {"examples_per_second": 800.0, "mfu": 0.2, "cpu_utilization": 0.9}}
     runs = [
         write_run(folder / "one", extra=performance),
         write_run(folder / f"other{ATTACK.replace('/', '')}", seed=1, metric=ATTACK),
     ]
     write_comparison(runs[0] / "compressed")
-    autotune_report().save(folder / "autotune.json")
+    with_long_label().save(folder / "autotune.json")
+    (folder / "roofline.json").write_text(json.dumps(roofline_data()))
     search = write_search(folder / "search", objective=(("val_accuracy", "max"), ("model_bytes", "min")))
-    written = write_report(
-        *runs, search, output=folder / "report.html", autotune_report=folder / "autotune.json"
-    )  # fmt: skip
-    return written
+    files = {"autotune_report": folder / "autotune.json", "roofline": folder / "roofline.json"}
+    return write_report(*runs, search, output=folder / "report.html", **files)
+
+
+def with_long_label():
+    """A report with a candidate that differs from the first one in many fields."""
+    report = autotune_report()
+    first, second, third = report.candidates
+    plan = replace(PLAN, intra_op_threads=16, inter_op_threads=16, memory_allocator="glibc_huge_pages", data_threads=4)
+    return replace(report, candidates=(first, replace(second, plan=plan), third))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +74,7 @@ def test_page_is_drawn_at_any_width_in_both_themes(report, shown_as, tmp_path):
             for drawn, room, num_marks in charts:
                 assert 200 < drawn <= room + 1 <= width
                 assert num_marks > 0
+            assert browser.value(CLIPPED) == []
             image = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
             background, *_ = sorted(image.getcolors(2**24), reverse=True)
             assert image.width == width

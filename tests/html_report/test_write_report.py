@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from report_cases import (
@@ -21,11 +22,18 @@ from tfaccel import write_report
 from tfaccel.errors import ReportError, RunDirError
 from tfaccel.html_report import figures, texts
 from tfaccel.html_report.page import _own_file
+from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 PERFORMANCE = {
-    "examples_per_second": 900.0,
-    "step_seconds": 0.03,
-    "performance": {"mfu": 0.31, "input_wait_share": 0.1, "cpu_utilization": 0.9, "peak_memory_bytes": 3 * 2**29},
+    "learning_rate": 0.1,
+    "performance": {
+        "examples_per_second": 900.0,
+        "step_seconds": 0.03,
+        "mfu": 0.31,
+        "input_wait_share": 0.1,
+        "cpu_utilization": 0.9,
+        "peak_memory_bytes": 3 * 2**29,
+    },
 }
 
 
@@ -47,7 +55,7 @@ def test_one_run_has_all_its_sections(tmp_path, cache):
     report, page = written(tmp_path, run)
     assert report.sections == {
         "Summary": 0,
-        "Learning curves": 2,
+        "Learning curves": 3,
         "Compressed variants": 2,
         "Pictures": 0,
         "Speed and utilization": 4,
@@ -81,7 +89,10 @@ def test_page_is_whole_accessible_and_self_contained(tmp_path):
     charts = [one for one in page.all("div") if "data-chart" in one]
     assert len(charts) == len(page.figures) > 3
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in charts)
-    assert all(one["alt"] and one["src"].startswith("data:image/png;base64,") for one in page.all("img"))
+    assert re.search(r"<th[^>]*></th>", page.html) is None
+    assert [one["alt"] for one in page.all("img")] == ["shown, drawn by the recipe in run run"]
+    assert str(tmp_path) not in page.html
+    assert all(one["src"].startswith("data:image/png;base64,") for one in page.all("img"))
     assert page.all("html")[0]["lang"] == "en"
     loaded = [one[name] for _, one in page.elements for name in ("src", "href") if name in one]
     assert [url for url in loaded if not url.startswith(("#", "data:"))] == []
@@ -182,7 +193,9 @@ def test_search(tmp_path):
 def test_search_that_has_not_ended_and_several_objectives(tmp_path):
     report, page = written(tmp_path, write_search(tmp_path / "open", finished=False))
     assert report.sections["Search"] == 3
-    assert "6 trials by tpe. The search has not ended. Best: trial 00, val_accuracy 0.9." in page.text
+    assert (
+        "6 trials by tpe, 1 failed, 1 pruned. The search has not ended. Best: trial 00, val_accuracy 0.9." in page.text
+    )
     parts = (("val_accuracy", "max"), ("model_bytes", "min"))
     report, page = written(tmp_path, write_search(tmp_path / "pareto", objective=parts))
     front = next(one for one in page.figures if one["data"][0]["name"] == "Pareto front")
@@ -199,7 +212,7 @@ def test_damaged_trial_is_left_out(change, tmp_path):
     (search / "trials.jsonl").write_text("\n".join(map(json.dumps, lines)))
     report, page = written(tmp_path, search)
     assert report.problems == ("search: trials.jsonl: a line that is not a trial is left out",)
-    assert "5 trials by tpe." in page.text
+    assert "5 trials by tpe, 1 failed, 1 pruned." in page.text
 
 
 def test_compressed_variants_alone(tmp_path):
@@ -215,14 +228,22 @@ def test_compressed_variants_alone(tmp_path):
 def test_candidates_of_a_file_and_none(tmp_path):
     run = write_run(tmp_path / "run")
     _, page = written(tmp_path, run)
-    assert "No measured candidates are kept for digits: the rules chose. `tfaccel autotune` measures." in page.text
+    chose = "The measurements that chose the plan are not kept here: give them by --autotune_report=FILE."
+    assert chose in page.text
     autotune_report("other").save(tmp_path / "autotune.json")
     report, page = written(tmp_path, run, autotune_report=tmp_path / "autotune.json")
     assert report.sections["Measured candidates"] == 1
     assert "3 plans for other were measured" in page.text
-    (tmp_path / "autotune.json").write_text("{}")
-    with pytest.raises(ReportError, match="is not a report of `tfaccel autotune --report=FILE`: KeyError"):
-        write_report(run, autotune_report=tmp_path / "autotune.json")
+    data = autotune_report().to_json()
+    for damage, error in (
+        ({}, "KeyError"),
+        ({**data, "chosen": 7}, "ValueError candidate 7 of 3 was chosen"),
+        ({**data, "chosen": -1}, "ValueError candidate -1 of 3 was chosen"),
+        ({**data, "candidates": []}, "ValueError candidate 1 of 0 was chosen"),
+    ):
+        (tmp_path / "autotune.json").write_text(json.dumps(damage))
+        with pytest.raises(ReportError, match=f"is not a report of `tfaccel autotune --report=FILE`: {error}"):
+            write_report(run, autotune_report=tmp_path / "autotune.json")
     with pytest.raises(ReportError, match=r"Cannot read the autotune report 'nowhere.json': No such file"):
         write_report(run, autotune_report="nowhere.json")
 
@@ -240,10 +261,52 @@ def test_kept_candidates_of_another_machine_or_plan_are_not_shown(tmp_path, cach
         assert report.sections["Measured candidates"] == 0
 
 
+def test_kept_candidates_are_known_by_the_reasons_of_the_plan(tmp_path, cache):
+    run = write_run(tmp_path / "run")
+    data = json.loads((run / "result.json").read_text())
+    first, second, third = autotune_report().candidates
+
+    def shown(kept_reasons, run_reasons, **change):
+        keep(
+            replace(autotune_report(), candidates=(first, replace(second, plan=with_reasons(kept_reasons)), third)),
+            cache,
+        )
+        plan = replace(with_reasons(run_reasons), **change)
+        (run / "result.json").write_text(json.dumps({**data, "plan": plan.to_json()}))
+        report, page = written(tmp_path, run)
+        return report.sections["Measured candidates"], page.text
+
+    gains = {"jit_compile": "Measured on this machine: XLA, 1.20 times the speed."}
+    others = {"jit_compile": "Measured on this machine: XLA, 1.30 times the speed."}
+    assert shown(gains, gains)[0] == 1
+    number, text = shown(gains, others)
+    assert (number, "The measurements that chose the plan are not kept here" in text) == (0, True)
+    number, text = shown(gains, {"jit_compile": "The model is small."})
+    assert number == 0
+    assert "No measured candidates are kept for digits. `tfaccel autotune` measures." in text
+    decided = {**gains, "augment_on": "Measured here: a step takes 1 ms on the device and 2 ms on the host."}
+    assert shown({**gains, "augment_on": AUGMENT_ON_UNMEASURED}, decided, augment_on="device")[0] == 1
+    assert shown({**gains, "augment_on": "You set it."}, decided, augment_on="device")[0] == 0
+
+
+def with_reasons(reasons):
+    return replace(PLAN, reasons=tuple(reasons.items()))
+
+
+@pytest.mark.parametrize("damage", [{"chosen": 7}, {"candidates": []}])
+def test_damaged_kept_candidates_are_ignored(damage, tmp_path, cache):
+    keep(autotune_report(), cache)
+    file = next((cache / "plans").iterdir())
+    entry = json.loads(file.read_text())
+    file.write_text(json.dumps({**entry, "report": {**entry["report"], **damage}}))
+    report, _ = written(tmp_path, write_run(tmp_path / "run"))
+    assert report.sections["Measured candidates"] == 0
+
+
 def test_roofline(tmp_path):
     run = write_run(tmp_path / "run")
     _, page = written(tmp_path, run)
-    assert "Not measured. `tfaccel roofline --report=FILE` measures it; --roofline=FILE shows it here." in page.text
+    assert "`tfaccel roofline --report=FILE` measures one and writes it to a file, which is not kept" in page.text
     file = tmp_path / "roofline.json"
     file.write_text(json.dumps(roofline_data()))
     report, page = written(tmp_path, run, roofline=file)
@@ -254,6 +317,11 @@ def test_roofline(tmp_path):
     assert step["y"] == [40.0]
     assert page.figures[-1]["layout"]["xaxis"]["type"] == page.figures[-1]["layout"]["yaxis"]["type"] == "log"
     assert page.texts.count("bias") == 1
+    table = page.texts.index("Limits of the machine, and the step as measured")
+    assert page.texts[table + 3 :][:8] == [
+        *("float32 matrix products", "100 GFLOP/s", "bfloat16 matrix products", "200 GFLOP/s"),
+        *("memory", "20 GB/s", "the step", "40 GFLOP/s"),
+    ]
     for damage in ({"layers": [{}]}, {"step_seconds": 0}, {"mfu": None}, {"plan": {"devices": []}}, {"ceilings": 1}):
         file.write_text(json.dumps({**roofline_data(), **damage}))
         with pytest.raises(ReportError, match=r"is not a report of `tfaccel roofline --report=FILE`: \w+Error"):
@@ -303,6 +371,19 @@ def test_colors_can_be_seen_on_both_backgrounds():
             assert [color for color in figures.COLORS if contrast(color, background) < 3] == []
             inks = ("ink", "soft", "link", "good", "warning")
             assert [name for name in inks if contrast(theme[name], background) < 4.5] == []
+
+
+def test_texts_beside_the_pointer_can_be_read():
+    figure = figures.line_figure([figures.Series(name="a", x=[1], y=[1.0], color=figures.COLORS[0])], x_title="x")
+    bars = figures.bar_figure([figures.Bar(label="a", value=1.0, color=figures.COLORS[1])], x_title="x")
+    style = _own_file("page.css")
+    assert ".hovertext text { fill: #ffffff !important; }" in style
+    assert f".hovertext rect {{ fill: {figures._HOVER} !important; fill-opacity: 1 !important; }}" in style
+    for one, color in ((figure, figures.COLORS[0]), (bars, [figures.COLORS[1]])):
+        background = one["layout"]["hoverlabel"]["bgcolor"]
+        assert contrast("#ffffff", background) >= 4.5
+        assert one["data"][0]["hoverlabel"]["bordercolor"] == color
+    assert [color for color in figures.COLORS if contrast(color, background) < 3] == []
 
 
 def contrast(one, other):

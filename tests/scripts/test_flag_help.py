@@ -8,6 +8,7 @@ from absl import flags
 
 from tfaccel.errors import TfaccelError
 from tfaccel.scripts import train_flags
+from tfaccel.scripts.command import own_flags_help
 from tfaccel.scripts.workload_flags import define_workload_flags
 
 
@@ -32,7 +33,7 @@ def test_flags_stand_in_groups(train_help):
     training = group(text, "Training (auto: the recipe's choice)")
     assert training["epochs"].endswith("(default: 60)")
     assert training["remat"].endswith("(default: false)")
-    plan = group(text, "Devices and speed (auto: what `tfaccel plan` proposes for this machine, with its reason)")
+    plan = group(text, "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)")
     assert plan["global_batch_size"].endswith("(default: 32)")
     assert "default" not in plan["strategy"]
     assert "default: 'auto'" not in text
@@ -58,6 +59,25 @@ def test_help_does_not_call_the_user_s_function(tmp_path, monkeypatch, capsys):
     assert train.run(["tfaccel train", "--workload=slow_workload:build", "--help"]) == 0
     assert "--width" in capsys.readouterr().out
     assert not (tmp_path / "called").exists()
+
+
+def test_defaults_are_written_as_on_the_command_line(capsys):
+    from tfaccel.scripts import report
+
+    assert report.run(["tfaccel report", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "print nothing but errors (default: false)\n" in text
+    assert "(default: report.html)\n" in text
+    assert "(default: '" not in text
+
+
+def test_values_that_are_not_set_have_no_default():
+    values = flags.FlagValues()
+    flags.DEFINE_list("sizes", [], "sizes (default: all)", flag_values=values)
+    flags.DEFINE_string("name", "", "the name", flag_values=values)
+    flags.DEFINE_integer("count", 0, "the number", flag_values=values)
+    lines = [line for line in own_flags_help(values).splitlines() if line.startswith("      ")]
+    assert lines == ["      the number (default: 0)", "      the name", "      sizes (default: all)"]
 
 
 @pytest.fixture

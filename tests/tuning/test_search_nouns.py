@@ -119,9 +119,14 @@ def test_what_is_bettered_where_nothing_is_said(names, expected):
 
 def test_directions():
     rising = ["val_sparse_categorical_accuracy", "top_k_accuracy", "auc", "val_f1_score", "r2_score", "mean_io_u_iou"]
+    rising += ["true_positives", "val_true_negatives", "true_negatives_1"]
     falling = ["val_mean_absolute_error", "rmse", "perplexity", "kl_divergence", "pinball_loss", "model_bytes"]
+    falling += ["false_positives", "val_false_negatives_2"]
     assert {direction_of(name) for name in rising} == {"max"}
     assert {direction_of(name) for name in falling} == {"min"}
+    for unknown in ("negatives", "val_positives"):
+        with pytest.raises(SearchError, match=f"The name '{unknown}' does not imply whether higher is better"):
+            direction_of(unknown)
 
 
 def test_several_objectives_weigh_size_by_its_logarithm():

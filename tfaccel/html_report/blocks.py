@@ -14,7 +14,7 @@ class LegendEntry:
     Args:
         label: what it stands for.
         color: as in CSS.
-        shape: "line", "dotted" or "dot".
+        shape: "line", "dashed", "long-dashed", "dotted" or "dot".
     """
 
     label: str

@@ -20,7 +20,16 @@ GOOD, BAD, MUTED = COLORS[2], COLORS[4], COLORS[8]
 HEIGHT = 260  # pixels
 _MAX_WHOLE = 7  # steps of an axis on which each whole number has a tick
 _MAX_MARKED = 30  # points of a line that are marked
-_DASHES = {"line": "solid", "dotted": "dot"}
+_DASHES = {
+    "line": "solid",
+    "dashed": "dash",
+    "long-dashed": "longdash",
+    "dotted": "dot",
+    "dash-dotted": "dashdot",
+    "long-dash-dotted": "longdashdot",
+}
+_SHAPES = tuple(_DASHES)  # those with dots follow those without
+_HOVER = "#1c2127"  # the background of white texts in both themes
 
 
 def check_plotly() -> None:
@@ -37,13 +46,24 @@ def check_plotly() -> None:
 
 
 def color_of(number: int) -> str:
-    """The color of the run, or series, with this number; they repeat after nine.
+    """The color of the run, or series, with this number; they repeat after nine, with another `shape_of`.
 
     Example:
         >>> color_of(0) == color_of(len(COLORS))
         True
     """
     return COLORS[number % len(COLORS)]
+
+
+def shape_of(number: int, *, has_dots: bool = False) -> str:
+    """The shape of the line of the run with this number; runs of the same color have different ones, up to 27 runs.
+
+    Example:
+        >>> shape_of(0), shape_of(len(COLORS)), shape_of(len(COLORS), has_dots=True)
+        ('line', 'dashed', 'dash-dotted')
+    """
+    shapes = _SHAPES[3:] if has_dots else _SHAPES[:3]
+    return shapes[number // len(COLORS) % len(shapes)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +74,7 @@ class Series:
         name: shown when the pointer is on it.
         x, y: the points; None in `y` leaves a gap.
         color: as in CSS.
-        shape: "line", "dotted", "dot", or "plain" for a line without marks at its points.
+        shape: one of `shape_of`, "dot", or "plain" for a line without marks at its points.
         texts: shown beside the value when the pointer is on a point; empty for none.
     """
 
@@ -99,21 +119,25 @@ def line_figure(
             marker={"color": one.color, "size": 9 if one.shape == "dot" else 5},
             customdata=list(map(_text, one.texts)) or None,
             cliponaxis=False,
+            hoverlabel={"bordercolor": one.color},
             hovertemplate=_hover("%{y:.1%}" if percent else "%{y:.5g}", x_title, bool(one.texts)),
         )
     axis: dict[str, Any] = {"title": {"text": _text(y_title)}} if y_title else {}
     axis |= {"tickformat": ".0%"} if percent else {}
-    figure.update_yaxes(**axis, rangemode="tozero" if from_zero else "normal", range=_range_of_equal(series))
+    axis |= {"rangemode": "tozero" if from_zero else "normal", "range": _range_of_equal(series, from_zero=from_zero)}
+    figure.update_yaxes(**axis)
     figure.update_xaxes(title={"text": _text(x_title)}, dtick=_step_of_whole(series))
     return _finished(figure)
 
 
-def _range_of_equal(series: Sequence[Series]) -> list[float] | None:
-    """A narrow range around values that are all the same; None for others, whose range follows from them."""
+def _range_of_equal(series: Sequence[Series], *, from_zero: bool) -> list[float] | None:
+    """A range for values that are all the same, narrow or from 0; None for others, whose range follows from them."""
     values = {value for one in series for value in one.y if value is not None}
     if len(values) != 1:
         return None
     [value] = values
+    if from_zero and value >= 0:
+        return [0.0, 1.1 * value or 1.0]
     around = 0.1 * abs(value) or 1.0
     return [value - around, value + around]
 
@@ -168,6 +192,7 @@ def bar_figure(bars: Sequence[Bar], *, x_title: str) -> dict[str, Any]:
         orientation="h",
         width=0.36,
         marker={"color": [bar.color for bar in bars]},
+        hoverlabel={"bordercolor": [bar.color for bar in bars]},
         customdata=[[_text(bar.label), _text(bar.text)] for bar in bars],
         hovertemplate="%{x:,.5g}<br>%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
         error_x={
@@ -219,7 +244,7 @@ def _finished(figure: Figure, *, height: int = HEIGHT) -> dict[str, Any]:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 12},
-        hoverlabel={"namelength": -1, "font": {"family": "system-ui, sans-serif"}},
+        hoverlabel={"namelength": -1, "bgcolor": _HOVER, "font": {"family": "system-ui, sans-serif"}},
         dragmode=False,
     )
     for axes in (figure.update_xaxes, figure.update_yaxes):
@@ -239,5 +264,5 @@ def _text(text: str) -> str:
     return escape(text, quote=False)
 
 
-def _cut(text: str, length: int = 52) -> str:
+def _cut(text: str, length: int = 44) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"

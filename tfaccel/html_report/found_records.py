@@ -11,7 +11,8 @@ from typing import Any
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.gate_table import cells, notes_of, sensitivity_cells
 from tfaccel.errors import RunDirError, SearchError
-from tfaccel.html_report.run_record import RunRecord, read_mapping, read_rows, read_run
+from tfaccel.html_report.blocks import Picture
+from tfaccel.html_report.run_record import RunRecord, read_mapping, read_pictures, read_rows, read_run
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
@@ -23,7 +24,7 @@ WHAT_ONE_HOLDS = (
 _MAX_HINTS = 3
 _COMPRESSED = "compressed"  # the folder of `tfaccel compress` in a run directory
 _BEST = "best"  # the folder of the retrained best model in the directory of a search
-_DAMAGES = (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, StopIteration)
+_DAMAGES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, StopIteration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,14 @@ class SearchRecord:
         name: short, and different from that of the other searches of the report.
         result: its trials.
         is_finished: whether search.json was written.
+        pictures: what the search drew.
         problems: what could not be read.
     """
 
     name: str
     result: SearchResult
     is_finished: bool
+    pictures: tuple[Picture, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -147,6 +150,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read_search(path: Path, name: str) -> SearchRecord:
     problems: list[str] = []
+    pictures = read_pictures(path, problems, drawn_by=f"`tfaccel tune` in {name}")
     data = read_mapping(path / "search.json", problems)
     if data:
         try:
@@ -155,7 +159,7 @@ def _read_search(path: Path, name: str) -> SearchRecord:
                 raise ValueError("its objective has no names")
             for row in (*found.rows, *found.pareto):
                 _check_trial(row)
-            return SearchRecord(name=name, result=found, is_finished=True)
+            return SearchRecord(name=name, result=found, is_finished=True, pictures=pictures, problems=tuple(problems))
         except _DAMAGES as error:
             problems.append(f"search.json is not the result of a search: {type(error).__name__} {error}")
     rows = _read_trials(path / "trials.jsonl", problems)
@@ -170,7 +174,7 @@ def _read_search(path: Path, name: str) -> SearchRecord:
         pareto=tuple(pareto_front(rows, objective)),
         wall_seconds=0.0,
     )
-    return SearchRecord(name=name, result=result, is_finished=False, problems=tuple(problems))
+    return SearchRecord(name=name, result=result, is_finished=False, pictures=pictures, problems=tuple(problems))
 
 
 def _read_trials(file: Path, problems: list[str]) -> list[TrialRow]:

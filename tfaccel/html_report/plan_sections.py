@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tfaccel.errors import ReportError, TfaccelError
@@ -19,12 +19,13 @@ from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cache_dir
+from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 # Shown for every plan; other fields only where they differ from the default, were measured, or were set by the user.
 _MAIN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _DEFAULTS = {one.name: one.default for one in fields(Plan)}
 _VOLATILE = ("memory_bytes", "cluster")  # of a machine: they may change from run to run
-_DAMAGES = (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, TfaccelError)
+_DAMAGES = (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TfaccelError)
 
 
 def plan_section(runs: Sequence[RunRecord]) -> Section:
@@ -84,6 +85,8 @@ def read_autotune_report(path: str | os.PathLike[str]) -> Report:
 def _checked(report: Report) -> Report:
     """The report; raises an error for values of other types than it states, which a damaged file may hold."""
     report.rows()
+    if not 0 <= report.chosen < len(report.candidates):
+        raise ValueError(f"candidate {report.chosen} of {len(report.candidates)} was chosen")
     numbers = (report.speedup, report.seconds, *report.gains.values())
     texts = (report.workload, report.stopped_because, *(one.rejection or one.failure for one in report.candidates))
     if any(number_of(one) is None for one in numbers) or not all(isinstance(one, str) for one in texts):
@@ -98,7 +101,8 @@ def _checked(report: Report) -> Report:
 def kept_report(run: RunRecord) -> Report | None:
     """The kept report of `tfaccel autotune` that chose the plan of a run; None if there is none.
 
-    It is the one of the same workload and the same kind of machine whose plan the run used.
+    It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
+    the measured gains, which tell apart the plans of models with the same name.
 
     Args:
         run: a finished run.
@@ -114,11 +118,20 @@ def kept_report(run: RunRecord) -> Report | None:
         try:
             report = _checked(Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"]))
             there = {name: value for name, value in report.hardware.items() if name not in _VOLATILE}
-            if report.workload == run.workload and report.plan == run.plan and there == machine:
+            if report.workload == run.workload and there == machine and _is_of(run.plan, report.plan):
                 return report
         except _DAMAGES:
             continue
     return None
+
+
+def _is_of(plan: Plan, chosen: Plan) -> bool:
+    """Whether a run's plan is a chosen one with its reasons; where it left `augment_on` open, the run has decided."""
+    reasons = dict(chosen.reasons)
+    if reasons.get("augment_on") == AUGMENT_ON_UNMEASURED:
+        reasons["augment_on"] = dict(plan.reasons).get("augment_on", "")
+        chosen = replace(chosen, augment_on=plan.augment_on)
+    return chosen == plan and reasons == dict(plan.reasons)
 
 
 def candidate_section(runs: Sequence[RunRecord], given: Report | None) -> Section:
@@ -131,10 +144,16 @@ def candidate_section(runs: Sequence[RunRecord], given: Report | None) -> Sectio
                 reports.append((run.name if len(runs) > 1 else "", report))
     blocks: list[Block] = [block for name, report in reports for block in _candidates(name, report)]
     if not reports and any(run.plan is not None for run in runs):
-        workloads = ", ".join(dict.fromkeys(run.workload for run in runs if run.workload)) or "this workload"
-        text = f"No measured candidates are kept for {workloads}: the rules chose. `tfaccel autotune` measures."
-        blocks.append(Message(lines=(text,), tone="quiet"))
+        blocks.append(Message(lines=(_why_none(runs),), tone="quiet"))
     return Section(anchor="candidates", title="Measured candidates", blocks=blocks)
+
+
+def _why_none(runs: Sequence[RunRecord]) -> str:
+    plans = [run.plan for run in runs if run.plan is not None]
+    if any(reason.startswith(MEASURED) for plan in plans for _, reason in plan.reasons):
+        return "The measurements that chose the plan are not kept here: give them by --autotune_report=FILE."
+    workloads = ", ".join(dict.fromkeys(run.workload for run in runs if run.workload)) or "this workload"
+    return f"No measured candidates are kept for {workloads}. `tfaccel autotune` measures."
 
 
 def _candidates(run_name: str, report: Report) -> list[Block]:

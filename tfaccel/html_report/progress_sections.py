@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Section, Table
-from tfaccel.html_report.figures import Series, color_of, line_figure
+from tfaccel.html_report.figures import COLORS, Series, color_of, line_figure, shape_of
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import number_of, unit_of, value_text, words_of
 
@@ -20,27 +20,46 @@ _SYSTEM = {
     "bytes": "Memory",
 }
 _RATE = "examples_per_second"
+_WHOLE_EPOCHS = "examples/s of the whole epoch"
+
+Numbered = Sequence[tuple[int, RunRecord]]  # runs with their numbers on the page, which decide their colors
 
 
 def curve_section(runs: Sequence[RunRecord]) -> Section:
-    """A chart per metric: training and validation, all runs."""
+    """A chart per metric and workload: training and validation, all runs."""
     names = [
         name for run in runs for name in run.fields() if not unit_of(name) or f"{VALIDATION}{name}" in run.fields()
     ]
     metrics = list(dict.fromkeys(name.removeprefix(VALIDATION) for name in names))
     metrics.sort(key=lambda name: (name != "loss", name == "learning_rate"))
-    blocks: list[Block] = [_metric_chart(metric, runs) for metric in metrics]
+    blocks: list[Block] = [
+        _metric_chart(metric, some, of=of, is_one=len(runs) == 1)
+        for metric in metrics
+        for of, some in _by_workload(runs)
+        if any(_has_metric(run, metric) for _, run in some)
+    ]
     blocks += [_values_table(run) for run in runs if run.rows]
     if not metrics:
         return Section(anchor="curves", title="Learning curves")
     return Section(anchor="curves", title="Learning curves", blocks=blocks)
 
 
-def _metric_chart(metric: str, runs: Sequence[RunRecord]) -> Chart:
-    series, legend, said = [], [], []
-    is_one = len(runs) == 1
-    kinds = set()
+def _by_workload(runs: Sequence[RunRecord]) -> list[tuple[str, Numbered]]:
+    """The runs of each workload, after what is added to a title: values of several workloads share no axis."""
+    groups: dict[str, list[tuple[int, RunRecord]]] = {}
     for number, run in enumerate(runs):
+        groups.setdefault(run.workload, []).append((number, run))
+    return [(f": {workload or 'unknown workload'}" * (len(groups) > 1), some) for workload, some in groups.items()]
+
+
+def _has_metric(run: RunRecord, metric: str) -> bool:
+    return not {metric, f"{VALIDATION}{metric}"}.isdisjoint(run.fields())
+
+
+def _metric_chart(metric: str, runs: Numbered, *, of: str, is_one: bool) -> Chart:
+    series, legend, said = [], [], []
+    kinds = set()
+    for number, run in runs:
         drawn = False
         for name, kind in ((metric, "training"), (f"{VALIDATION}{metric}", "validation")):
             values = run.values(name)
@@ -49,19 +68,20 @@ def _metric_chart(metric: str, runs: Sequence[RunRecord]) -> Chart:
             drawn = True
             kinds.add(kind)
             color = color_of(kind == "validation") if is_one else color_of(number)
-            shape = "dotted" if kind == "training" and not is_one else "line"
+            shape = "line" if is_one else shape_of(number, has_dots=kind == "training")
             label = kind if is_one else f"{run.name}, {kind}"
             series.append(Series(name=label, x=run.epochs, y=values, color=color, shape=shape))
             said.append(f"{label}: {_first_to_last(values)}")
             if is_one:
                 legend.append(LegendEntry(label=kind, color=color))
         if drawn and not is_one:
-            legend.append(LegendEntry(label=run.name, color=color_of(number)))
+            legend.append(LegendEntry(label=run.name, color=color_of(number), shape=shape_of(number)))
     if not is_one and len(kinds) == 2:
-        legend.append(LegendEntry(label="validation", color="currentColor"))
-        legend.append(LegendEntry(label="training", color="currentColor", shape="dotted"))
+        dots, none = ("", "") if number < len(COLORS) else (": with dots", ": without dots")
+        legend.append(LegendEntry(label=f"validation{none}", color="currentColor"))
+        legend.append(LegendEntry(label=f"training{dots}", color="currentColor", shape="dotted"))
     return Chart(
-        title=metric.replace("_", " "),
+        title=f"{metric.replace('_', ' ')}{of}",
         description=f"{metric} after each epoch. {'; '.join(said)}.",
         figure=line_figure(series, x_title="epoch"),
         legend=tuple(legend),
@@ -76,14 +96,19 @@ def _first_to_last(values: Sequence[float | None]) -> str:
 def _values_table(run: RunRecord) -> Table:
     """All values as a table, for readers who do not see the charts; the last epochs of a long run."""
     names = run.fields()
-    rows = list(zip(run.epochs, run.rows, strict=True))[-_MAX_EPOCHS_IN_TABLE:]
-    cells = tuple((str(epoch), *(value_text(name, row.get(name)) for name in names)) for epoch, row in rows)
+    rates = [] if _RATE in names else epoch_rates(run)
+    derived = (_WHOLE_EPOCHS,) if any(rate is not None for rate in rates) else ()
+    rows = list(zip(run.epochs, run.rows, rates or [None] * len(run.rows), strict=True))[-_MAX_EPOCHS_IN_TABLE:]
+    cells = tuple(
+        (str(epoch), *(value_text(name, row.get(name)) for name in names), *(value_text("", rate) for _ in derived))
+        for epoch, row, rate in rows
+    )
     cut = "" if len(rows) == len(run.rows) else f" (the last {len(rows)} epochs)"
     return Table(
         caption=f"Values of {run.name} after each epoch{cut}",
-        headings=("epoch", *names),
+        headings=("epoch", *names, *derived),
         rows=cells,
-        numeric=frozenset(range(len(names) + 1)),
+        numeric=frozenset(range(len(names) + 1 + len(derived))),
         folded=True,
     )
 
@@ -93,20 +118,27 @@ def system_section(runs: Sequence[RunRecord]) -> Section:
     fields = list(dict.fromkeys(name for run in runs for name in run.fields()))
     metrics = {name for run in runs for name in run.fields() if f"{VALIDATION}{name}" in run.fields()}
     own = [name for name in fields if name not in metrics and not name.startswith(VALIDATION)]
-    blocks: list[Block] = [] if _RATE in fields else _derived_throughput(runs)
+    groups, is_one = _by_workload(runs), len(runs) == 1
+    found = [_derived_throughput(some, of=of, is_one=is_one) for of, some in groups]
+    blocks: list[Block] = [chart for chart in found if chart is not None]
     for unit in _SYSTEM:
         names = [name for name in own if unit_of(name) == unit]
-        if len(runs) == 1 and len(names) > 1 and unit != "per second":
-            blocks.append(_field_chart(unit, names, runs))
+        if is_one and len(names) > 1 and unit != "per second":
+            blocks.append(_field_chart(unit, names, groups[0][1], is_one=True))
         else:
-            blocks += [_field_chart(unit, [name], runs) for name in names]
+            blocks += [
+                _field_chart(unit, [name], some, of=of, is_one=is_one)
+                for name in names
+                for of, some in groups
+                if any(name in run.fields() for _, run in some)
+            ]
     return Section(anchor="speed", title="Speed and utilization", blocks=blocks)
 
 
-def _field_chart(unit: str, names: Sequence[str], runs: Sequence[RunRecord]) -> Chart:
+def _field_chart(unit: str, names: Sequence[str], runs: Numbered, *, is_one: bool, of: str = "") -> Chart:
     """Several fields of one run, or one field of several runs."""
     by_field = len(names) > 1
-    found = [(place, name, number, run) for place, name in enumerate(names) for number, run in enumerate(runs)]
+    found = [(place, name, number, run) for place, name in enumerate(names) for number, run in runs]
     found = [one for one in found if _last(one[3], one[1]) is not None]
     scale, y_title = _scale(unit, [value for _, name, _, run in found for value in run.values(name)])
     series = [
@@ -115,18 +147,22 @@ def _field_chart(unit: str, names: Sequence[str], runs: Sequence[RunRecord]) -> 
             x=run.epochs,
             y=[None if value is None else value * scale for value in run.values(name)],
             color=color_of(place if by_field else number),
+            shape=shape_of(place if by_field else number),
         )
         for place, name, number, run in found
     ]
     last = "; ".join(f"{run.name}, {words_of(name)}: {value_text(name, _last(run, name))}" for _, name, _, run in found)
     title = _SYSTEM[unit] if by_field else words_of(names[0]) + (" time" if names[0] == "step_seconds" else "")
-    legend = tuple(LegendEntry(label=one.name, color=one.color) for one in series)
     return Chart(
-        title=title[0].upper() + title[1:],
+        title=f"{title[0].upper()}{title[1:]}{of}",
         description=f"After each epoch. At the end: {last}.",
         figure=line_figure(series, x_title="epoch", y_title=y_title, percent=unit == "share", from_zero=True),
-        legend=legend if len(series) > 1 else (),
+        legend=() if is_one and len(series) == 1 else _legend(series),
     )
+
+
+def _legend(series: Sequence[Series]) -> tuple[LegendEntry, ...]:
+    return tuple(LegendEntry(label=one.name, color=one.color, shape=one.shape) for one in series)
 
 
 def _scale(unit: str, values: Sequence[float | None]) -> tuple[float, str]:
@@ -143,25 +179,27 @@ def _last(run: RunRecord, name: str) -> float | None:
     return next((value for value in reversed(run.values(name)) if value is not None), None)
 
 
-def _derived_throughput(runs: Sequence[RunRecord]) -> list[Block]:
-    """Examples per second of each epoch, from its steps and its wall time."""
-    found = [(number, run, epoch_rates(run)) for number, run in enumerate(runs)]
+def _derived_throughput(runs: Numbered, *, of: str, is_one: bool) -> Chart | None:
+    """Examples per second of each epoch, from its steps and its wall time, of the runs that did not measure it."""
+    found = [(number, run, epoch_rates(run)) for number, run in runs if _RATE not in run.fields()]
     found = [(number, run, rates) for number, run, rates in found if any(rate is not None for rate in rates)]
     if not found:
-        return []
-    series = [Series(name=run.name, x=run.epochs, y=rates, color=color_of(number)) for number, run, rates in found]
+        return None
+    series = [
+        Series(name=run.name, x=run.epochs, y=rates, color=color_of(number), shape=shape_of(number))
+        for number, run, rates in found
+    ]
     said = []
     for _, run, rates in found:
         known = [rate for rate in rates if rate is not None]
         said.append(f"{run.name}: from {min(known):,.0f} to {max(known):,.0f}")
-    chart = Chart(
-        title="Examples per second of whole epochs",
+    return Chart(
+        title=f"Examples per second of whole epochs{of}",
         description=f"{'; '.join(said)} examples per second.",
         figure=line_figure(series, x_title="epoch", y_title="examples/s", from_zero=True),
-        legend=tuple(LegendEntry(label=one.name, color=one.color) for one in series) if len(runs) > 1 else (),
+        legend=() if is_one else _legend(series),
         note="By wall time: with validation and checkpoints, and at the start of a process tracing and compilation.",
     )
-    return [chart]
 
 
 def epoch_rates(run: RunRecord) -> list[float | None]:

@@ -12,9 +12,13 @@ from typing import Any
 from tfaccel.errors import ReportError
 from tfaccel.html_report.blocks import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
-from tfaccel.html_report.texts import NONE, number_of, seconds_text, value_text
+from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, value_text
 
 _GIGA = 1e9
+_HOW_TO_SHOW = (
+    "None given. `tfaccel roofline --report=FILE` measures one and writes it to a file, which is not kept elsewhere; "
+    "`tfaccel report` shows it with --roofline=FILE."
+)
 _BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
 
 
@@ -60,6 +64,21 @@ class RooflineRecord:
     step_seconds: float
     mfu: float
     layers: tuple[LayerPoint, ...]
+
+    @property
+    def step_flops(self) -> float:
+        """Floating-point operations of a step's matrix products and convolutions."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def step_bytes(self) -> float:
+        """The bytes that a step must at least read and write."""
+        return sum(layer.num_bytes for layer in self.layers)
+
+    @property
+    def step_flops_per_second(self) -> float:
+        """The speed of the step as measured."""
+        return self.step_flops / self.step_seconds
 
 
 def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
@@ -127,10 +146,9 @@ def roofline_section(found: RooflineRecord | None, *, has_runs: bool) -> Section
         ]
         if points:
             blocks.append(_chart(found, points))
-        blocks.append(_table(found))
+        blocks += [_limits_table(found), _table(found)]
     elif has_runs:
-        text = "Not measured. `tfaccel roofline --report=FILE` measures it; --roofline=FILE shows it here."
-        blocks.append(Message(lines=(text,), tone="quiet"))
+        blocks.append(Message(lines=(_HOW_TO_SHOW,), tone="quiet"))
     return Section(anchor="roofline", title="Roofline", blocks=blocks)
 
 
@@ -159,9 +177,8 @@ def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
                 )
             )
             legend.append(LegendEntry(label=f"layers bound by {bound}", color=color, shape="dot"))
-    flops, num_bytes = (sum(getattr(layer, name) for layer in found.layers) for name in ("flops", "num_bytes"))
-    speed = flops / found.step_seconds / _GIGA
-    series.append(Series(name="the step as measured", x=[flops / num_bytes], y=[speed], color=BAD, shape="dot"))
+    speed, intensity = found.step_flops_per_second / _GIGA, found.step_flops / found.step_bytes
+    series.append(Series(name="the step as measured", x=[intensity], y=[speed], color=BAD, shape="dot"))
     legend.append(LegendEntry(label="the step as measured", color=BAD, shape="dot"))
     limits = "; ".join(f"{name} {one / _GIGA:,.0f} GFLOP/s" for name, one in found.flops_per_second.items())
     memory = f"memory {found.bytes_per_second / _GIGA:,.1f} GB/s"
@@ -171,6 +188,17 @@ def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
         figure=with_logarithmic_axes(line_figure(series, x_title="FLOP per byte", y_title="GFLOP/s")),
         legend=tuple(legend),
         note="A layer's dot lies on the limit that its arithmetic intensity allows.",
+    )
+
+
+def _limits_table(found: RooflineRecord) -> Table:
+    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in found.flops_per_second.items()]
+    rows = [*limits, ("memory", found.bytes_per_second, "GB/s"), ("the step", found.step_flops_per_second, "GFLOP/s")]
+    return Table(
+        caption="Limits of the machine, and the step as measured",
+        headings=("limit", "speed"),
+        rows=tuple((name, f"{plain_number(speed / _GIGA)} {unit}") for name, speed, unit in rows),
+        numeric=frozenset({1}),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from tfaccel.html_report.blocks import Picture
 from tfaccel.html_report.texts import number_of
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
+from tfaccel.training.run.run_dir import NO_METRICS
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
 MAX_PICTURES, MAX_PICTURE_BYTES = 24, 8 * 2**20
-_DAMAGES = (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TfaccelError)
+_DAMAGES = (OSError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError, TfaccelError)
+_VALIDATION = "val_"
+_NO_OUTCOMES = (*NO_METRICS, "learning_rate")
+_LEAST_OF_STEPS = 0.5  # of the time of an epoch's steps: what the clock must advance unless it began anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,7 @@ class RunRecord:
         name: short, and different from that of the other runs of the report.
         config: what `train` was asked for.
         rows: one mapping per finished epoch.
+        last_metrics: the metrics of the last finished epoch, without its performance.
         result: the outcome; None if the run is not finished, or its result cannot be read.
         result_data: the content of result.json, with fields that `TrainResult` does not have.
         plan: the plan; None if it cannot be read.
@@ -41,6 +47,7 @@ class RunRecord:
     name: str
     config: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...] = ()
+    last_metrics: Mapping[str, Any] = field(default_factory=dict)
     result: TrainResult | None = None
     result_data: Mapping[str, Any]
     plan: Plan | None = None
@@ -54,11 +61,25 @@ class RunRecord:
 
     @property
     def final(self) -> dict[str, float]:
-        """The metrics of the finished model; of the last epoch if the run is not finished."""
-        last = self.rows[-1] if self.rows else {}
-        given = last if self.result is None else self.result.final
-        found = {name: number_of(value) for name, value in given.items() if name not in POSITION}
+        """The metrics of the finished model; of the last epoch if the run is not finished.
+
+        On validation data if the run has any; see `has_validation`.
+        """
+        last = self.last_metrics
+        held_out = {name.removeprefix(_VALIDATION): last[name] for name in last if name.startswith(_VALIDATION)}
+        given = held_out or last if self.result is None else self.result.final
+        found = {name: number_of(value) for name, value in given.items() if name not in _NO_OUTCOMES}
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the metrics in `final` are on validation data."""
+        return any(name.startswith(_VALIDATION) for name in self.last_metrics)
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether a later process trained some of the epochs: then the clock began anew between two of them."""
+        return any(_is_anew(before, row) for before, row in pairwise(self.rows))
 
     @property
     def epochs(self) -> list[int]:
@@ -103,12 +124,13 @@ def read_run(path: Path, name: str) -> RunRecord:
         plan = Plan.from_json(plan_data) if plan_data else None
     except _DAMAGES as error:
         problems.append(f"The plan cannot be read: {_reason(error)}")
-    pictures = read_pictures(path, problems)
+    pictures = read_pictures(path, problems, drawn_by=f"the recipe in run {name}")
     return RunRecord(
         path=path,
         name=name,
         config=config,
         rows=tuple(map(_flat, rows)),
+        last_metrics=_metrics_of(rows[-1]) if rows else {},
         result=result,
         result_data=data,
         plan=plan,
@@ -131,17 +153,17 @@ def read_mapping(file: Path, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def read_pictures(folder: Path, problems: list[str], *, leave_out: Sequence[str] = ()) -> tuple[Picture, ...]:
+def read_pictures(folder: Path, problems: list[str], *, drawn_by: str) -> tuple[Picture, ...]:
     """The PNG files of a folder, as parts of the page.
 
     Args:
         folder: the folder.
         problems: files that cannot be shown are added here.
-        leave_out: names of files whose content the report draws itself.
+        drawn_by: who drew them, for readers who cannot see them.
     """
     from PIL import Image
 
-    files = sorted(file for file in folder.glob("*.png") if file.name not in leave_out)
+    files = sorted(folder.glob("*.png"))
     if len(files) > MAX_PICTURES:
         problems.append(f"Only the first {MAX_PICTURES} of {len(files)} pictures are shown.")
     pictures = []
@@ -159,7 +181,7 @@ def read_pictures(folder: Path, problems: list[str], *, leave_out: Sequence[str]
         pictures.append(
             Picture(
                 title=file.name,
-                description=f"The picture {file.name} of {folder}",
+                description=f"{file.stem.replace('_', ' ')}, drawn by {drawn_by}",
                 data_uri=f"data:image/png;base64,{base64.b64encode(content).decode()}",
                 width=width,
                 height=height,
@@ -200,6 +222,20 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     inner = [value for value in row.values() if isinstance(value, dict)]
     own = {name: value for name, value in row.items() if not isinstance(value, dict)}
     return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
+
+
+def _metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in NO_METRICS and not isinstance(value, dict)}
+
+
+def _is_anew(before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the time of a row is not that of the row before it and of the epoch between them."""
+    then, now = number_of(before.get("seconds")), number_of(row.get("seconds"))
+    if then is None or now is None:
+        return False
+    steps = (number_of(row.get("step")) or 0.0) - (number_of(before.get("step")) or 0.0)
+    least = max(0.0, steps) * (number_of(row.get("step_seconds")) or 0.0)
+    return now < then + _LEAST_OF_STEPS * least
 
 
 def _rows_of(history: Any) -> list[Mapping[str, Any]]:

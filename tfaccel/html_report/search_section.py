@@ -14,6 +14,7 @@ from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.trial_row import TrialRow
 
 _MAX_CHARTS = 12  # of hyperparameters
+_MAX_DIGITS = 10  # of an id that is a number
 _LOGARITHMIC = 50.0  # ratio of the largest to the smallest value of a logarithmic axis
 _COLORS = {"completed": COLORS[0], "pruned": MUTED, "failed": BAD}
 
@@ -44,7 +45,7 @@ def _blocks(search: SearchRecord) -> list[Block]:
         blocks += [_hyperparameter_chart(name, scored, result.objective) for name in varied[:_MAX_CHARTS]]
     if result.rows:
         blocks.append(_trial_table(search))
-    return blocks
+    return [*blocks, *search.pictures]
 
 
 def _score_name(objective: Objective) -> str:
@@ -53,7 +54,7 @@ def _score_name(objective: Objective) -> str:
 
 def _score_chart(scored: Sequence[TrialRow], objective: Objective) -> Chart:
     """The score of each trial, and the best one so far."""
-    numbers = list(range(1, len(scored) + 1))
+    x_title, numbers, scored = _places_of(scored)
     best: list[float | None] = []
     for row in scored:
         score = float(row.score or 0.0)
@@ -66,9 +67,17 @@ def _score_chart(scored: Sequence[TrialRow], objective: Objective) -> Chart:
     return Chart(
         title=f"{name} of each trial",
         description=f"{len(scored)} trials with a score; the best one has {value_text('', final)}.",
-        figure=line_figure(series, x_title="trial"),
+        figure=line_figure(series, x_title=x_title),
         legend=(LegendEntry(label="best so far", color=GOOD), *_status_legend(scored)),
     )
+
+
+def _places_of(rows: Sequence[TrialRow]) -> tuple[str, list[int], Sequence[TrialRow]]:
+    """The title of an axis of trials, their places on it, and the trials in this order: by id where it is a number."""
+    if all(row.trial_id.isdecimal() and len(row.trial_id) < _MAX_DIGITS for row in rows):
+        rows = sorted(rows, key=lambda row: int(row.trial_id))
+        return "trial", [int(row.trial_id) for row in rows], rows
+    return "scored trials", list(range(1, len(rows) + 1)), rows
 
 
 def _by_status(rows: Sequence[TrialRow], x: Sequence[Any], y: Sequence[float | None] | None = None) -> list[Series]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,22 @@ from tfaccel.errors import SearchError
 from tfaccel.html_report.blocks import Block, Card, Cards, Message, Section, Table
 from tfaccel.html_report.found_records import Records
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import NONE, bytes_text, number_of, seconds_text, setting_text, value_text, words_of
+from tfaccel.html_report.texts import (
+    NONE,
+    bytes_text,
+    number_of,
+    plain_number,
+    seconds_text,
+    setting_text,
+    value_text,
+    words_of,
+)
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import direction_of
+from tfaccel.tuning.trial_row import TrialRow
 
+_ON_TRAINING = " (training)"
 _MAX_METRICS = 4  # shown as cards; the table of final metrics has all
 
 
@@ -28,7 +40,8 @@ def summary_section(records: Records) -> Section:
         blocks += [replace(_verdict(run), badge=run.name) for run in records.runs]
     for search in records.searches:
         best, ended = search.result.best, "" if search.is_finished else " The search has not ended."
-        text = f"{len(search.result.rows)} trials by {search.result.algorithm or 'an unknown algorithm'}.{ended}"
+        by = search.result.algorithm or "an unknown algorithm"
+        text = f"{len(search.result.rows)} trials by {by}{_not_completed(search.result.rows)}.{ended}"
         if best is not None:
             score = "" if len(search.result.objective.parts) > 1 else f" {value_text('', best.score)}"
             names = ", ".join(search.result.objective.names)
@@ -41,17 +54,24 @@ def summary_section(records: Records) -> Section:
     return Section(anchor="summary", title="Summary", blocks=blocks)
 
 
+def _not_completed(trials: Sequence[TrialRow]) -> str:
+    """How many trials failed or were pruned, after their number."""
+    counts = Counter(trial.status for trial in trials)
+    return "".join(f", {counts[status]} {status}" for status in ("failed", "pruned") if counts[status])
+
+
 def _cards(run: RunRecord) -> tuple[Card, ...]:
     on = "final" if run.result is not None else "last epoch"
     cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in _headline(run.final)]
     if run.result is not None:
         rate = run.result.examples_per_second
         if rate > 0:
-            median = number_of(run.result.step_seconds.get("median"))
+            median, p95 = (number_of(run.result.step_seconds.get(name)) for name in ("median", "p95"))
             step = "" if median is None else f"{seconds_text(median)} per step"
+            step += "" if median is None or p95 is None else f", 95 % within {seconds_text(p95)}"
             cards.append(Card(label="examples per second", value=f"{rate:,.0f}", note=step))
-        first = seconds_text(run.result.first_step_seconds)
-        cards.append(Card(label="time", value=seconds_text(run.result.wall_seconds), note=f"first call {first}"))
+        first, label = seconds_text(run.result.first_step_seconds), "time since resumed" if run.was_resumed else "time"
+        cards.append(Card(label=label, value=seconds_text(run.result.wall_seconds), note=f"first call {first}"))
     performance = run.result_data.get("performance")
     for name, note in (("mfu", "of the machine's speed"), ("input_wait_share", "of the training time")):
         value = number_of(performance.get(name)) if isinstance(performance, dict) else None
@@ -77,7 +97,21 @@ def _verdict(run: RunRecord) -> Message:
     bottleneck = run.result_data.get("bottleneck")
     limit = bottleneck.get("text") if isinstance(bottleneck, dict) else None
     lines = [verdict.text(), *([f"Speed: {limit}."] if isinstance(limit, str) and limit else [])]
-    return Message(lines=tuple(lines), tone=tone)
+    return Message(lines=(*lines, *_scaling(run)), tone=tone)
+
+
+def _scaling(run: RunRecord) -> list[str]:
+    """How the learning rate was scaled, as a sentence; none if it was not."""
+    scaled = run.result_data.get("learning_rate_scaling")
+    if not isinstance(scaled, dict):
+        return []
+    names = ("learning_rate", "scaled_learning_rate", "recommended_batch_size", "global_batch_size")
+    before, after, recommended, used = (number_of(scaled.get(name)) for name in names)
+    if before is None or after is None or recommended is None or used is None:
+        return []
+    rule = str(scaled.get("rule", "unknown")).replace("_", " ")
+    sizes = f"for the batch size {used:.0f} instead of the recommended {recommended:.0f}"
+    return [f"Peak learning rate: {plain_number(before)}, scaled to {plain_number(after)} {sizes} ({rule} rule)."]
 
 
 def comparison_section(runs: Sequence[RunRecord]) -> Section:
@@ -103,19 +137,23 @@ def comparison_section(runs: Sequence[RunRecord]) -> Section:
 
 def _outcomes(runs: Sequence[RunRecord]) -> Table:
     """One row per run; the best value of each column stands out, among runs of the same workload."""
-    metrics = list(dict.fromkeys(name for run in runs for name in run.final))
+    finals = _finals(runs)
     columns: dict[str, list[tuple[float | None, str]]] = {}
-    for name in metrics:
-        values = [run.final.get(name) for run in runs]
-        columns[name] = [(value, value_text(name, value)) for value in values]
+    for name in dict.fromkeys(name for final in finals for name in final):
+        columns[name] = [(final.get(name), value_text(name, final.get(name))) for final in finals]
     for heading, unit, of in (
         ("examples/s", "examples_per_second", lambda result: result.examples_per_second or None),
         ("step", "step_seconds", lambda result: number_of(result.step_seconds.get("median"))),
+        ("step p95", "step_seconds", lambda result: number_of(result.step_seconds.get("p95"))),
         ("first call", "first_step_seconds", lambda result: result.first_step_seconds),
         ("time", "wall_seconds", lambda result: result.wall_seconds),
     ):
         figures = [None if run.result is None else of(run.result) for run in runs]
         columns[heading] = [(value, value_text(unit, value).removesuffix(" examples/s")) for value in figures]
+    columns["time"] = [
+        (value, f"{text} since resumed" if run.was_resumed and value is not None else text)
+        for run, (value, text) in zip(runs, columns["time"], strict=True)
+    ]
     columns = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
     rows = [
         (run.name, run.workload or NONE, _state(run), *(cells[place][1] for cells in columns.values()))
@@ -135,14 +173,24 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
     )
 
 
+def _finals(runs: Sequence[RunRecord]) -> list[dict[str, float]]:
+    """The final metrics of each run; those on training data are named so if others are on validation data."""
+    mixed = len({run.has_validation for run in runs if run.final}) > 1
+    ends = [_ON_TRAINING if mixed and not run.has_validation else "" for run in runs]
+    return [{f"{name}{end}": value for name, value in run.final.items()} for run, end in zip(runs, ends, strict=True)]
+
+
 def _best_of(name: str, values: list[float | None]) -> list[int]:
-    """The places of the best value; none if its direction is unknown, or all are equal."""
+    """The places of the best value; none if its direction is unknown, or all are equal.
+
+    Nor of the times of whole calls, which may be those of different numbers of epochs.
+    """
     known = [value for value in values if value is not None]
-    if len(set(known)) < 2:
+    if len(set(known)) < 2 or name in ("first call", "time"):
         return []
     try:
-        direction = {"examples/s": "max", "step": "min", "first call": "min", "time": "min"}.get(name)
-        direction = direction or direction_of(name)
+        direction = {"examples/s": "max", "step": "min", "step p95": "min"}.get(name)
+        direction = direction or direction_of(name.removesuffix(_ON_TRAINING))
     except SearchError:
         return []
     best = max(known) if direction == "max" else min(known)
@@ -198,7 +246,7 @@ def environment_section(runs: Sequence[RunRecord]) -> Section:
     headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
     table = Table(
         caption="Where it was trained",
-        headings=("", *headings),
+        headings=("property", *headings),
         rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
     )
     return Section(anchor="environment", title="Environment", blocks=(table,))

@@ -24,7 +24,7 @@ class MeasureOptions:
         tune_batch: measure other global batch sizes too. They change what is computed, so their losses are only
             checked to be finite, and `tfaccel.train` uses such a plan only if it is passed.
         for_new_process: measure settings too that this process cannot take any more: memory allocators, and, once
-            TensorFlow is loaded, oneDNN and auto-clustering.
+            TensorFlow is loaded, oneDNN, auto-clustering and GPU threads.
 
     Raises:
         PlanError: if a limit is not positive.

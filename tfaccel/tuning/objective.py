@@ -27,7 +27,6 @@ _RISING = (
     "bleu",
     "rouge",
     "map",
-    "positives",
     "similarity",
     "recognised",
 )
@@ -47,7 +46,6 @@ _FALLING = (
     "distance",
     "hinge",
     "poisson",
-    "negatives",
     "nats",
     "bits",
 )
@@ -158,10 +156,16 @@ def direction_of(name: str) -> str:
     Example:
         >>> direction_of("val_sparse_categorical_accuracy"), direction_of("val_loss")
         ('max', 'min')
+        >>> direction_of("true_negatives"), direction_of("false_positives")
+        ('max', 'min')
     """
     if name in MEASURED:
         return "min"
     words = name.lower().split("_")
+    if {"positives", "negatives"} & {*words}:
+        for word, direction in (("false", "min"), ("true", "max")):
+            if word in words:
+                return direction
     for known, direction in ((_FALLING, "min"), (_RISING, "max")):
         if any(word in known or word.rstrip("0123456789") in known for word in words):
             return direction
