@@ -44,7 +44,7 @@ def estimate_memory(
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
         x, y: data, if `workload` is a model or a function that builds one.
-        batch_sizes: examples per replica and optimizer step; empty for the plan's, half and twice of it.
+        batch_sizes: examples per replica and optimizer step; empty for the plan's, half of it, and twice it.
         hardware: the machine whose memory counts; None for this one. It need not be here.
         head_room: the fraction of a device's memory that is to stay free.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from

@@ -35,7 +35,7 @@ def estimate_here(
 
     Args:
         workload, plan: what is trained, and how; the devices need not be there.
-        batch_sizes: replica batch sizes; empty for the plan's, half and twice of it.
+        batch_sizes: replica batch sizes; empty for the plan's, half of it, and twice it.
         device_bytes: memory of a device; None if unknown.
         head_room: the fraction of it that is to stay free.
 
