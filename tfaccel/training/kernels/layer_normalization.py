@@ -13,11 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.training.steps.overrides import keeps_methods_of
+
 
 def fused_layer_normalization(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a `LayerNormalization` over the last axis use `layer_norm`; {} for other layers."""
-    kind = keras.layers.LayerNormalization
-    if not isinstance(layer, kind) or type(layer).call is not kind.call or layer.rms_scaling:
+    if not keeps_methods_of(layer, keras.layers.LayerNormalization, "call") or layer.rms_scaling:
         return {}
     keras_call = layer.call
 

@@ -12,6 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_slots
+from tfaccel.training.steps.overrides import keeps_methods_of
+
+
+_METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
 def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -21,9 +25,9 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     EMA and accumulation, which are not part of the update. AMSGrad and sparse gradients are left to Keras.
     """
     kernel: Callable[..., None] | None = None
-    if _has_step_of(optimizer, keras.optimizers.Adam) and not optimizer.amsgrad:
+    if keeps_methods_of(optimizer, keras.optimizers.Adam, *_METHODS) and not optimizer.amsgrad:
         kernel = _adam
-    elif _has_step_of(optimizer, keras.optimizers.SGD) and optimizer.momentum:
+    elif keeps_methods_of(optimizer, keras.optimizers.SGD, *_METHODS) and optimizer.momentum:
         kernel = _momentum
     if kernel is None:
         return {}
@@ -37,10 +41,6 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
             kernel(optimizer, variable, tf.cast(gradient, dtype), tf.cast(learning_rate, dtype))
 
     return {"update_step": update_step}
-
-
-def _has_step_of(optimizer: Any, kind: Any) -> bool:
-    return isinstance(optimizer, kind) and type(optimizer).update_step is kind.update_step
 
 
 def _handle(variable: Any) -> Any:

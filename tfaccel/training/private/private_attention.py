@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from tfaccel.tested_versions import private_part
+from tfaccel.training.steps.overrides import keeps_methods_of
 
 _COMPUTE = "_compute_attention"
 
 
 def computes_keras_attention(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a `MultiHeadAttention` that does not override how Keras computes attention."""
-    kind = keras.layers.MultiHeadAttention
-    return isinstance(layer, kind) and private_part(type(layer), _COMPUTE) is private_part(kind, _COMPUTE)
+    return keeps_methods_of(layer, keras.layers.MultiHeadAttention, _COMPUTE)
 
 
 def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
