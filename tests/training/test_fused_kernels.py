@@ -213,16 +213,31 @@ def test_other_optimizers_are_left_alone(make):
     assert fused_update(make()) == {}
 
 
-def test_sparse_gradients_are_left_to_keras():
-    def outcome(*, fused):
-        optimizer, table = keras.optimizers.Adam(0.1), keras.Variable(np.ones((5, 2), "float32"))
-        optimizer.build([table])
+@pytest.mark.parametrize(
+    ("make", "dtype", "sparse"),
+    [
+        (lambda: keras.optimizers.Adam(0.1), "float32", True),
+        (lambda: keras.optimizers.Adam(0.1), "bfloat16", False),
+        (lambda: keras.optimizers.Adam(0.1, beta_2=0.99), "float16", False),
+        (lambda: keras.optimizers.Adam(0.1, beta_2=0.99999), "float32", False),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), "bfloat16", False),
+    ],
+)
+def test_updates_that_would_be_others_are_left_to_keras(make, dtype, sparse):
+    gradient = tf.constant(np.random.default_rng(0).normal(size=(5, 2)).astype("float32"))
+    if sparse:
         gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 3]), tf.constant([5, 2]))
-        with instance_attributes(optimizer, fused_update(optimizer) if fused else {}):
-            optimizer.apply([gradient], [table])
-        return np.asarray(table)
 
-    np.testing.assert_array_equal(outcome(fused=True), outcome(fused=False))
+    def outcome(*, fused):
+        optimizer, table = make(), keras.Variable(np.ones((5, 2)), dtype=dtype)
+        optimizer.build([table])
+        with instance_attributes(optimizer, fused_update(optimizer) if fused else {}):
+            for _ in range(3):
+                optimizer.apply([gradient], [table])
+        return [np.asarray(value, np.float64) for value in [table, *optimizer.variables]]
+
+    for received, expected in zip(outcome(fused=True), outcome(fused=False), strict=True):
+        np.testing.assert_array_equal(received, expected)
 
 
 def test_a_plan_decides_and_refuses_what_contradicts_it():
