@@ -49,6 +49,31 @@ OF_THE_SAME_OPERATIONS = {
     "renormalization": (IMAGES[0], lambda: layers.BatchNormalization(renorm=True)),
     "another axis": (IMAGES[0], lambda: layers.LayerNormalization(axis=1)),
     "approximate GELU": (TOKENS, lambda: layers.Dense(5, activation=lambda x: keras.ops.gelu(x, approximate=True))),
+    "batch normalization in bfloat16": (IMAGES[0], lambda: layers.BatchNormalization(dtype="bfloat16")),
+    "batch normalization of integers": (
+        IMAGES[0],
+        lambda: Around(layers.BatchNormalization(), lambda x: tf.cast(x, tf.int32)),
+    ),
+    "layer normalization in float64 of float32": (
+        TOKENS,
+        lambda: Around(layers.LayerNormalization(dtype="float64"), tf.identity),
+    ),
+    "layer normalization of an unknown size": (
+        TOKENS,
+        lambda: Around(
+            layers.LayerNormalization(scale=False, center=False),
+            lambda x: tf.compat.v1.placeholder_with_default(x, [None, 6, None]),
+        ),
+    ),
+    "approximate GELU of a layer's own": (
+        TOKENS,
+        lambda: ApproximateGelu(activation="gelu"),
+    ),
+    "attention in float64": (TOKENS, lambda: SelfAttention(2, 4, dtype="float64")),
+    "attention over the rows with dropout": (
+        TOKENS,
+        lambda: SelfAttention(2, 4, attention_axes=(0,), dropout=0.5, seed=3),
+    ),
     "attention that returns its scores": (TOKENS, lambda: SelfAttention(2, 4, return_attention_scores=True)),
     "a subclass": (IMAGES[0], lambda: Doubled()),
     "batch normalization with its own call": (IMAGES[0], lambda: doubling(layers.BatchNormalization(), "call")),
@@ -73,6 +98,25 @@ class SelfAttention(layers.Layer):
     def call(self, x, training=False):
         found = self.attention(x, x, training=training, **self.of_call)
         return found[0] + keras.ops.mean(found[1]) if isinstance(found, tuple) else found
+
+
+class Around(layers.Layer):
+    """A layer with an operation before it."""
+
+    def __init__(self, layer, before):
+        super().__init__()
+        self.layer, self.before = layer, before
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(self.before(x))
+
+
+class ApproximateGelu(layers.Activation):
+    def call(self, x):
+        return self.activation(x, approximate=True)
 
 
 class Doubled(layers.BatchNormalization):
@@ -149,8 +193,23 @@ def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
         assert fused <= 1.5 * of_keras + 1e-6
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_layer_normalization_with_weights_in_half_precision_is_as_exact_as_kerass(dtype):
+    (fused, operations), (of_keras, others) = (
+        results("layer normalization", dtype, fused=fused) for fused in (True, False)
+    )
+    assert operations != others
+    exact, _ = results("layer normalization", "float32", fused=False)
+    for of_kernel, of_operations in zip(distances(fused, exact), distances(of_keras, exact), strict=True):
+        assert of_kernel <= 1.5 * of_operations + 1e-6
+
+
 @pytest.mark.parametrize(
-    "name", some(OF_THE_SAME_OPERATIONS, slow="vectors|another axis|approximate|returns|renorm|^batch.*its own")
+    "name",
+    some(
+        OF_THE_SAME_OPERATIONS,
+        slow="vectors|another axis|approximate GELU$|returns|renorm|^batch.*its own|integers|float64|unknown",
+    ),
 )
 def test_other_layers_keep_kerass_operations(name):
     found = [results(name, "float32", fused=fused, cases=OF_THE_SAME_OPERATIONS) for fused in (True, False)]

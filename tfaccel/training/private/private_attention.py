@@ -23,6 +23,16 @@ def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
     return bool(private_part(layer, "_flash_attention"))
 
 
+def attends_over(layer: keras.layers.MultiHeadAttention, *, axes: tuple[int, ...]) -> bool:
+    """Whether a built layer attends over these axes of its inputs."""
+    return tuple(private_part(layer, "_attention_axes")) == axes
+
+
+def scale(layer: keras.layers.MultiHeadAttention) -> float:
+    """The factor of the scores of queries and keys."""
+    return float(private_part(layer, "_inverse_sqrt_key_dim"))
+
+
 def drops_scores(layer: keras.layers.MultiHeadAttention) -> bool:
     """Whether a layer drops attention scores while it trains."""
     return private_part(layer, "_dropout") > 0.0
