@@ -111,7 +111,7 @@ class Around(layers.Layer):
         self.layer.build(shape)
 
     def call(self, x):
-        return self.layer(self.before(x))
+        return tf.ensure_shape(self.layer(self.before(x)), x.shape)
 
 
 class ApproximateGelu(layers.Activation):
@@ -164,7 +164,7 @@ def results(name, dtype, *, fused, cases=None):
             tape.watch(inputs)
             outputs = model(inputs, training=True)
             loss = tf.reduce_sum(tf.cast(outputs, tf.float64) * np.random.default_rng(3).normal(size=outputs.shape))
-        return outputs, *tape.gradient(loss, [inputs, *weights])
+        return outputs, *tape.gradient(loss, [inputs, *weights], unconnected_gradients="zero")
 
     steps = zip(*(step(inputs) for inputs in batches), strict=True)
     found = [np.asarray(tf.cast(tf.stack(values), tf.float64)) for values in steps]
@@ -208,7 +208,7 @@ def test_layer_normalization_with_weights_in_half_precision_is_as_exact_as_keras
     "name",
     some(
         OF_THE_SAME_OPERATIONS,
-        slow="vectors|another axis|approximate GELU$|returns|renorm|^batch.*its own|integers|float64|unknown",
+        slow="vectors|another|GELU$|returns|renorm|^batch.*own|integers|float64|unknown",
     ),
 )
 def test_other_layers_keep_kerass_operations(name):
