@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.kernels.gru import fused_gru
+from tfaccel.training.kernels.lstm import fused_lstm
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -165,12 +167,21 @@ def test_the_kernel_is_as_close_to_float64_as_keras(kind):
 
 @pytest.mark.parametrize(
     "name",
-    some(LEFT_TO_KERAS, default=("LSTM in bfloat16", "a subclass of LSTM", "GRU with a mask", "GRU with its own loop")),
+    some(LEFT_TO_KERAS, default=("LSTM in bfloat16", "a subclass of LSTM", "GRU with a mask")),
 )
 def test_other_layers_keep_kerass_operations(name):
     found = [results(model_of(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
     assert found[0][1] == found[1][1]
     assert largest_distance(found[0][0], found[1][0]) == 0.0
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_methods_set_on_a_layer_or_its_cell_keep_kerass_operations(kind):
+    kernel = fused_lstm if kind is layers.LSTM else fused_gru
+    assert "inner_loop" in kernel(kind(UNITS))
+    for name in ("inner_loop", "call"):
+        assert kernel(doubling(kind(UNITS), name)) == {}
+    assert kernel(doubling(kind(UNITS), "call", of_cell=True)) == {}
 
 
 @pytest.mark.slow

@@ -187,6 +187,28 @@ def test_repeated_rows_and_weights_without_gradients_are_updated_as_by_keras(way
     assert distance(weights_after(True), weights_after(False)) < 1e-6
 
 
+def test_blocks_may_return_none():
+    class Pair(layers.Dense):
+        def call(self, x):
+            return super().call(x), None
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pair, self.last = Pair(4, "tanh"), layers.Dense(1)
+
+        def call(self, x):
+            found, nothing = self.pair(x)
+            assert nothing is None
+            return self.last(found)
+
+    model = Model()
+    model(tf.ones((2, 4)))
+    plain, recomputed = (gradients(model, tf.ones((2, 4)), recomputes=one) for one in (False, True))
+    for one, other in zip(plain, recomputed, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_second_derivatives_of_recomputed_blocks():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4, "tanh"), layers.Dense(1)])
 

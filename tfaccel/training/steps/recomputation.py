@@ -25,7 +25,8 @@ def recomputed(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any
     there is none, and `tf.IndexedSlices` for rows of a variable.
 
     Args:
-        function: takes the inputs and returns a tensor or a nest of tensors; the second run must repeat the first one.
+        function: takes the inputs and returns a tensor or a nest of tensors and Nones; the second run must repeat the
+            first one.
         inputs: tensors.
 
     Returns:
@@ -38,32 +39,39 @@ def recomputed(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any
         >>> tape.gradient(y, table).indices.numpy().tolist()
         [1]
     """
-    masks: list[Any] = []
+    returned: list[Any] = []
 
     @tf.custom_gradient
     def run(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         with without_recording() if tf.executing_eagerly() else contextlib.nullcontext():
-            outputs = function(*tensors)
-        masks.extend(private_api.keras_mask(output) for output in tf.nest.flatten(outputs))
+            returned.append(function(*tensors))
 
         def gradients(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
             with tf.GradientTape() as tape:
                 late = _after(upstream[0], tensors)
                 tape.watch([tensor for tensor in late if tensor.dtype.is_floating])
-                again = tf.nest.flatten(function(*late))
+                again = _tensors(function(*late))
             pairs = [pair for pair in zip(again, upstream, strict=True) if pair[0].dtype.is_floating]
             targets, given = [target for target, _ in pairs], [gradient for _, gradient in pairs]
             found = tape.gradient(targets, [*late, *variables], output_gradients=given)
             of_inputs = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(late)]]
             return (of_inputs, found[len(late) :]) if variables else of_inputs
 
-        return outputs, gradients
+        return _tensors(returned[0]), gradients
 
-    outputs = run(*inputs)
-    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
-        if mask is not None:
-            private_api.with_mask(output, mask)
-    return outputs
+    tensors = iter(run(*inputs))
+    leaves = [None if leaf is None else _like(leaf, next(tensors)) for leaf in tf.nest.flatten(returned[0])]
+    return tf.nest.pack_sequence_as(returned[0], leaves)
+
+
+def _tensors(outputs: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
+
+
+def _like(output: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, with the mask of the output whose values it has."""
+    mask = private_api.keras_mask(output)
+    return tensor if mask is None else private_api.with_mask(tensor, mask)
 
 
 def _after(upstream: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
