@@ -124,7 +124,7 @@ print(json.dumps([first, silence, said[len(first):], built(alone, 2).get_layer("
     assert "Use BatchNormalization(synchronized=True), or synchronize_batch_norm=True in a plan." in first[0]
     assert silence == []
     assert "batch normalization (own_call)" in later[0]
-    assert "Their classes override `call`" in later[0]
+    assert "They override `call`" in later[0]
     assert "XLA stays off for training: synchronized batch normalization (alone)" in later[1]
     assert "synchronize_batch_norm=False in the plan" in later[1]
     assert not is_changed  # layers keep their original configuration when saved

@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.kernels.gru import fused_gru
+from tfaccel.training.kernels.lstm import fused_lstm
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -40,6 +42,10 @@ LEFT_TO_KERAS = {
     "LSTM in bfloat16": lambda: layers.LSTM(UNITS, dtype="mixed_bfloat16"),
     "LSTM in float64": lambda: layers.LSTM(UNITS, dtype="float64"),
     "a subclass of LSTM": lambda: Doubled(UNITS),
+    "LSTM with its own loop": lambda: doubling(layers.LSTM(UNITS), "inner_loop"),
+    "LSTM with its own call": lambda: doubling(layers.LSTM(UNITS), "call"),
+    "LSTM whose cell has its own call": lambda: doubling(layers.LSTM(UNITS), "call", of_cell=True),
+    "GRU with its own loop": lambda: doubling(layers.GRU(UNITS), "inner_loop"),
     "a cell of the user's": lambda: layers.RNN(layers.LSTMCell(UNITS)),
     "GRU with a mask": lambda: Masked(layers.GRU(UNITS)),
     "GRU with a reset before the product": lambda: layers.GRU(UNITS, reset_after=False),
@@ -75,6 +81,18 @@ class Doubled(layers.LSTM):
     def inner_loop(self, *arguments, **options):
         last, outputs, states = super().inner_loop(*arguments, **options)
         return 2.0 * last, outputs, states
+
+
+def doubling(layer, name, *, of_cell=False):
+    """The layer, with a method set on the instance that doubles what Keras's method returns."""
+    owner = layer.cell if of_cell else layer
+    method = getattr(owner, name)
+
+    def doubled(*arguments, **options):
+        return keras.tree.map_structure(lambda one: 2.0 * one, method(*arguments, **options))
+
+    setattr(owner, name, doubled)
+    return layer
 
 
 def some(cases, *, default):
@@ -148,12 +166,22 @@ def test_the_kernel_is_as_close_to_float64_as_keras(kind):
 
 
 @pytest.mark.parametrize(
-    "name", some(LEFT_TO_KERAS, default=("LSTM in bfloat16", "a subclass of LSTM", "GRU with a mask"))
+    "name",
+    some(LEFT_TO_KERAS, default=("LSTM in bfloat16", "a subclass of LSTM", "GRU with a mask")),
 )
 def test_other_layers_keep_kerass_operations(name):
     found = [results(model_of(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
     assert found[0][1] == found[1][1]
     assert largest_distance(found[0][0], found[1][0]) == 0.0
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_methods_set_on_a_layer_or_its_cell_keep_kerass_operations(kind):
+    kernel = fused_lstm if kind is layers.LSTM else fused_gru
+    assert "inner_loop" in kernel(kind(UNITS))
+    for name in ("inner_loop", "call"):
+        assert kernel(doubling(kind(UNITS), name)) == {}
+    assert kernel(doubling(kind(UNITS), "call", of_cell=True)) == {}
 
 
 @pytest.mark.slow

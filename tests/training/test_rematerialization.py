@@ -10,6 +10,7 @@ from keras import layers
 
 from tfaccel import Plan, PlanError, fit
 from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.rematerialize import rematerialize
 from tfaccel.training.steps.recomputed_blocks import blocks_of, recomputed_blocks
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -128,6 +129,103 @@ def test_blocks_are_layers_with_weights_and_no_state_but_seeds():
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(90), layers.Dense(4)])
     model = keras.Sequential([keras.Input((4,)), *found, regularized, inner])
     assert blocks_of(model) == [found[0], frozen, *inner.layers]
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential", "with a call of its own"])
+def test_a_backbone_counts_as_its_own_layers(kind):
+    inner = [layers.Conv2D(4, 3, name="one"), layers.BatchNormalization(), layers.Conv2D(4, 3, name="two")]
+    backbone = keras.Sequential([keras.Input((8, 8, 2)), *inner])
+    if kind == "functional":
+        backbone = keras.Model(backbone.inputs[0], backbone.outputs[0])
+    inputs, last = keras.Input((8, 8, 2)), layers.Dense(1, name="last")
+    model = keras.Model(inputs, last(backbone(inputs)))
+    if kind == "with a call of its own":
+        call = backbone.call
+        backbone.call = lambda x, training=None, mask=None: 2.0 * call(x, training=training, mask=mask)
+    wanted = ["last"] if kind == "with a call of its own" else ["one", "two", "last"]
+    assert [block.name for block in blocks_of(model)] == wanted
+
+
+class Biased(layers.Layer):
+    """Adds rows of a table, some of them several times, and a weight through which no gradient flows."""
+
+    def build(self, shape):
+        names = {"kernel": (shape[-1], 4), "table": (2, 4), "held": (shape[-1], 4)}
+        self.kernel, self.table, self.held = (self.add_weight(name=name, shape=size) for name, size in names.items())
+
+    def call(self, x):
+        rows = keras.ops.take(self.table, [0, 0, 1, 1, 1, 0], axis=0)
+        return x @ self.kernel + keras.ops.stop_gradient(x @ self.held) + rows
+
+
+def test_gradients_of_repeated_rows_and_of_weights_without_any_are_kerass():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), Biased()])
+    plain, recomputed = (gradients(model, tf.ones((6, 4)), recomputes=one) for one in (False, True))
+    assert [gradient is None for gradient in recomputed] == [False, False, False, False, True]
+    for one, other in zip(plain[:4], recomputed[:4], strict=True):
+        assert type(one) is type(other)
+        for values, others in zip(tf.nest.flatten(one, True), tf.nest.flatten(other, True), strict=True):
+            np.testing.assert_allclose(values, others, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["plan field", "rematerialize"])
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_repeated_rows_and_weights_without_gradients_are_updated_as_by_keras(way):
+    def weights_after(recomputes):
+        keras.utils.set_random_seed(3)
+        block = keras.Sequential([keras.Input((4,)), layers.Dense(4), Biased()])
+        model = keras.Sequential([keras.Input((4,)), block, layers.Dense(1)])
+        model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
+        x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+        if recomputes and way == "rematerialize":
+            rematerialize(block)
+        plan = plan_of_model(model, batch_size=6, rematerialization=recomputes and way == "plan field")
+        fit(model, x, x[:, :1], epochs=2, verbose=0, shuffle=False, plan=plan)
+        return model.get_weights()
+
+    assert distance(weights_after(True), weights_after(False)) < 1e-6
+
+
+def test_blocks_may_return_none():
+    class Pair(layers.Dense):
+        def call(self, x):
+            return super().call(x), None
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pair, self.last = Pair(4, "tanh"), layers.Dense(1)
+
+        def call(self, x):
+            found, nothing = self.pair(x)
+            assert nothing is None
+            return self.last(found)
+
+    model = Model()
+    model(tf.ones((2, 4)))
+    plain, recomputed = (gradients(model, tf.ones((2, 4)), recomputes=one) for one in (False, True))
+    for one, other in zip(plain, recomputed, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_second_derivatives_of_recomputed_blocks():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+
+    @tf.function(autograph=False)
+    def penalty_gradients(x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = model(x, training=True)
+            penalty = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(penalty, model.trainable_variables[0].value)
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(3, 4)).astype("float32"))
+    plain = penalty_gradients(x)
+    with recomputed_blocks(model):
+        found = tf.function(penalty_gradients.python_function, autograph=False)(x)
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
 
 
 class Odd(layers.Dense):

@@ -58,7 +58,7 @@ print(np.abs(loaded.predict(X, verbose=0) - remat.predict(X, verbose=0)).max())
     assert max(differences) < 1e-6, differences
 
 
-def test_block_is_calculated_again_for_the_gradient(logical_devices):
+def test_block_is_computed_again_for_the_gradient(logical_devices):
     import keras
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def test_block_is_calculated_again_for_the_gradient(logical_devices):
             calls.append(isinstance(x, tf.Tensor))
             return 2.0 * x
 
-    def num_calculations(remat, training):
+    def num_runs(remat, training):
         block = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), Counted()])
         model = keras.Sequential([keras.Input((8,)), rematerialize(block) if remat else block])
         calls.clear()
@@ -80,8 +80,27 @@ def test_block_is_calculated_again_for_the_gradient(logical_devices):
         return len(calls)
 
     calls: list[bool] = []
-    assert [num_calculations(remat, training=True) for remat in (False, True)] == [1, 2]
-    assert num_calculations(True, training=False) == 1
+    assert [num_runs(remat, training=True) for remat in (False, True)] == [1, 2]
+    assert num_runs(True, training=False) == 1
+
+
+def test_masks_pass_a_block(logical_devices):
+    import keras
+    import numpy as np
+    from keras import layers
+
+    from tfaccel.training.rematerialize import rematerialize
+
+    def loss(remat):
+        keras.utils.set_random_seed(1)
+        block = keras.Sequential([keras.Input((5,), dtype="int32"), layers.Embedding(7, 4, mask_zero=True)])
+        pooling = layers.GlobalAveragePooling1D()
+        model = keras.Sequential([keras.Input((5,), dtype="int32"), rematerialize(block) if remat else block, pooling])
+        model.compile("sgd", "mse")
+        x = np.random.default_rng(0).integers(0, 3, (8, 5))
+        return model.fit(x, np.ones((8, 4)), verbose=0).history["loss"]
+
+    assert loss(True) == pytest.approx(loss(False), rel=1e-6)
 
 
 def test_block_with_a_state_of_its_own_is_refused(logical_devices):
@@ -89,6 +108,8 @@ def test_block_with_a_state_of_its_own_is_refused(logical_devices):
 
     from tfaccel.training.rematerialize import rematerialize
 
+    frozen = [keras.layers.Dense(8, trainable=False), keras.layers.BatchNormalization(trainable=False)]
+    rematerialize(keras.Sequential([keras.Input((8,)), *frozen]))  # frozen weights are no state
     block = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dropout(0.5, name="drop")])
     with pytest.raises(WorkloadError, match=r"Layer 'drop' \(Dropout\) cannot be recomputed: it keeps a state"):
         rematerialize(block)

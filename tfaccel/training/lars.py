@@ -135,6 +135,7 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
             re.compile(one)
         except re.error as error:
             raise WorkloadError(
-                f"`exclude_from_layer_adaptation` of Lars holds {one!r}, which is no regular expression: {error}."
+                f"`exclude_from_layer_adaptation` of Lars holds {one!r}, which is not a valid regular expression: "
+                f"{error}."
             ) from error
     return tuple(given)

@@ -16,24 +16,36 @@ _MASKED_SCORE = -0.7 * 3.38953e38  # as in Keras; -inf would make the softmax of
 
 
 def fused_attention(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Attributes that make a `MultiHeadAttention` use `attention`; {} for other layers."""
+    """Attributes that make a `MultiHeadAttention` use `attention` where it can; {} for other layers.
+
+    Left to Keras are attention over several axes or another one than the first, float64, and calls that return scores.
+    """
     if not private_attention.computes_keras_attention(layer) or private_attention.wants_flash_attention(layer):
         return {}
 
     def compute(query: Any, key: Any, value: Any, **given: Any) -> Any:
-        if len(query.shape) != 4 or given.get("return_attention_scores"):
+        fits = len(query.shape) == 4 and private_attention.attends_over(layer, axes=(1,))
+        is_known = all(one.dtype == query.dtype and one.dtype != tf.float64 for one in (query, key, value))
+        if not (fits and is_known) or given.get("return_attention_scores"):
             return private_attention.keras_attention(layer, query, key, value, **given)
         if private_attention.drops_scores(layer):
             return _with_dropout(layer, query, key, value, **given), None
         mask = given.get("attention_mask")
         mask = None if mask is None else tf.cast(mask, tf.bool)
-        return attention(query, key, value, mask, is_causal=bool(given.get("use_causal_mask"))), None
+        scale, is_causal = private_attention.scale(layer), bool(given.get("use_causal_mask"))
+        return attention(query, key, value, mask, is_causal=is_causal, scale=scale), None
 
     return private_attention.attributes(compute)
 
 
 def attention(
-    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, mask: tf.Tensor | None = None, *, is_causal: bool = False
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    mask: tf.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> tf.Tensor:
     """Scaled dot-product attention; the softmax is computed in float32.
 
@@ -43,6 +55,7 @@ def attention(
         mask: bool, shape `(batch, queries, keys)`, `(1, queries, keys)` or `(batch, heads, queries, keys)`: True where
             a query may use a key. A query without any key uses all of them alike.
         is_causal: whether a query may only use keys up to its own position.
+        scale: the factor of the scores, by default the inverse square root of `size`.
 
     Returns:
         Shape `(batch, queries, heads, value_size)`.
@@ -51,7 +64,7 @@ def attention(
         >>> attention(tf.ones([1, 2, 1, 4]), tf.ones([1, 3, 1, 4]), tf.ones([1, 3, 1, 5])).shape.as_list()
         [1, 2, 1, 5]
     """
-    scores = tf.cast(_products(query, key), tf.float32) / query.shape[-1] ** 0.5
+    scores = tf.cast(_products(query, key), tf.float32) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         causal = tf.linalg.band_part(tf.ones(tf.shape(scores)[2:], tf.bool), -1, 0)
         mask = causal if mask is None else tf.logical_and(causal, mask)
@@ -63,7 +76,7 @@ def attention(
 
 def _with_dropout(layer: keras.layers.Layer, query: Any, key: Any, value: Any, **given: Any) -> tf.Tensor:
     """Attention that drops scores, whose softmax Keras computes in the layer's own dtype."""
-    scores = _products(query * tf.cast(1.0 / query.shape[-1] ** 0.5, query.dtype), key)
+    scores = _products(query * tf.cast(private_attention.scale(layer), query.dtype), key)
     return _selected(private_attention.shares(layer, scores, query, value, **given), value)
 
 

@@ -15,21 +15,23 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_batch_norm
 
+_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 _SMALLEST_EPSILON = 1.001e-5  # the kernel replaces smaller ones by this one
 
 
 def fused_batch_normalization(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a `BatchNormalization` use the kernel in training, where it can; {} for other layers.
 
-    The kernel takes inputs of shape `(batch, height, width, channels)` without a mask. Keras's operations compute
-    everything else: statistics over the rows of several replicas, renormalization, inference.
+    The kernel takes inputs of shape `(batch, height, width, channels)` without a mask, and weights in float32. Keras's
+    operations compute everything else: statistics over the rows of several replicas, renormalization, inference.
     """
     if not private_batch_norm.takes_keras_moments(layer) or layer.renorm or layer.epsilon <= _SMALLEST_EPSILON:
         return {}
     keras_call = layer.call
 
     def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        fits = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64
+        fits = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.shape[-1] is not None
+        fits = fits and inputs.dtype in _DTYPES and layer.variable_dtype == "float32"
         if not (fits and training and layer.trainable and mask is None and private_batch_norm.uses_own_rows(layer)):
             return keras_call(inputs, training=training, mask=mask)
         channels = inputs.shape[-1]

@@ -15,7 +15,11 @@ import tensorflow as tf
 
 def fused_gelu(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a layer with `activation="gelu"` use `gelu`; {} for other layers."""
-    return {"activation": gelu} if getattr(layer, "activation", None) is keras.activations.gelu else {}
+    return {"activation": _activation} if getattr(layer, "activation", None) is keras.activations.gelu else {}
+
+
+def _activation(x: Any, approximate: bool = False) -> Any:
+    return keras.activations.gelu(x, approximate=approximate) if approximate else gelu(x)
 
 
 @tf.custom_gradient

@@ -13,21 +13,29 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.training.steps.overrides import keeps_methods_of
+
+_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
+
 
 def fused_layer_normalization(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Attributes that make a `LayerNormalization` over the last axis use `layer_norm`; {} for other layers."""
-    kind = keras.layers.LayerNormalization
-    if not isinstance(layer, kind) or type(layer).call is not kind.call or layer.rms_scaling:
+    """Attributes that make a `LayerNormalization` over the last axis use `layer_norm`; {} for other layers.
+
+    Inputs or weights in float64 are left to Keras.
+    """
+    if not keeps_methods_of(layer, keras.layers.LayerNormalization, "call") or layer.rms_scaling:
         return {}
     keras_call = layer.call
 
     def call(inputs: Any) -> Any:
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-        if [axis % len(inputs.shape) for axis in axes] != [len(inputs.shape) - 1] or inputs.dtype == tf.float64:
+        is_last = [axis % len(inputs.shape) for axis in axes] == [len(inputs.shape) - 1]
+        is_known = inputs.dtype in _DTYPES and layer.variable_dtype != "float64" and inputs.shape[-1] is not None
+        if not (is_last and is_known):
             return keras_call(inputs)
         size = inputs.shape[-1]
-        gamma = tf.ones([size]) if layer.gamma is None else tf.convert_to_tensor(layer.gamma)
-        beta = tf.zeros([size]) if layer.beta is None else tf.convert_to_tensor(layer.beta)
+        gamma = tf.ones([size]) if layer.gamma is None else tf.cast(layer.gamma, tf.float32)
+        beta = tf.zeros([size]) if layer.beta is None else tf.cast(layer.beta, tf.float32)
         return tf.cast(layer_norm(inputs, gamma, beta, layer.epsilon), layer.compute_dtype)
 
     return {"call": call}

@@ -12,35 +12,45 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_slots
+from tfaccel.training.steps.overrides import keeps_methods_of
+
+_METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
 def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Attributes that make an optimizer use a kernel for dense gradients; {} where there is none.
 
     The kernels compute what Keras's `Adam`, `AdamW` and `SGD` with momentum compute, also with weight decay, clipping,
-    EMA and accumulation, which are not part of the update. AMSGrad and sparse gradients are left to Keras.
+    EMA and accumulation, which are not part of the update. Left to Keras are AMSGrad, sparse gradients, and where the
+    kernels would round what Keras does not: half precision, and Adam with a `beta_2` so near to 1 (0.9999) that
+    `1 - beta_2` is inexact in float32.
     """
     kernel: Callable[..., None] | None = None
-    if _has_step_of(optimizer, keras.optimizers.Adam) and not optimizer.amsgrad:
+    if keeps_methods_of(optimizer, keras.optimizers.Adam, *_METHODS) and not optimizer.amsgrad:
         kernel = _adam
-    elif _has_step_of(optimizer, keras.optimizers.SGD) and optimizer.momentum:
+    elif keeps_methods_of(optimizer, keras.optimizers.SGD, *_METHODS) and optimizer.momentum:
         kernel = _momentum
     if kernel is None:
         return {}
     keras_step = optimizer.update_step
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
+        dtype = tf.as_dtype(variable.dtype)
+        betas = (optimizer.beta_1, optimizer.beta_2) if kernel is _adam else ()
+        is_exact = dtype in (tf.float32, tf.float64) and all(_has_exact_complement(beta, dtype) for beta in betas)
+        if isinstance(gradient, tf.IndexedSlices) or not is_exact:
             keras_step(gradient, variable, learning_rate)
         else:
-            dtype = variable.dtype
             kernel(optimizer, variable, tf.cast(gradient, dtype), tf.cast(learning_rate, dtype))
 
     return {"update_step": update_step}
 
 
-def _has_step_of(optimizer: Any, kind: Any) -> bool:
-    return isinstance(optimizer, kind) and type(optimizer).update_step is kind.update_step
+def _has_exact_complement(beta: Any, dtype: tf.DType) -> bool:
+    """Whether `1 - beta`, which the kernel computes in a weight's dtype and Keras in float64, is nearly the same."""
+    if not isinstance(beta, int | float):
+        return False
+    return abs(float(dtype.as_numpy_dtype(beta)) - beta) <= 1e-4 * (1.0 - beta)
 
 
 def _handle(variable: Any) -> Any:

@@ -33,15 +33,15 @@ def fused_recurrence(layer: keras.layers.Layer, kind: type[keras.layers.RNN], ru
 
     def inner_loop(sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
         states = [tf.convert_to_tensor(state) for state in keras.tree.flatten(initial_state)]
-        is_float32 = all(tensor.dtype == tf.float32 for tensor in (sequences, *states))
+        variables = [one for one in (cell.kernel, cell.recurrent_kernel, cell.bias) if one is not None]
+        is_float32 = all(one.dtype == "float32" for one in (sequences, *states, *variables))
         if not is_float32 or any(part is not None for part in keras.tree.flatten(mask)):
             return keras_loop(sequences, initial_state, mask, training=training)
         if training and 0.0 < cell.dropout < 1.0:
             sequences = sequences * cell.get_dropout_mask(sequences[:, 0, :])[:, tf.newaxis]
         inputs = tf.transpose(sequences, [1, 0, 2])
         inputs = tf.reverse(inputs, [0]) if layer.go_backwards else inputs
-        variables = (cell.kernel, cell.recurrent_kernel, cell.bias)
-        weights = [tf.convert_to_tensor(one) for one in variables if one is not None]
+        weights = [tf.convert_to_tensor(one) for one in variables]
         hidden, *others = _in_chains(run, inputs, states, weights)
         if not layer.return_sequences:
             return hidden, hidden[:, tf.newaxis], [hidden, *others]

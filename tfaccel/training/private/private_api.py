@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part, warn_if_untested
-from tfaccel.training.steps.overrides import instance_attributes, once_per_graph
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, once_per_graph
 
 
 def check_versions() -> None:
@@ -36,6 +36,14 @@ def has_trainer(model: Any) -> bool:
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Every layer of the model, including nested ones (`Model.layers` stops at the first level)."""
     return list(private_part(model, "_flatten_layers")())
+
+
+def runs_its_layers(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a functional or sequential model whose `call` is Keras's."""
+    from keras.src.models import functional
+
+    kinds = (keras.Sequential, private_part(functional, "Functional"))
+    return any(keeps_methods_of(layer, kind, "call") for kind in kinds)
 
 
 def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:

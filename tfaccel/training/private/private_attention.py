@@ -8,19 +8,29 @@ from typing import Any
 import keras
 
 from tfaccel.tested_versions import private_part
+from tfaccel.training.steps.overrides import keeps_methods_of
 
 _COMPUTE = "_compute_attention"
 
 
 def computes_keras_attention(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a `MultiHeadAttention` that does not override how Keras computes attention."""
-    kind = keras.layers.MultiHeadAttention
-    return isinstance(layer, kind) and private_part(type(layer), _COMPUTE) is private_part(kind, _COMPUTE)
+    return keeps_methods_of(layer, keras.layers.MultiHeadAttention, _COMPUTE)
 
 
 def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
     """Whether a layer asks for flash attention, which Keras refuses on TensorFlow."""
     return bool(private_part(layer, "_flash_attention"))
+
+
+def attends_over(layer: keras.layers.MultiHeadAttention, *, axes: tuple[int, ...]) -> bool:
+    """Whether a built layer attends over these axes of its inputs."""
+    return tuple(private_part(layer, "_attention_axes")) == axes
+
+
+def scale(layer: keras.layers.MultiHeadAttention) -> float:
+    """The factor of the scores of queries and keys."""
+    return float(private_part(layer, "_inverse_sqrt_key_dim"))
 
 
 def drops_scores(layer: keras.layers.MultiHeadAttention) -> bool:

@@ -13,16 +13,14 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
+from tfaccel.training.steps.overrides import keeps_methods_of
 
 Sum = Callable[[tf.Tensor], tf.Tensor]
 
 
 def takes_keras_moments(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a `BatchNormalization` that does not override how Keras computes its statistics."""
-    kind = keras.layers.BatchNormalization
-    if not isinstance(layer, kind):
-        return False
-    return all(private_part(type(layer), name) is private_part(kind, name) for name in ("call", "_moments"))
+    return keeps_methods_of(layer, keras.layers.BatchNormalization, "call", "_moments")
 
 
 def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:

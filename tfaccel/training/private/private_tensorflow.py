@@ -55,6 +55,14 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
                 launcher._group_key = own
 
 
+def without_recording() -> contextlib.AbstractContextManager[None]:
+    """A context in which no `tf.GradientTape` records; the public way needs the tape."""
+    from tensorflow.python.eager import record
+
+    context: contextlib.AbstractContextManager[None] = private_part(record, "stop_recording", package="tensorflow")()
+    return context
+
+
 @functools.cache
 def uses_onednn() -> bool:
     """Whether the loaded TensorFlow runs oneDNN's operations on the CPU; it decided when it was loaded."""

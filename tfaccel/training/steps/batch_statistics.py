@@ -81,7 +81,7 @@ def replica_statistics(model: keras.Model, num_replicas: int) -> Iterator[None]:
 
 def _say_alone(names: list[str], num_replicas: int, *, everywhere: bool) -> None:
     cure = (
-        "Their classes override `call`, so that tfaccel cannot synchronize them"
+        "They override `call` or `_moments`, so that tfaccel cannot synchronize them"
         if everywhere
         else "Use BatchNormalization(synchronized=True), or synchronize_batch_norm=True in a plan"
     )

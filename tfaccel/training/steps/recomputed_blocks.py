@@ -1,6 +1,6 @@
 """Rematerialization: a model's blocks keep only their inputs, and the backward pass recomputes their activations.
 
-While a training step is traced, the blocks' `call` runs inside `tf.recompute_grad`. The user's model, its config and
+While a training step is traced, the blocks' `call` runs inside `recomputed`. The user's model, its config and
 its files stay as they are. The recomputation repeats the forward pass: it draws the same random numbers (a block's
 seed generators advance once), in the same dtype, with the same masks. A layer that keeps another state, such as
 `BatchNormalization`, or a recurrent one, is left as it is. What cannot be repeated is refused by name.
@@ -25,6 +25,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_calls import state_around_call
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.recomputation import recomputed
 
 logger = logging.getLogger("tfaccel")
 
@@ -46,12 +47,11 @@ def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
     """
     found = []
     for layer in model.layers:
-        is_graph = isinstance(layer, keras.Sequential) or type(layer) is keras.Model
-        if is_graph and 2 * _num_weights(layer) > _num_weights(model):
+        if private_api.runs_its_layers(layer) and 2 * _num_weights(layer) > _num_weights(model):
             found += blocks_of(layer)
         elif layer.weights and _can_run_again(layer):
             found.append(layer)
-    return found
+    return list({id(layer): layer for layer in found}.values())
 
 
 def _num_weights(layer: keras.layers.Layer) -> int:
@@ -126,9 +126,9 @@ def _recomputed(block: keras.layers.Layer) -> Callable[..., Any]:
                 leaves[place] = tensor if mask is None else private_api.with_mask(tensor, mask)
             given, named = keras.tree.pack_sequence_as((args, kwargs), leaves)
             with run.once():
-                return run.noting_masks(call(*given, **named))
+                return call(*given, **named)
 
-        return run.with_masks(tf.recompute_grad(compute)(*inputs))
+        return recomputed(compute, inputs)
 
     return recomputed_call
 
@@ -147,7 +147,6 @@ class _Runs:
         self._layers = list(private_api.all_layers(block))
         self._generators = _generators(self._layers)
         self._seeds: list[list[Any]] | None = None
-        self._masks: list[Any] = []
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
@@ -190,18 +189,6 @@ class _Runs:
             f"Layer {self._block.name!r} ({type(self._block).__name__}) cannot be recomputed in the backward pass: it "
             f"{what}. {_HINT}"
         )
-
-    def noting_masks(self, outputs: Any) -> Any:
-        """The outputs of a run, whose masks are noted."""
-        self._masks = [private_api.keras_mask(output) for output in keras.tree.flatten(outputs)]
-        return outputs
-
-    def with_masks(self, outputs: Any) -> Any:
-        """The outputs with the masks of the forward pass, which `tf.recompute_grad` leaves out."""
-        for output, mask in zip(keras.tree.flatten(outputs), self._masks, strict=True):
-            if mask is not None:
-                private_api.with_mask(output, mask)
-        return outputs
 
 
 def _noting(generator: keras.random.SeedGenerator, seeds: list[Any]) -> Callable[..., Any]:

@@ -1,0 +1,97 @@
+"""The kernels of optimizers end where Keras's updates do, and leave to Keras what they would compute otherwise."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfaccel
+from tfaccel.training.kernels.optimizer_updates import fused_update
+from tfaccel.training.steps.overrides import instance_attributes
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0),
+    "Adam with EMA": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "Adam that accumulates": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "Nesterov momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 5)),
+}
+DEFAULT = ("AdamW", "Adam that accumulates", "Nesterov momentum")
+
+
+def trained(make, fit, **arguments):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)])
+    model.compile(make(), "mse")
+    x = np.random.default_rng(1).normal(size=(24, 4)).astype("float32")
+    fit(model, x, x[:, :1], batch_size=4, epochs=2, verbose=0, shuffle=False, **arguments)
+    return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in OPTIMIZERS]
+)
+def test_optimizers_end_where_kerass_do(name):
+    fused, exact = trained(OPTIMIZERS[name], tfaccel.fit), trained(OPTIMIZERS[name], keras.Model.fit)
+    for received, expected in zip(fused, exact, strict=True):
+        np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow  # without it: tests/world/test_fit_arguments.py
+def test_exact_kernels_give_kerass_last_bits():
+    exact = trained(OPTIMIZERS["AdamW"], tfaccel.fit, exact_kernels=True)
+    for received, expected in zip(exact, trained(OPTIMIZERS["AdamW"], keras.Model.fit), strict=True):
+        np.testing.assert_array_equal(received, expected)
+
+
+def with_own_step(optimizer):
+    optimizer.update_step = lambda gradient, variable, learning_rate: variable.assign_sub(gradient)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(amsgrad=True),
+        lambda: keras.optimizers.SGD(),
+        lambda: keras.optimizers.RMSprop(),
+        lambda: type("Mine", (keras.optimizers.Adam,), {"update_step": lambda *_: None})(),
+        lambda: type("Mine", (keras.optimizers.SGD,), {"assign_add": lambda *_: None})(momentum=0.9),
+        lambda: with_own_step(keras.optimizers.Adam()),
+    ],
+)
+def test_other_optimizers_are_left_alone(make):
+    assert fused_update(make()) == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "sparse"),
+    [
+        (lambda: keras.optimizers.Adam(0.1), "float32", True),
+        (lambda: keras.optimizers.Adam(0.1), "bfloat16", False),
+        (lambda: keras.optimizers.Adam(0.1, beta_2=0.99), "float16", False),
+        (lambda: keras.optimizers.Adam(0.1, beta_2=0.99999), "float32", False),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), "bfloat16", False),
+    ],
+)
+def test_updates_that_would_be_others_are_left_to_keras(make, dtype, sparse):
+    gradient = tf.constant(np.random.default_rng(0).normal(size=(5, 2)).astype("float32"))
+    if sparse:
+        gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 3]), tf.constant([5, 2]))
+
+    def outcome(*, fused):
+        optimizer, table = make(), keras.Variable(np.ones((5, 2)), dtype=dtype)
+        optimizer.build([table])
+        with instance_attributes(optimizer, fused_update(optimizer) if fused else {}):
+            for _ in range(3):
+                optimizer.apply([gradient], [table])
+        return [np.asarray(value, np.float64) for value in [table, *optimizer.variables]]
+
+    for received, expected in zip(outcome(fused=True), outcome(fused=False), strict=True):
+        np.testing.assert_array_equal(received, expected)
