@@ -111,8 +111,48 @@ def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int
     return min(step, length) if length > 0 else step
 
 
+def why_epochs_differ(workload: Workload, plan: Plan) -> str | None:
+    """Why an epoch has other optimizer steps in batches that are half as large; None if it has the same.
+
+    Batches are accumulated across the end of an epoch, and all with equal weights, so an epoch must divide into whole
+    batches.
+    """
+    size = plan.global_batch_size // plan.accumulation_steps
+    whole, halves = (workload.train_data(rows, seed=0, epoch=0) for rows in (size, size // 2))
+    if _shapes_of_rows(whole.take(1)) != _shapes_of_rows(halves.take(2)):
+        return "the rows of a batch are padded to the longest of them"
+    batches, half_batches = int(whole.cardinality()), int(halves.cardinality())
+    if {_static_rows(whole), _static_rows(halves)} == {size, size // 2} and batches >= 0:  # all batches are full
+        if half_batches == 2 * batches:
+            return None
+        return f"an epoch has {batches} batches of {size} rows, but {half_batches} of {size // 2}"
+    rows = int(workload.train_data(1, seed=0, epoch=0).cardinality())
+    rows = rows if rows >= 0 else workload.num_train_examples or 0
+    if rows <= 0:
+        return (
+            "it is not known whether an epoch divides into whole batches (give the dataset a length with "
+            "`tf.data.experimental.assert_cardinality`, or the workload num_train_examples)"
+        )
+    return f"an epoch of {rows} rows does not divide into batches of {size}" if rows % size else None
+
+
+def _static_rows(dataset: tf.data.Dataset) -> int | None:
+    """The number of rows of every batch, if it is fixed."""
+    leaves = [leaf for leaf in keras.tree.flatten(dataset.element_spec) if leaf is not None and leaf.shape.rank]
+    return leaves[0].shape[0] if leaves else None
+
+
+def _shapes_of_rows(dataset: tf.data.Dataset) -> set[tuple[Any, ...]]:
+    """The shapes of the rows of each batch, in the order of the tensors of a batch."""
+    return {
+        tuple(leaf.shape[1:] for leaf in keras.tree.flatten(batch) if isinstance(leaf, tf.Tensor)) for batch in dataset
+    }
+
+
 def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
     """Whether the batches of two datasets have the same rows in the same order."""
+    if _shapes_of_rows(some) != _shapes_of_rows(others):  # padded to the longest row
+        return False
     found = [[keras.tree.flatten(batch) for batch in dataset] for dataset in (some, others)]
     leaves = [[tf.concat(parts, axis=0) for parts in zip(*batches, strict=True)] for batches in found]
     return len(leaves[0]) == len(leaves[1]) and all(
