@@ -16,8 +16,15 @@ import tensorflow as tf
 from tfaccel.errors import RunDirError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.private.private_api import gradient_accumulators, raw_iterations
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.private.private_api import raw_iterations
+from tfaccel.training.steps.model_parts import (
+    accumulators_by_replica,
+    accumulators_of,
+    inner_optimizer,
+    optimizers_of,
+    stepping_optimizers,
+    untracked_variables,
+)
 
 
 def parts_per_batch(position: dict[str, Any], accumulation_steps: int) -> int:
@@ -64,20 +71,30 @@ def state_in_parts(
         model: the built model.
         parts: see `parts_per_batch`.
         num_replicas: number of replicas, each of which has its own accumulated gradients.
+
+    Raises:
+        RunDirError: if the model has states, which belong to the rows of a batch.
     """
     if parts == 1:
         return state
+    if any(name.startswith("state/") for name in state):
+        names = ", ".join(variable.path for variable in untracked_variables(model))
+        raise RunDirError(
+            f"The checkpoint holds states of recurrent layers ({names:.200}), one for each row of a batch, and cannot "
+            "be continued in smaller batches. Use the accumulation_steps of the checkpoint, or a new run directory."
+        )
     changed = dict(state)
     for owner, optimizer in optimizers_of(model).items():
-        stepping = stepping_optimizers(optimizer)
-        counters = {id(raw_iterations(one)) for one in stepping}
-        accumulators = {id(v) for one in stepping for v in gradient_accumulators(one) if v is not None}
+        stepping, inner = stepping_optimizers(optimizer), inner_optimizer(optimizer)
+        counters = {id(raw_iterations(one)) for one in (inner, *stepping)}  # a `MultiOptimizer` counts as well
+        accumulators = {id(v) for one in stepping for v in accumulators_of(one)}
+        by_replica = {id(v) for v in accumulators_by_replica(optimizer)}
         old = [state[f"{owner}/{i}"] for i in range(sum(name.startswith(f"{owner}/") for name in state))]
         is_new = len(old) == len(optimizer.variables) - len(accumulators)  # the checkpoint has no accumulators
         rest = iter(old)
         for i, variable in enumerate(optimizer.variables):
             if id(variable) in accumulators and is_new:
-                shape = (num_replicas, *variable.shape)
+                shape = (num_replicas, *variable.shape) if id(variable) in by_replica else tuple(variable.shape)
                 changed[f"{owner}/{i}"] = np.zeros(shape, keras.backend.standardize_dtype(variable.dtype))
                 continue
             value = next(rest)
