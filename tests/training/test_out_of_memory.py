@@ -63,7 +63,7 @@ def test_shortage_is_told_from_other_exhausted_resources(logical_devices):
     assert not is_out_of_memory(MemoryError())
 
 
-def model_and_work(normalized=False, loss="mse", data=None):
+def model_and_work(normalized=False, loss="mse", data=None, num_rows=8):
     import keras
     import tensorflow as tf
 
@@ -75,7 +75,7 @@ def model_and_work(normalized=False, loss="mse", data=None):
     model.compile("sgd", loss)
 
     def train_data(global_batch_size, *, seed, epoch):
-        values = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+        values = np.random.default_rng(0).normal(size=(num_rows, 4)).astype("float32")
         return tf.data.Dataset.from_tensor_slices((values, values)).batch(global_batch_size)
 
     given = {"optimizer": "sgd", "loss": "mse"}
@@ -102,6 +102,9 @@ def test_reasons_against_smaller_batches(logical_devices):
     assert why_not(*model_and_work()) is None
     assert "batch normalization (norm)" in why_not(*model_and_work(normalized=True))
     assert "the loss (contrastive) is not a mean over the rows" in why_not(*model_and_work(loss=contrastive))
+    by_sum = keras.losses.MeanSquaredError(reduction="sum")
+    assert "the loss (mean_squared_error) has reduction='sum'" in why_not(*model_and_work(loss=by_sum))
+    assert "an epoch of 12 rows does not divide into batches of 8" in why_not(*model_and_work(num_rows=12))
     dataset = model_and_work(data=lambda x: tf.data.Dataset.from_tensor_slices((x, x)).batch(8))
     assert "the tf.data.Dataset decides how many rows a batch has" in why_not(*dataset)
     assert "One row is the smallest batch. What helps: a smaller model" in why_not(
