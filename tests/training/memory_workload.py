@@ -10,7 +10,7 @@ import numpy as np
 
 from tfaccel import Plan, TfaccelError, Workload, train
 
-BATCH, NUM_ROWS = 1024, 2048 + 512
+BATCH, NUM_ROWS = 1024, 2048
 PLANS = {
     "none": {"strategy": "none", "devices": ("CPU:0",), "num_logical_cpus": 2},
     "mirrored_2": {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2},

@@ -63,7 +63,7 @@ def test_shortage_is_told_from_other_exhausted_resources(logical_devices):
     assert not is_out_of_memory(MemoryError())
 
 
-def model_and_work(normalized=False, loss="mse", data=None):
+def model_and_work(normalized=False, loss="mse", data=None, num_rows=8):
     import keras
     import tensorflow as tf
 
@@ -75,7 +75,7 @@ def model_and_work(normalized=False, loss="mse", data=None):
     model.compile("sgd", loss)
 
     def train_data(global_batch_size, *, seed, epoch):
-        values = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+        values = np.random.default_rng(0).normal(size=(num_rows, 4)).astype("float32")
         return tf.data.Dataset.from_tensor_slices((values, values)).batch(global_batch_size)
 
     given = {"optimizer": "sgd", "loss": "mse"}
@@ -102,6 +102,9 @@ def test_reasons_against_smaller_batches(logical_devices):
     assert why_not(*model_and_work()) is None
     assert "batch normalization (norm)" in why_not(*model_and_work(normalized=True))
     assert "the loss (contrastive) is not a mean over the rows" in why_not(*model_and_work(loss=contrastive))
+    by_sum = keras.losses.MeanSquaredError(reduction="sum")
+    assert "the loss (mean_squared_error) has reduction='sum'" in why_not(*model_and_work(loss=by_sum))
+    assert "an epoch of 12 rows does not divide into batches of 8" in why_not(*model_and_work(num_rows=12))
     dataset = model_and_work(data=lambda x: tf.data.Dataset.from_tensor_slices((x, x)).batch(8))
     assert "the tf.data.Dataset decides how many rows a batch has" in why_not(*dataset)
     assert "One row is the smallest batch. What helps: a smaller model" in why_not(
@@ -143,36 +146,69 @@ def test_any_other_error_passes(logical_devices):
         raising(shortage, accumulation_steps=8)
 
 
-def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_devices):
+def in_one(steps):
     import keras
 
+    return keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps)
+
+
+def in_parts_of_one(steps):
+    import keras
+
+    kinds = keras.optimizers
+    rest = kinds.SGD(0.1, momentum=0.9, gradient_accumulation_steps=steps)
+    return kinds.MultiOptimizer(kinds.OptimizerMap(rest, {".*kernel": in_one(steps)}))
+
+
+# With a half accumulated gradient, or without accumulators in the checkpoint: accumulation, batch, first row after it.
+BEGUN = [(2, 8, 24), (None, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "num_replicas"),
+    [
+        (in_one, 1),
+        (in_parts_of_one, 1),
+        *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in (in_one, in_parts_of_one)),
+    ],
+)
+def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_devices, optimizer, num_replicas):
+    import keras
+    import tensorflow as tf
+
+    from tfaccel import fit
     from tfaccel.training.run.changed_accumulation import state_in_parts
     from tfaccel.training.run.checkpoint import read_state, write_state
+    from tfaccel.training.steps.model_parts import optimizers_of
     from tfaccel.training.steps.replicas import Replicas
 
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
     def model_of(steps):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps), "mse")
-        model.optimizer.build(model.trainable_variables)
-        return model, Replicas(model.distribute_strategy)
+        several = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+        strategy = several if num_replicas > 1 else tf.distribute.get_strategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(optimizer(steps), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model, Replicas(strategy)
 
     def trained(model, rows, size):
-        for first in range(0, len(rows), size):
-            model.train_on_batch(rows[first : first + size], rows[first : first + size, :1])
+        fit(model, rows, rows[:, :1], batch_size=size, epochs=1, shuffle=False, verbose=0)
 
     whole, _ = model_of(2)
     trained(whole, x, 8)
-    for before, size, first in ((2, 8, 24), (None, 16, 16)):  # with a half accumulated gradient; without accumulators
+    for before, size, first in BEGUN:
         begun, replicas = model_of(before)
         trained(begun, x[:first], size)
         model, replicas = model_of(4)
         parts = 4 // (before or 1)
-        write_state(model, replicas, state_in_parts(read_state(begun, replicas), model, parts, num_replicas=1))
+        state = state_in_parts(read_state(begun, replicas), model, parts, num_replicas=num_replicas)
+        write_state(model, replicas, state)
         trained(model, x[first:], 4)
-        assert int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 2
+        counters = [int(one.variables[0].numpy()) for one in optimizers_of(model).values()]
+        assert counters == [8]  # batches, of a `MultiOptimizer` too
         for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5)
 

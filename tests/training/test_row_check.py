@@ -42,6 +42,22 @@ def own_compute_loss():
     return model
 
 
+def unreduced(reduce):
+    """A custom loss of an `OwnStep` that reduces the values of one of Keras's losses itself."""
+    return lambda y, z: reduce(keras.losses.MeanSquaredError(reduction="none")(tf.ones_like(z), z))
+
+
+class Averages(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(keras.losses.MeanSquaredError(reduction=None)(y_pred * 0.5, y_pred))
+
+
+def own_mean():
+    model = Averages([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("adam")
+    return model
+
+
 class OwnMasks(keras.Model):
     """Divides by the number of tokens in the batch, after dropout, in a custom `train_step`."""
 
@@ -81,6 +97,12 @@ REFUSED = {
     "loss that sums": (sequential(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), "is not a mean over the rows"),
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
     "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
+    "own mean of unreduced values": (own_mean, r"A loss has reduction='none', and what Averages.train_step makes of"),
+    "own step with their mean": (
+        lambda: OwnStep(unreduced(tf.reduce_mean)),
+        r"reduction='none', and what OwnStep.train",
+    ),
+    "own step with the values": (lambda: OwnStep(unreduced(tf.identity)), r"reduction='none', and what OwnStep.train"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
         lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2)),
@@ -161,6 +183,7 @@ EQUAL = {
     "gathered loss and XLA": sequential(loss=lambda y, z: contrastive(y, z, gather=True), units=5, jit_compile=True),
     "gathered loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z, gather=True))),
     "vector as loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2, axis=1)),
+    "own step with the sum of unreduced values": lambda: OwnStep(unreduced(tf.reduce_sum)),
     "reduction by sum": sequential(loss=keras.losses.MeanSquaredError(reduction="sum")),
     "metrics that add up": sequential(
         metrics=[

@@ -44,12 +44,9 @@ class Run:
 @contextlib.contextmanager
 def unchanged(model: keras.Model, replicas: Replicas) -> Iterator[Callable[[], None]]:
     """Makes the model use the first local replica's variables; yields a function that restores their values."""
-    touched = {id(v): v for v in variables_of(model)}
-    for layer in private_api.all_layers(model):  # `model.variables` omits the states of recurrent layers
-        found = [*keras.tree.flatten(getattr(layer, "states", None) or []), *vars(layer).values()]
-        touched |= {id(v): v for v in found if isinstance(v, keras.Variable)}
-    with replicas.local(list(touched.values()), 0):
-        variables = [private_api.tf_variable(v) for v in touched.values()]
+    touched = variables_of(model)
+    with replicas.local(touched, 0):
+        variables = [private_api.tf_variable(v) for v in touched]
         before = [tf.identity(variable) for variable in variables]
 
         def reset() -> None:

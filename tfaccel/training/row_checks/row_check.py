@@ -168,7 +168,8 @@ def _problem(model: keras.Model, runs: dict[str, Run], *, draws: bool) -> str | 
             comparable = all(other is not None and other.shape == value.shape for other in others)
             alike = not comparable or is_mean(value, *others, spread=spread)
         if not alike:
-            return _named(model, name)
+            unreduced = any(one.startswith("unreduced loss") for one in values["AB"])
+            return _named(model, "unreduced loss 0" if unreduced and name not in runs["AB"].by_row else name)
     return None
 
 
@@ -198,6 +199,8 @@ def _named(model: keras.Model, name: str) -> str:
         "loss": compiled,
         "added loss": f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per "
         "row",
+        "unreduced loss": "A loss has reduction='none', and what {step} makes of its values is not their sum over the "
+        "rows (for their mean, use reduction='sum_over_batch_size')",
         "compute_loss": own_loss if overrides_loss else compiled,
         "log": f"Log {detail!r} of {{step}} is not a mean over the rows of the batch: return a metric's result",
         "metric": f"Metric {detail!r} is updated with a scalar that is not a mean over the rows of the batch",

@@ -16,8 +16,15 @@ import tensorflow as tf
 from tfaccel.errors import RunDirError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.private.private_api import gradient_accumulators, raw_iterations
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.private.private_api import raw_iterations
+from tfaccel.training.steps.model_parts import (
+    accumulators_by_replica,
+    accumulators_of,
+    inner_optimizer,
+    optimizers_of,
+    stepping_optimizers,
+    untracked_variables,
+)
 
 
 def parts_per_batch(position: dict[str, Any], accumulation_steps: int) -> int:
@@ -64,20 +71,30 @@ def state_in_parts(
         model: the built model.
         parts: see `parts_per_batch`.
         num_replicas: number of replicas, each of which has its own accumulated gradients.
+
+    Raises:
+        RunDirError: if the model has states, which belong to the rows of a batch.
     """
     if parts == 1:
         return state
+    if any(name.startswith("state/") for name in state):
+        names = ", ".join(variable.path for variable in untracked_variables(model))
+        raise RunDirError(
+            f"The checkpoint holds states of recurrent layers ({names:.200}), one for each row of a batch, and cannot "
+            "be continued in smaller batches. Use the accumulation_steps of the checkpoint, or a new run directory."
+        )
     changed = dict(state)
     for owner, optimizer in optimizers_of(model).items():
-        stepping = stepping_optimizers(optimizer)
-        counters = {id(raw_iterations(one)) for one in stepping}
-        accumulators = {id(v) for one in stepping for v in gradient_accumulators(one) if v is not None}
+        stepping, inner = stepping_optimizers(optimizer), inner_optimizer(optimizer)
+        counters = {id(raw_iterations(one)) for one in (inner, *stepping)}  # a `MultiOptimizer` counts as well
+        accumulators = {id(v) for one in stepping for v in accumulators_of(one)}
+        by_replica = {id(v) for v in accumulators_by_replica(optimizer)}
         old = [state[f"{owner}/{i}"] for i in range(sum(name.startswith(f"{owner}/") for name in state))]
         is_new = len(old) == len(optimizer.variables) - len(accumulators)  # the checkpoint has no accumulators
         rest = iter(old)
         for i, variable in enumerate(optimizer.variables):
             if id(variable) in accumulators and is_new:
-                shape = (num_replicas, *variable.shape)
+                shape = (num_replicas, *variable.shape) if id(variable) in by_replica else tuple(variable.shape)
                 changed[f"{owner}/{i}"] = np.zeros(shape, keras.backend.standardize_dtype(variable.dtype))
                 continue
             value = next(rest)
@@ -111,8 +128,48 @@ def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int
     return min(step, length) if length > 0 else step
 
 
+def why_epochs_differ(workload: Workload, plan: Plan) -> str | None:
+    """Why an epoch has other optimizer steps in batches that are half as large; None if it has the same.
+
+    Batches are accumulated across the end of an epoch, and all with equal weights, so an epoch must divide into whole
+    batches.
+    """
+    size = plan.global_batch_size // plan.accumulation_steps
+    whole, halves = (workload.train_data(rows, seed=0, epoch=0) for rows in (size, size // 2))
+    if _shapes_of_rows(whole.take(1)) != _shapes_of_rows(halves.take(2)):
+        return "the rows of a batch are padded to the longest of them"
+    batches, half_batches = int(whole.cardinality()), int(halves.cardinality())
+    if {_static_rows(whole), _static_rows(halves)} == {size, size // 2} and batches >= 0:  # all batches are full
+        if half_batches == 2 * batches:
+            return None
+        return f"an epoch has {batches} batches of {size} rows, but {half_batches} of {size // 2}"
+    rows = int(workload.train_data(1, seed=0, epoch=0).cardinality())
+    rows = rows if rows >= 0 else workload.num_train_examples or 0
+    if rows <= 0:
+        return (
+            "it is not known whether an epoch divides into whole batches (give the dataset a length with "
+            "`tf.data.experimental.assert_cardinality`, or the workload num_train_examples)"
+        )
+    return f"an epoch of {rows} rows does not divide into batches of {size}" if rows % size else None
+
+
+def _static_rows(dataset: tf.data.Dataset) -> int | None:
+    """The number of rows of every batch, if it is fixed."""
+    leaves = [leaf for leaf in keras.tree.flatten(dataset.element_spec) if leaf is not None and leaf.shape.rank]
+    return leaves[0].shape[0] if leaves else None
+
+
+def _shapes_of_rows(dataset: tf.data.Dataset) -> set[tuple[Any, ...]]:
+    """The shapes of the rows of each batch, in the order of the tensors of a batch."""
+    return {
+        tuple(leaf.shape[1:] for leaf in keras.tree.flatten(batch) if isinstance(leaf, tf.Tensor)) for batch in dataset
+    }
+
+
 def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
     """Whether the batches of two datasets have the same rows in the same order."""
+    if _shapes_of_rows(some) != _shapes_of_rows(others):  # padded to the longest row
+        return False
     found = [[keras.tree.flatten(batch) for batch in dataset] for dataset in (some, others)]
     leaves = [[tf.concat(parts, axis=0) for parts in zip(*batches, strict=True)] for batches in found]
     return len(leaves[0]) == len(leaves[1]) and all(

@@ -1,8 +1,8 @@
 """Checkpoints of the complete training state: JSON and plain arrays, committed by a rename, checked by SHA-256.
 
 A checkpoint holds what an uninterrupted run has in memory between two steps: weights, optimizer state, dropout seeds
-(which no Keras format saves), accumulated gradients, metric state, callback state, and the position in the data. A
-resumed run ends with the same weights as an uninterrupted one.
+and states of recurrent layers (neither of which Keras saves), accumulated gradients, metric state, callback state, and
+the position in the data. A resumed run ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import tensorflow as tf
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
-from tfaccel.training.private.private_api import gradient_accumulators
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
+from tfaccel.training.steps.model_parts import accumulators_by_replica, optimizers_of, untracked_variables
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
 from tfaccel.training.steps.replicas import Replicas
 
@@ -37,14 +36,15 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
     """The state of a model and its optimizers as arrays. All workers must call it together.
 
     Moving statistics are averaged over the replicas first. Metrics and accumulated gradients are partial sums; they are
-    stored per replica, along a new first axis, so that a resumed sum is bit-identical.
+    stored per replica, along a new first axis, so that a resumed sum is bit-identical. So are the states of recurrent
+    layers, which belong to the replica's rows.
     """
     align_seeds(model, replicas)
     average_drifting(model, replicas)
     state = {f"seed/{i}": v.numpy() for i, v in enumerate(seed_variables(model))}
-    for name, variable, summed in _variables(model):
+    for name, variable, is_by_replica in _variables(model):
         parts = [component.numpy() for component in _components(variable, replicas)]
-        state[name] = _of_all_workers(np.stack(parts), replicas) if summed else parts[0]
+        state[name] = _of_all_workers(np.stack(parts), replicas) if is_by_replica else parts[0]
     return state
 
 
@@ -61,9 +61,18 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
     expected = {f"seed/{i}" for i in range(len(seeds))} | {name for name, _, _ in _variables(model)}
     if expected != set(state):
         odd = sorted(expected ^ set(state))[0]
+        if all(name.startswith("state/") for name in expected - set(state)) and not set(state) - expected:
+            names = ", ".join(variable.path for variable in untracked_variables(model))
+            raise RunDirError(
+                "The checkpoint was written by an older version of tfaccel, without the states of recurrent layers "
+                f"({names:.200}), so the run cannot continue exactly. Start over in a new run directory."
+            )
         raise RunDirError(f"The checkpoint belongs to another model or optimizer: {odd} is in only one of them.")
-    for name, variable, summed in _variables(model):
-        parts = _parts_for(state[name], replicas.num_replicas) if summed else [state[name]] * replicas.num_replicas
+    for name, variable, is_by_replica in _variables(model):
+        parts = [state[name]] * replicas.num_replicas
+        if is_by_replica:
+            split = _rows_for if name.startswith("state/") else _parts_for
+            parts = split(state[name], replicas.num_replicas)
         if tuple(parts[0].shape) != tuple(variable.shape):
             raise RunDirError(
                 f"The checkpoint belongs to another model: {name} ({variable.path}) has shape {tuple(parts[0].shape)} "
@@ -76,13 +85,15 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
 
 
 def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]:
-    """Yields name, variable, and whether the replicas hold partial sums."""
+    """Yields name, variable, and whether each replica has a value of its own: a partial sum, or states of its rows."""
     for i, variable in enumerate(model.weights):
         yield f"weight/{i}", variable, False
     for i, variable in enumerate(model.metrics_variables):
         yield f"metric/{i}", variable, True
+    for i, variable in enumerate(untracked_variables(model)):
+        yield f"state/{i}", variable, True
     for owner, optimizer in optimizers_of(model).items():
-        accumulators = {id(v) for v in gradient_accumulators(inner_optimizer(optimizer)) if v is not None}
+        accumulators = {id(v) for v in accumulators_by_replica(optimizer)}
         for i, variable in enumerate(optimizer.variables):
             yield f"{owner}/{i}", variable, id(variable) in accumulators
 
@@ -99,8 +110,16 @@ def _parts_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:
     return [total] + [np.zeros_like(total)] * (num_replicas - 1)
 
 
+def _rows_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:
+    """The states of the rows of a global batch for another number of replicas, in the order of the rows."""
+    if len(parts) == num_replicas:
+        return list(parts)
+    rows = parts.reshape(-1, *parts.shape[2:])
+    return np.array_split(rows, num_replicas)
+
+
 def _of_all_workers(parts: np.ndarray, replicas: Replicas) -> np.ndarray:
-    """The partial sums of all replicas, in order, gathered from the local ones of each worker."""
+    """The values of all replicas, in order, gathered from the local ones of each worker."""
     if replicas.num_workers == 1:
         return parts
     strategy, first = replicas.strategy, replicas.first_replica

@@ -1,7 +1,8 @@
 """Out of memory while training: what may be done about it, and the plan with smaller batches.
 
 The batch of a replica is halved and the accumulation steps are doubled, which keeps the global batch. That computes the
-same mean gradient, except where a model or its data depend on which rows are processed together: then it is refused.
+same mean gradient, except where a model or its data depend on which rows are processed together, or an epoch is not
+made of whole batches: then it is refused.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset
-from tfaccel.errors import CoupledRowsError, OutOfMemoryError
+from tfaccel.errors import OutOfMemoryError
 from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.row_checks.row_check import check_rows
-from tfaccel.training.steps.batch_statistics import batch_norm_layers
+from tfaccel.training.row_checks.micro_batches import what_depends_on_micro_batches
+from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
@@ -130,41 +131,29 @@ def why_not_smaller(model: keras.Model, workload: Workload, plan: Plan, replicas
         return f"accumulation_steps={plan.accumulation_steps} was set by you, and is not changed: {to_allow}."
     if replicas.num_workers > 1:
         return f"Several workers do not change their plan while they train: {to_allow} on all workers, and start again."
-    coupled = _what_depends_on_the_batch(model, workload, plan)
-    if coupled is None:
+    found = _what_depends_on_the_batch(model, workload, plan, replicas)
+    if found is None:
         return None
-    return (
-        f"The batch is not halved by itself, because {coupled}. If that is acceptable, {to_allow}; or use {_REMEDIES}."
-    )
+    return f"The batch is not halved by itself, because {found}. If that is acceptable, {to_allow}; or use {_REMEDIES}."
 
 
-def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Plan) -> str | None:
+def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Plan, replicas: Replicas) -> str | None:
     """What would give other results with smaller batches; None if nothing is found."""
-    if names := batch_norm_layers(model):
-        return f"batch normalization ({', '.join(names)}) would take its statistics over fewer rows"
-    if has_own_train_step(model):
-        return f"{type(model).__name__} has its own train_step, which may do more than take the mean of a loss"
-    for optimizer in stepping_optimizers(model.optimizer):
-        own = optimizer.gradient_accumulation_steps or 1
-        if own != plan.accumulation_steps:
-            return f"the optimizer accumulates gradients itself, over {own} batches"
+    if not has_own_train_step(model):
+        for optimizer in stepping_optimizers(model.optimizer):
+            own = optimizer.gradient_accumulation_steps or 1
+            if own != plan.accumulation_steps:
+                return f"the optimizer accumulates gradients itself, over {own} batches"
     if isinstance(workload.train_data, GivenDataset | GivenPyDataset):
         return f"the {workload.train_data.what} decides how many rows a batch has: make its batches half as large"
-    return _coupled_rows(model, workload, plan)
-
-
-def _coupled_rows(model: keras.Model, workload: Workload, plan: Plan) -> str | None:
-    """The loss, layer or metric that compares the rows of a batch; None if nothing is found."""
     size = plan.global_batch_size // plan.accumulation_steps
     batch = next(iter(workload.train_data(size, seed=0, epoch=0).take(1)), None)
     if batch is None:
         return None
-    try:
-        gathers = check_rows(model, Replicas(model.distribute_strategy), batch, "train")
-    except CoupledRowsError as error:
-        text = str(error).partition(", so ")[0]
-        return f"{text[0].lower()}{text[1:]}"
-    return "the model gathers the rows of the batch (`tfaccel.ops.all_gather_rows`)" if gathers else None
+    sums_duplicates = plan.sum_duplicate_indices or plan.accumulation_steps > 1
+    return what_depends_on_micro_batches(model, replicas, batch, sums_duplicates=sums_duplicates) or why_epochs_differ(
+        workload, plan
+    )
 
 
 def retry_text(before: Plan, detail: str, place: str, after: Plan) -> str:

@@ -109,7 +109,10 @@ def _reduce(
 ) -> Any:
     share = current_share()
     if share is not None and share.observe is not None:
-        share.observe("loss", values)
+        unreduced = reduction in (None, "none") and len(values.shape) > 0
+        share.observe("unreduced loss" if unreduced else "loss", values)
+        if unreduced:  # what is made of the values must be their sum, and is checked as a mean over the rows
+            return original(values, None, None, reduction, dtype) / tf.cast(tf.shape(values)[0], values.dtype)
         return original(values, None, None, "sum_over_batch_size", dtype)
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, mask, reduction, dtype)

@@ -17,8 +17,8 @@ from tfaccel.training.steps.replicas import Replicas
 def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     """Within the block, a built model may be trained; afterwards it is as before, to the last bit.
 
-    That covers weights, moving statistics, seeds, metrics and the optimizers' state (slots, number of steps, loss
-    scale, accumulated gradients), on each replica, and the traced training function.
+    That covers weights, moving statistics, seeds, metrics, the states of recurrent layers and the optimizers' state
+    (slots, number of steps, loss scale, accumulated gradients), on each replica, and the traced training function.
     """
     variables = variables_of(model)
     before = [_values(variable, replicas) for variable in variables]

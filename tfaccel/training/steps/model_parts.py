@@ -47,17 +47,44 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
     return list(getattr(inner, "optimizers", ())) or [inner]
 
 
+def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The gradient accumulators of an optimizer that updates weights."""
+    return [one for one in private_api.gradient_accumulators(optimizer) if one is not None]
+
+
+def accumulators_by_replica(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The accumulators in which each replica adds up its own gradients; the engine sums them once per update.
+
+    Not those of the parts of a `MultiOptimizer`, which accumulate sums over the replicas, equal on all of them.
+    """
+    return accumulators_of(inner_optimizer(optimizer))
+
+
 def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """All variables that a step may read or write, each once: weights, seeds, metrics, optimizers.
+    """All variables that a step may read or write, each once: weights, seeds, metrics, states, optimizers.
 
     They include Keras's global seed generator, if it exists.
     """
-    found = [*model.variables, *model.metrics_variables]
+    found = [*model.variables, *model.metrics_variables, *untracked_variables(model)]
     shared = global_seed_state()
     found += [] if shared is None else [shared]
     for optimizer in optimizers_of(model).values():
         found += optimizer.variables
     return list({id(variable): variable for variable in found}.values())
+
+
+def untracked_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of layers that `model.variables` omits: the states of stateful recurrent layers.
+
+    They belong to a replica's rows, so each replica has its own values.
+    """
+    known = {id(variable) for variable in (*model.variables, *model.metrics_variables)}
+    found: dict[int, keras.Variable] = {}
+    for layer in private_api.all_layers(model):
+        for one in (*keras.tree.flatten(getattr(layer, "states", None)), *vars(layer).values()):
+            if isinstance(one, keras.Variable) and id(one) not in known:
+                found[id(one)] = one
+    return list(found.values())
 
 
 def has_own_train_step(model: keras.Model) -> bool:

@@ -1,0 +1,152 @@
+"""What in a model's training depends on the micro-batch, so that more accumulation steps would give other results.
+
+With accumulation, Keras adds up the gradients of micro-batches and divides by their number. For the mean of a loss over
+independent rows that is the gradient of the whole batch. It is not for a sum, for a mean over unmasked values, and for
+whatever Keras, a layer or an optimizer does once per micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.private import private_api
+from tfaccel.training.row_checks.noted_step import NotedStep, first_rows, noted_step
+from tfaccel.training.row_checks.observed_run import num_rows_of
+from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.steps.batch_statistics import batch_norm_layers
+from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.replicas import Replicas
+
+_NOTED_ROWS = 4
+
+
+def what_depends_on_micro_batches(
+    model: keras.Model, replicas: Replicas, batch: Any, *, sums_duplicates: bool
+) -> str | None:
+    """What would compute something else in smaller micro-batches with as many more accumulation steps.
+
+    Runs the model's step on a few rows, without a lasting change. Random numbers, such as those of dropout, are others
+    in other micro-batches; that does not count.
+
+    Args:
+        model: a built and compiled model.
+        replicas: the replicas of its strategy.
+        batch: one batch, as eager tensors.
+        sums_duplicates: whether the gradients of repeated embedding rows are summed before the optimizer sees them, as
+            with accumulation or `sum_duplicate_indices`.
+
+    Returns:
+        The start of a sentence that names it; None if nothing is found.
+    """
+    found = _known_from_the_model(model)
+    if found is not None:
+        return found
+    try:
+        steps = [noted_step(model, replicas, first_rows(batch, rows)) for rows in _numbers_of_rows(batch)]
+    except Exception as error:  # whatever the model or its loss raises
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"the model could not be checked on a few rows ({text:.200})"
+    return (
+        _in_the_loss(model, steps)
+        or _in_the_layers(steps)
+        or (None if sums_duplicates else _in_the_gradients(model, steps))
+        or _coupled_rows(model, replicas, batch)
+    )
+
+
+def _numbers_of_rows(batch: Any) -> tuple[int, ...]:
+    rows = min(_NOTED_ROWS, num_rows_of(batch))
+    return (rows,) if rows == 1 else (rows, rows // 2)
+
+
+def _known_from_the_model(model: keras.Model) -> str | None:
+    """What needs no step to be found."""
+    if names := batch_norm_layers(model):
+        return f"batch normalization ({', '.join(names)}) would take its statistics over fewer rows"
+    if has_own_train_step(model):
+        return f"{type(model).__name__} has its own train_step, which may do more than take the mean of a loss"
+    stateful = [one.name for one in private_api.all_layers(model) if getattr(one, "stateful", False)]
+    if stateful:
+        return f"stateful layers ({', '.join(stateful)}) keep one state for each row of a batch"
+    for tensor in getattr(model, "inputs", None) or []:
+        if tensor.shape[0] is not None:
+            return f"the model is built for batches of {tensor.shape[0]} rows (input {tensor.name!r})"
+    return next(_in_the_optimizer(model), None)
+
+
+def _in_the_optimizer(model: keras.Model) -> Iterator[str]:
+    optimizer = model.optimizer
+    inner = inner_optimizer(optimizer)
+    if inner is not optimizer:
+        yield "the loss scale of mixed_float16 would skip single micro-batches, and count them in place of steps"
+    for one in [inner, *stepping_optimizers(optimizer)]:
+        name = type(one).__name__
+        if getattr(one, "use_ema", False):
+            yield f"the moving average of the weights ({name}, use_ema=True) is updated with every micro-batch"
+        if own := _own_methods(one):
+            yield f"the optimizer {name} has its own {own}, which is called for every micro-batch"
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            what = getattr(variable.constraint, "__name__", type(variable.constraint).__name__)
+            yield f"the constraint of {variable.path} ({what}) is applied after every micro-batch"
+        if getattr(variable, "overwrite_with_gradient", False):
+            yield f"{variable.path} is overwritten with its gradient after every micro-batch"
+
+
+def _own_methods(optimizer: keras.optimizers.Optimizer) -> str | None:
+    """The method with which a class that is neither Keras's nor tfaccel's replaces how gradients are applied."""
+    own = [kind for kind in type(optimizer).__mro__ if kind.__module__.split(".")[0] not in ("keras", "tfaccel")]
+    names = ("apply", "apply_gradients", "stateless_apply")
+    return next((name for kind in own for name in names if name in vars(kind)), None)
+
+
+def _in_the_loss(model: keras.Model, steps: list[NotedStep]) -> str | None:
+    first, last = steps[0], steps[-1]
+    for reduction in first.reductions & {"sum", "none"}:
+        names = [str(one.name) for one in _losses(model) if str(getattr(one, "reduction", "")).lower() == reduction]
+        which = ", ".join(names) or type(model).__name__
+        return f"the loss ({which}) has reduction={reduction!r}, which is not a mean over the rows of a batch"
+    if "masked" in first.reductions:
+        return "the loss is a mean over the values that are not masked, of which micro-batches have different numbers"
+    if "weighted" in first.reductions:
+        return "the loss is a mean by sample weights (mean_with_sample_weight), whose sums differ in micro-batches"
+    if first.loss_rank or any(one != other for one, other in zip(first.added, last.added, strict=False)):
+        adding = ", ".join(first.adding) or type(model).__name__
+        return f"losses with one value per row (of {adding}) are summed over the rows of a batch"
+    return None
+
+
+def _losses(model: keras.Model) -> list[keras.losses.Loss]:
+    return [one for one in keras.tree.flatten(model.loss) if isinstance(one, keras.losses.Loss)]
+
+
+def _in_the_layers(steps: list[NotedStep]) -> str | None:
+    if changed := steps[0].changed:
+        return f"every micro-batch changes weights that no optimizer trains ({', '.join(changed):.200})"
+    return None
+
+
+def _in_the_gradients(model: keras.Model, steps: list[NotedStep]) -> str | None:
+    """Keras's optimizers square the gradients of an embedding's repeated rows one by one, but accumulate their sum."""
+    optimizers = stepping_optimizers(model.optimizer)
+    clips = any(getattr(one, name, None) for one in optimizers for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    if steps[0].sparse and (clips or any(type(one) is not keras.optimizers.SGD for one in optimizers)):
+        return (
+            f"the gradients of {', '.join(steps[0].sparse):.200} are sparse: without accumulation, the optimizer sees "
+            "those of repeated rows one by one (sum_duplicate_indices=True sums them first)"
+        )
+    return None
+
+
+def _coupled_rows(model: keras.Model, replicas: Replicas, batch: Any) -> str | None:
+    """The loss, layer or metric that compares the rows of a batch; None if nothing is found."""
+    try:
+        gathers = check_rows(model, replicas, batch, "train")
+    except CoupledRowsError as error:
+        text = str(error).partition(", so ")[0]
+        return f"{text[0].lower()}{text[1:]}"
+    return "the model gathers the rows of the batch (`tfaccel.ops.all_gather_rows`)" if gathers else None
