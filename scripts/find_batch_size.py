@@ -20,14 +20,13 @@ from rich.text import Text
 
 from tfaccel.measuring.batch_report import HEADINGS, BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import mebibytes
-from tfaccel.scripts.command import check_writable, run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
-_INTERRUPTED = 130
 _NOTHING_FITS = 1
 
 _FLAGS: dict[str, Flag] = {
@@ -88,7 +87,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     else:
         _print(report)
     if report.was_interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0 if report.largest is not None else _NOTHING_FITS
 
 

@@ -36,7 +36,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.autotune import autotune
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import (
@@ -57,7 +57,6 @@ from tfaccel.training.run.step_range import StepRange
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _RESTARTED = "TFACCEL_RESTARTED"  # set in the environment of a command that has started itself again
 _NO_MFU = "unknown: `tfaccel roofline` measures this machine's limits once, for all later runs"
-_INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
 def run(argv: list[str]) -> int:
@@ -93,7 +92,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
             print("\nStopped. Continue from the newest checkpoint: the same command, --resume=auto.", file=sys.stderr)
-            return _INTERRUPTED
+            return INTERRUPTED
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
