@@ -9,8 +9,8 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning import batch_rules, precision_rules, process_rules
 from tfaccel.planning.case import Case, Choice, Rule
-from tfaccel.planning.placements import SET_BY_YOU, placements
 from tfaccel.planning.own_model import RebuiltModel
+from tfaccel.planning.placements import SET_BY_YOU, placements
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_fields import check_value
 from tfaccel.planning.workload import Workload
