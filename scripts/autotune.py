@@ -31,6 +31,7 @@ from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, ru
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -51,8 +52,8 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters, argv[0]),
@@ -75,7 +76,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
         tune_batch=values.tune_batch,
         for_new_process=True,
     )
-    options = {**parameters.chosen(), **fixed_fields(values)}
+    options = {**workload_options(values, parameters), **fixed_fields(values)}
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:
             report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)

@@ -19,7 +19,9 @@ from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_flags
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
     "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
@@ -38,20 +40,25 @@ def run(argv: list[str]) -> int:
         "takes on each, and the data size from which the GPU pays."
     )
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
+    parameters = WorkloadParameters(argv, values)
     return run_command(
-        lambda: _main(values), argv, values, description=description, flags_help=lambda: grouped_flags_help(values)
+        lambda: _main(values, parameters),
+        argv,
+        values,
+        description=description,
+        flags_help=lambda: grouped_flags_help(values, parameters),
     )
 
 
-def _main(values: flags.FlagValues) -> int:
-    fixed = fixed_fields(values)
+def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+    fixed, options = fixed_fields(values), workload_options(values, parameters)
     if values.compare is not None:
-        return compare(values, fixed)
+        return compare(values, {**options, **fixed})
     refuse_compare_flags(values)
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
-    workload = chosen_workload(values)
+    workload = chosen_workload(values, **options)
     plans = candidate_plans(hardware, workload, **fixed)
     if values.write is not None:
         plans[0].save(values.write)

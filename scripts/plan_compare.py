@@ -45,8 +45,13 @@ def refuse_compare_flags(values: flags.FlagValues) -> None:
             raise PlanError(f"--{name} needs --compare=cpu,gpu.")
 
 
-def compare(values: flags.FlagValues, fixed: dict[str, Any]) -> int:
-    """Runs the command with --compare; returns its exit status."""
+def compare(values: flags.FlagValues, options: dict[str, Any]) -> int:
+    """Runs the command with --compare; returns its exit status.
+
+    Args:
+        values: the command's flags.
+        options: plan fields and arguments of the workload that are set by flags.
+    """
     _check_kinds(values.compare)
     if values.write is not None:
         raise PlanError("--write is for a plan. Received: --write and --compare. Leave one of them out.")
@@ -62,7 +67,7 @@ def compare(values: flags.FlagValues, fixed: dict[str, Any]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:
             found = compare_devices(
-                reference, hardware=hardware, assume=assume, given=given, progress=progress, **fixed
+                reference, hardware=hardware, assume=assume, given=given, progress=progress, **options
             )
         finally:
             progress("")

@@ -26,6 +26,7 @@ from tfaccel.scripts.command import check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -42,8 +43,8 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters),
@@ -60,7 +61,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     for name in ("write", "report"):
         check_writable(name, values[name].value)
     if values.recipe is None and values.workload is None:
-        return _only_ceilings(values)
+        return _only_ceilings(values, parameters)
     from tfaccel.measuring.roofline import roofline
 
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
@@ -69,7 +70,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             measure_again=values.again,
             limit_seconds=values.limit_seconds,
             on_progress=_silent if values.quiet else _show,
-            **parameters.chosen(),
+            **workload_options(values, parameters),
             **fixed_fields(values),
         )
     if values.write is not None:
@@ -85,12 +86,14 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _only_ceilings(values: flags.FlagValues) -> int:
+def _only_ceilings(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     from tfaccel.measuring.ceilings import ceilings_of_plan
 
-    if values.write is not None or values.report is not None:
+    given = [name for name in ("write", "report") if values[name].value is not None]
+    given += workload_options(values, parameters)
+    if given:
         raise PlanError(
-            "--write and --report need a workload. Give --recipe=NAME or --workload=package.module:function."
+            f"--{given[0]} needs a workload. Give --recipe=NAME or --workload=package.module:function as well."
         )
     found = ceilings_of_plan(
         fixed_fields(values),

@@ -16,6 +16,10 @@ from tfaccel.planning.workload import Workload
 
 def workload():
     return Workload("mine", object, dict, list, global_batch_size=64)
+
+def sized(size: int = 64, optimizer: str = "adam"):
+    assert optimizer == "sgd"
+    return Workload("mine", object, dict, list, global_batch_size=size)
 """
 OURS = "--workload=my_planned_module:workload"
 EIGHT_GPUS = Hardware(
@@ -125,6 +129,15 @@ def test_flags_fix_fields(plan):
         assert expected.items() <= candidate.items()
         reasons = dict(candidate["reasons"])
         assert {name for name in reasons if reasons[name] == "Set by you."} == set(expected)
+
+
+def test_flags_set_options_of_the_workload(plan):
+    status, out, _ = plan("--workload=my_planned_module:sized", "--json", "--size=128", "--optimizer=sgd")
+    assert status == 0
+    assert json.loads(out)["chosen"]["global_batch_size"] == 128
+    status, _, err = plan(OURS, "--optimizer=sgd")
+    assert status == 2
+    assert "cannot be called like this: got an unexpected keyword argument 'optimizer'" in err
 
 
 def test_auto_fixes_nothing(plan):
