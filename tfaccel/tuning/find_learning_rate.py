@@ -15,6 +15,7 @@ from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
+from tfaccel.training.process_settings import without_unavailable
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def find_learning_rate(
     made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
     if plan is not None and fixed:
         raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
-    return _of_workload(made, plan or chosen_plan(detect_hardware(), made, **fixed), test=test, on_step=on_step)
+    plan = plan or without_unavailable(chosen_plan(detect_hardware(), made, **fixed), fixed)
+    return _of_workload(made, plan, test=test, on_step=on_step)
 
 
 def _of_workload(workload: Workload, plan: Plan, *, test: LearningRateTest, on_step: OnStep) -> LearningRateReport:
