@@ -122,6 +122,16 @@ def test_model_without_data(logical_devices):
         cost_of(keras.Sequential([keras.layers.Dense(2)]))
 
 
+def test_arguments_that_need_data_are_refused_without(logical_devices):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(WorkloadError, match=r"Received as well: y, replica_batchsize, loss\. Leave them out, or give"):
+        cost_of(model, None, [1, 2], replica_batchsize=8, loss="nonsense")
+    with pytest.raises(WorkloadError, match="y without x"):
+        cost_of("image_classification", y=[1, 2])
+
+
 def test_repeated_cost():
     row = LayerCost(name="a", matrix_flops=2, other_flops=3, num_bytes={"float32": 4}, least_bytes=1, num_kernels=6)
     twice = StepCost(rows=(row,), num_unsized=5).repeated(2)

@@ -172,6 +172,14 @@ def test_bad_requests():
         BatchOptions(head_room=-0.1)
 
 
+def test_targets_without_inputs_are_refused():
+    from tfaccel import estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline
+
+    for verb in (estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline):
+        with pytest.raises(WorkloadError, match=r"y is the target of x\. Received: y without x\. Pass both"):
+            verb("image_classification", y=[1, 2])
+
+
 def test_memory_of_the_smallest_device():
     from tfaccel.measuring.estimate_memory import device_bytes
 
