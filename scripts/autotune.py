@@ -166,3 +166,7 @@ def _print(report: Report, *, tune_batch: bool) -> None:
         )
     else:
         console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["autotune", *sys.argv[1:]]))

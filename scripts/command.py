@@ -1,6 +1,7 @@
 """Shared by all command-line programs: absl flags, one-line errors, exit status 2 for bad input."""
 
 import errno
+import importlib.util
 import math
 import os
 import sys
@@ -152,6 +153,20 @@ def check_writable(flag: str, path: str | None) -> None:
     """
     if path is not None and (not path or not Path(path).parent.is_dir() or Path(path).is_dir()):
         raise TfaccelError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
+
+
+def check_picture(flag: str, path: str | None) -> None:
+    """Refuses a picture that cannot be written, before anything is measured.
+
+    Raises:
+        TfaccelError: if it is no PNG file in an existing directory, or matplotlib is missing; it names the flag.
+    """
+    if path is None:
+        return
+    if Path(path).suffix != ".png" or not Path(path).parent.is_dir() or Path(path).is_dir():
+        raise TfaccelError(f"--{flag} must be a PNG file in an existing directory. Received: --{flag}={path}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TfaccelError(f"--{flag} needs matplotlib: pip install matplotlib")
 
 
 def show_progress(program: str, text: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -13,6 +14,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -66,9 +68,23 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         print(json.dumps(_as_data(hardware, workload, plans), indent=2))
     else:
         _print(workload, plans)
+        measured = _measured_plan(values, hardware, workload, fixed)
+        if measured is not None:
+            text = "`tfaccel train` with these flags does not use plan 1, but the one that `tfaccel autotune` measured"
+            table_console().print(Text(f"{text}: {measured}"))
         if values.write is not None:
             table_console().print(Text(f"Plan 1 is written to {values.write}"))
     return 0
+
+
+def _measured_plan(
+    values: flags.FlagValues, hardware: Hardware, workload: Workload, fixed: dict[str, Any]
+) -> Path | None:
+    """The file of the plan that `train` would use on this machine in place of the rules'; None if there is none."""
+    if values.hardware is not None or (hardware.cluster is not None and hardware.cluster.num_workers > 1):
+        return None
+    known = cached_plan(hardware, workload, fixed)
+    return None if known is None else known.file
 
 
 def _this_machine() -> Hardware:

@@ -22,7 +22,7 @@ from rich.text import Text
 from tfaccel.errors import PlanError
 from tfaccel.measuring.roofline_report import LAYER_HEADINGS, Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
-from tfaccel.scripts.command import check_writable, run_command, table_console
+from tfaccel.scripts.command import check_picture, check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -58,8 +58,8 @@ def run(argv: list[str]) -> int:
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if not values.limit_seconds > 0:
         raise PlanError(f"--limit_seconds must be positive. Received: --limit_seconds={values.limit_seconds:g}.")
-    for name in ("write", "report"):
-        check_writable(name, values[name].value)
+    check_picture("write", values.write)
+    check_writable("report", values.report)
     if values.recipe is None and values.workload is None:
         return _only_ceilings(values, parameters)
     from tfaccel.measuring.roofline import roofline
@@ -73,16 +73,16 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             **workload_options(values, parameters),
             **fixed_fields(values),
         )
-    if values.write is not None:
-        from tfaccel.reporting.roofline_picture import save_roofline_picture
-
-        save_roofline_picture(values.write, found)
     if values.report is not None:
         found.save(values.report)
     if values.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
         _print(found)
+    if values.write is not None:  # last: without matrix products, it is refused
+        from tfaccel.reporting.roofline_picture import save_roofline_picture
+
+        save_roofline_picture(values.write, found)
     return 0
 
 
@@ -145,3 +145,7 @@ def _print(roofline: Roofline) -> None:
     if cost.num_unsized:
         console.print(Text(f"{cost.num_unsized} tensors of unknown size were not counted."))
     console.print(Text(roofline.text))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["roofline", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
 """What all commands print: numbers with bounds, errors on one line, and nothing wrapped where there is no terminal."""
 
 import errno
+import importlib
+import inspect
 import io
 import signal
 import sys
@@ -58,6 +60,12 @@ def test_errors_take_one_line(capsys, error, status, message):
     found = status_and_error(capsys, raising(error))
     assert found[0] == status
     assert found[1].startswith(f"made_up: {message}") and found[1].count("\n") == 1
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_runs_as_a_module(name):
+    module = importlib.import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
+    assert 'if __name__ == "__main__":\n    sys.exit(run(' in inspect.getsource(module)
 
 
 def test_ctrl_c_takes_one_line(capsys):

@@ -38,6 +38,10 @@ def test_known_limits_are_printed(kept, capsys):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
+        (
+            "--write=roofline.svg",
+            "--write must be a PNG file in an existing directory.",
+        ),
         ("--write=roofline.png", "--write needs a workload."),
         ("--optimizer=sgd", "--optimizer needs a workload."),
         ("--limit_seconds=0", "--limit_seconds must be positive. Received: --limit_seconds=0."),

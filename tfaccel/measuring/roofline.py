@@ -76,7 +76,7 @@ def roofline(
     plan = chosen_plan(hardware, made, **fixed)
     if plan.num_workers > 1 or plan.strategy == "tpu":
         raise PlanError(
-            "The limits can be measured of one machine with CPUs or GPUs. Received a plan with "
+            "A roofline is measured on a single machine, with CPUs or GPUs. Received: a plan with "
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
     by_name = isinstance(workload, str)
