@@ -64,7 +64,8 @@ def compare_devices(
     """Compares training on a CPU and on a GPU: time of an epoch, and the data size from which the GPU pays.
 
     The CPU's step is measured on this machine, with the plan that `tfaccel.find_fastest` has kept for these fixed
-    fields, or with that of the rules. The GPU's is measured if this machine has that GPU. Otherwise it is estimated from the operations, bytes and kernels of the traced step and the GPU's published peak rates; see
+    fields, or with that of the rules. The GPU's is measured if this machine has that GPU. Otherwise it is estimated
+    from the operations, bytes and kernels of the traced step and the GPU's published peak rates; see
     `tfaccel.planning.device_comparison.gpu_step`.
 
     Args:
